@@ -1,0 +1,60 @@
+# Everything a newcomer runs. Each target installs what it needs first.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3.11
+LOCK ?= locks/cpu.txt
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+# Two spinning OpenMP pools on two cores slow each other many times over.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_OFFLINE ?= 1
+export DO_NOT_TRACK ?= 1
+
+.PHONY: install demo test lint bench chaos proof mutants down clean
+
+install: $(STAMP)
+
+# uv does not read pip's own setting for local wheels, so it is handed over.
+$(STAMP): $(LOCK) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or say PYTHON=..."; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet uv
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r $(LOCK)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/tributary up
+	$(BIN)/tributary run cpu-demo
+
+test: install
+	$(BIN)/pytest -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: install
+	$(BIN)/python -m tests.bench
+
+# Kills every part at every moment; an interrupted run goes on where it was.
+SEED ?= 0
+chaos: install
+	$(BIN)/python -m tests.chaos --seed $(SEED)
+
+proof: install
+	$(BIN)/python -m tests.proof
+
+mutants: install
+	$(BIN)/python -m tests.mutants
+
+down: install
+	$(BIN)/tributary down
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache

@@ -1,0 +1,55 @@
+"""The `agent` curriculum: questions that only tools can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from curricula.environments import ToolEnvironment, world_of
+from curricula.options import check_choice, check_count
+from curricula.procedural import Family, Procedural
+from curricula.questions import arithmetic, look_up
+from curricula.tools import execute
+from engines.types import Environment, Message, Problem
+from infra import sandbox as sandboxes
+
+
+class Agent(Procedural):
+    """Levels: easy (one and two look-ups), medium (three), hard (look-ups and the Python tool)."""
+
+    name: ClassVar[str] = "agent"
+    levels: ClassVar[Mapping[str, Sequence[Family]]] = {
+        "easy": (look_up(1), look_up(2)),
+        "medium": (look_up(3, size=12),),
+        "hard": (arithmetic("+"), arithmetic("*")),
+    }
+
+    def __init__(
+        self,
+        *,
+        levels: Sequence[str] = ("easy",),
+        noise: float = 0.0,
+        max_calls: int = 3,
+        sandbox: sandboxes.Demand = "confined",
+    ) -> None:
+        """`sandbox` is what the kernel must offer before the model's programs run: `confined`,
+        `full` (every mechanism), or `unsafe`, which runs them also where nothing confines."""
+        super().__init__(levels=levels, noise=noise)
+        self._max_calls = check_count("max_calls", max_calls)
+        check_choice("sandbox", sandbox, sandboxes.DEMANDS)
+        self._sandbox: sandboxes.Demand = sandbox
+
+    def environment(self) -> Environment:
+        """Raises `InputError` where programs would run and are confined less than demanded."""
+        if "hard" in self._levels and self._sandbox != "unsafe":
+            sandboxes.require(sandboxes.level(), self._sandbox)
+        return ToolEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)
+
+    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
+        """Each call is really made, also a mistaken one: the answer is what the tool says to it."""
+        world = world_of(problem)
+        turns: list[Message] = []
+        for turn in plan:
+            turns.append(turn)
+            turns += [Message("tool", execute(c, world, self._sandbox)) for c in turn.tool_calls]
+        return tuple(turns)

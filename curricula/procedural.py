@@ -1,0 +1,112 @@
+"""What the built-in curricula share: problems drawn from a seed, split by content, and solved.
+
+A *draft* is a drawn problem with what its demonstrator knows. Position i of a split is a function
+of (curriculum, split, seed, i) alone: drafts are drawn until one's content belongs to the split.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from curricula.noise import slip
+from curricula.options import check_levels, check_share
+from curricula.splits import split_of
+from engines.types import Demonstration, Environment, Json, Message, Problem, Split, Tool
+from infra.errors import InputError
+
+MAX_DRAWS = 2_000
+"""draws from one family for one position before the family counts as exhausted"""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A drawn problem, e.g. `Draft("add", "12+30", "add 12 30", {"answer": "42"}, plan)`."""
+
+    family: str
+    prompt: str
+    content: str
+    """what makes two problems the same problem; decides the split"""
+    reference: dict[str, Json]
+    plan: tuple[Message, ...]
+    """the right assistant turns, tool results left out"""
+    tools: tuple[Tool, ...] = ()
+
+
+Family = Callable[[random.Random], Draft]
+
+
+class Procedural(ABC):
+    """A curriculum of families, each at a level. Subclasses say which, and how a plan is played."""
+
+    name: ClassVar[str]
+    levels: ClassVar[Mapping[str, Sequence[Family]]]
+
+    def __init__(self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0) -> None:
+        """`noise` is the share of demonstrations with one wrong token."""
+        self._levels = check_levels(levels, self.levels)
+        self._noise = check_share("noise", noise)
+
+    @abstractmethod
+    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
+        """The plan's turns as they come out, tool results included."""
+
+    def is_thinking(self) -> bool:
+        return False
+
+    def environment(self) -> Environment | None:
+        return None
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
+        drafts = itertools.islice(self._drafts(split, seed, start), count)
+        return [self._problem(d, split, seed, start + i) for i, d in enumerate(drafts)]
+
+    def demonstrations(self, count: int, seed: int) -> Sequence[Demonstration]:
+        drafts = itertools.islice(self._drafts("sft", seed, 0), count)
+        return [self._demonstration(draft, seed, i) for i, draft in enumerate(drafts)]
+
+    def _demonstration(self, draft: Draft, seed: int, position: int) -> Demonstration:
+        problem = self._problem(draft, "sft", seed, position)
+        rng = random.Random(f"{self.name}/demonstrator/{seed}/{position}")
+        slips = rng.random() < self._noise
+        plan = slip(draft.plan, rng) if slips else draft.plan
+        return Demonstration(problem, self.play(problem, plan))
+
+    def _problem(self, draft: Draft, split: Split, seed: int, position: int) -> Problem:
+        return Problem(
+            id=f"{self.name}/{split}/{draft.family}/{seed}-{position}",
+            domain=self.name,
+            messages=(Message("user", draft.prompt),),
+            reference=draft.reference,
+            tools=draft.tools,
+            thinking=self.is_thinking(),
+            metadata={"family": draft.family},
+        )
+
+    def _drafts(self, split: Split, seed: int, start: int) -> Iterator[Draft]:
+        """Positions `start`, `start + 1`, ... of a split; held-out problems are all distinct."""
+        seen: set[str] = set()
+        for position in itertools.count(0 if split == "heldout" else start):
+            rng = random.Random(f"{self.name}/{split}/{seed}/{position}")
+            draft = self._draw(split, rng, seen)
+            if split == "heldout":
+                seen.add(draft.content)
+            if position >= start:
+                yield draft
+
+    def _draw(self, split: Split, rng: random.Random, seen: set[str]) -> Draft:
+        # the first family is the position's own; the others stand in once it has no more to give
+        families = [family for level in self._levels for family in self.levels[level]]
+        for family in rng.sample(families, len(families)):
+            for _ in range(MAX_DRAWS):
+                draft = family(rng)
+                if split_of(draft.content) == split and draft.content not in seen:
+                    return draft
+        raise InputError(
+            f"curriculum {self.name!r} at levels {', '.join(self._levels)} has no more than "
+            f"{len(seen)} distinct {split} problems under this seed; ask for fewer."
+        )

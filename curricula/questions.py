@@ -1,0 +1,64 @@
+"""Families of the agent curriculum: questions over a world, and the calls that answer them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from curricula.procedural import Draft
+from curricula.tools import PYTHON, SEARCH
+from curricula.worlds import World, draw_world
+from engines.types import Json, Message, Tool, ToolCall
+
+FIELDS = ("color", "owner")
+
+
+def look_up(hops: int, *, size: int = 8) -> Callable[[random.Random], Draft]:
+    """`color of owner of ant`: follow `hops - 1` owners, then read a fact."""
+
+    def draw(rng: random.Random) -> Draft:
+        world = draw_world(rng, size=size, path=hops, has_numbers=False)
+        field = rng.choice(FIELDS)
+        question = f"{field} of {'owner of ' * (hops - 1)}{world[0].name}"
+        calls = [ToolCall("search", {"q": entity.name}) for entity in world[:hops]]
+        answer = world[hops - 1].fact(field)
+        return _draft(f"hop{hops}", question, world, calls, answer, (SEARCH,))
+
+    return draw
+
+
+def arithmetic(sign: str, *, size: int = 8) -> Callable[[random.Random], Draft]:
+    """`count of ant * count of bad`: look both up, compute with the Python tool."""
+
+    def draw(rng: random.Random) -> Draft:
+        world = draw_world(rng, size=size, path=0, has_numbers=True)
+        first, second = world[:2]
+        question = f"count of {first.name} {sign} count of {second.name}"
+        a, b = (int(entity.fact("count")) for entity in (first, second))
+        calls = [ToolCall("search", {"q": entity.name}) for entity in (first, second)]
+        calls.append(ToolCall("python", {"code": f"print({a}{sign}{b})"}))
+        answer = a + b if sign == "+" else a * b
+        return _draft("compute", question, world, calls, str(answer), (SEARCH, PYTHON))
+
+    return draw
+
+
+def _draft(
+    family: str,
+    question: str,
+    world: World,
+    calls: Sequence[ToolCall],
+    answer: str,
+    tools: tuple[Tool, ...],
+) -> Draft:
+    documents: list[Json] = [[entity.name, entity.text] for entity in world]
+    needs: list[Json] = [tool.name for tool in tools]
+    plan = [Message("assistant", "", tool_calls=(call,)) for call in calls]
+    return Draft(
+        family=family,
+        prompt=question,
+        content=f"{question} {documents}",
+        reference={"answer": answer, "needs": needs, "world": documents},
+        plan=(*plan, Message("assistant", answer)),
+        tools=tools,
+    )

@@ -1,0 +1,28 @@
+"""Curricula by name: ours, or a user's class by dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engines.types import Curriculum
+from infra.hooks import construct, require_methods, resolve
+
+BUILT_IN: Mapping[str, str] = {
+    "reasoning": "curricula.reasoning:Reasoning",
+    "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
+    "agent": "curricula.agent:Agent",
+    "general": "curricula.general:General",
+}
+
+
+def build(name: str, options: Mapping[str, Any] | None = None) -> Curriculum:
+    """The curriculum `name` (built in, or `module:attribute`) made with its options.
+
+    Raises `InputError` for an unknown name, a path that does not lead to a curriculum, or options
+    that it does not take.
+    """
+    factory = resolve("curriculum", name, BUILT_IN)
+    curriculum = construct("curriculum", name, factory, options or {})
+    require_methods("curriculum", name, curriculum, ("problems", "demonstrations", "environment"))
+    return curriculum

@@ -1,0 +1,59 @@
+"""How the losses of tokens become the loss of a mini-batch.
+
+A mini-batch is spread over micro-batches and ranks, so a mean is a weighted sum here and a count
+of units there: sum(weight x loss) over all parts, divided by the sum of all parts' units. Weights
+and units are those of the whole mini-batch, computed once before it is cut. Axis: N samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Mean = Literal["token_mean", "sequence_mean", "rollout_mean", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    weight_N: Tensor
+    """float64: what the loss of each trained token of the sample is multiplied by"""
+    units_N: Tensor
+    """long: what the sample adds to the denominator"""
+
+
+def shares(
+    mean: Mean, num_trained_N: Tensor, rollout_N: Tensor, lengths_N: Tensor | None = None
+) -> Shares:
+    """The shares of a mini-batch's samples; every sample has a trained token.
+
+    token_mean      weight 1; a unit is a token
+    sequence_mean   weight 1 / tokens of the sample; a unit is a sample
+    rollout_mean    weight 1 / tokens of all samples of its rollout; a unit is a rollout: a
+                    generation attempt counts once, however many samples it yielded
+    constant        weight 1 / `lengths_N` (Dr.GRPO, arXiv 2503.20783); a unit is a rollout
+    Example: samples of 1 and 3 tokens, sequence_mean -> weights 1, 1/3 and units 1, 1.
+    """
+    ones_N = torch.ones_like(num_trained_N)
+    if mean == "token_mean":
+        return Shares(ones_N.double(), num_trained_N)
+    if mean == "sequence_mean":
+        return Shares(1 / num_trained_N.double(), ones_N)
+    numbers, member_N = rollout_N.unique(return_inverse=True)
+    if mean == "constant":
+        if lengths_N is None:
+            raise ValueError("the constant mean needs the samples' lengths")
+        weight_N = 1 / lengths_N.double()
+    else:
+        tokens = num_trained_N.new_zeros(len(numbers)).index_add(0, member_N, num_trained_N)
+        weight_N = 1 / tokens.double()[member_N]
+    return Shares(weight_N, _is_first(member_N, len(numbers)).long())
+
+
+def _is_first(member_N: Tensor, num: int) -> Tensor:
+    """[N] bool: whether the sample is the first of its rollout; that one counts it."""
+    place_N = torch.arange(len(member_N))
+    first = torch.full((num,), len(member_N)).scatter_reduce(0, member_N, place_N, "amin")
+    return first[member_N] == place_N

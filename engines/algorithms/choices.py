@@ -1,0 +1,288 @@
+"""The parts an algorithm is composed of: advantage x loss x correction x aggregation x KL.
+
+Each class is one choice; `kind` says which. Imports nothing heavy: a recipe is read with it. The
+formulas stand beside the functions, in the file named for each.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import Config
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+# Advantages
+
+
+class GroupAdvantage(Config):
+    """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
+
+    kind: Literal["group"]
+    std: bool = True
+    """divide by the group's standard deviation; off where easy and hard problems differ widely
+    in spread, as the agent's do"""
+    whiten: bool = False
+    """then bring the whole batch to mean 0 and variance 1"""
+
+
+class RlooAdvantage(Config):
+    """reward - mean of the group's other rollouts."""
+
+    kind: Literal["rloo"]
+    whiten: bool = False
+
+
+class ReinforcePlusPlusAdvantage(Config):
+    """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
+
+    kind: Literal["reinforce++"]
+    gamma: Share = 1.0
+    """discount a token; below 1 a long reply's first tokens hardly hear of its reward"""
+    whiten: bool = True
+
+
+class ReinforcePlusPlusBaselineAdvantage(Config):
+    """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
+
+    kind: Literal["reinforce++-baseline"]
+    whiten: bool = True
+
+
+class GaeAdvantage(Config):
+    """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
+
+    kind: Literal["gae"]
+    gamma: Share = 1.0
+    lam: Fraction = 0.95
+    """decay of the policy's advantages: 1 unbiased, lower leans on the critic"""
+    critic_lam: Fraction = 1.0
+    """decay of what the critic learns from (VC-PPO, arXiv 2503.01491: 1)"""
+    alpha: PositiveFloat | None = None
+    """lam = 1 - 1 / (alpha x trained tokens) in place of `lam`; SAO 1.5, VAPO 0.05"""
+    skip_observations: bool = True
+    """what the environment wrote takes no step, so that the value after a turn is that of the
+    next turn's start; off: every token is a step"""
+    whiten: bool = True
+
+
+class DistillationAdvantage(Config):
+    """Teacher's - student's logprob of each sampled token; rewards play no part."""
+
+    kind: Literal["distillation"]
+    clip: PositiveFloat | None = 5.0
+    """bound of a token's advantage, in nats; None: none"""
+    whiten: bool = False
+
+
+class CustomAdvantage(Config):
+    """Your own `def advantage(tokens: StepTokens, **options) -> Tensor` ([R], no gradient)."""
+
+    kind: Literal["custom"]
+    path: str
+    """`module:function`"""
+    options: dict[str, Any] = Field(default_factory=dict)
+    whiten: bool = False
+
+
+Advantage = Annotated[
+    GroupAdvantage
+    | RlooAdvantage
+    | ReinforcePlusPlusAdvantage
+    | ReinforcePlusPlusBaselineAdvantage
+    | GaeAdvantage
+    | DistillationAdvantage
+    | CustomAdvantage,
+    Field(discriminator="kind"),
+]
+
+# Losses
+
+
+class ClipLoss(Config):
+    """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
+
+    kind: Literal["clip"]
+    clip_low: Share = 0.2
+    """ratio is clipped below 1 - clip_low"""
+    clip_high: PositiveFloat = 0.28
+    """ratio is clipped above 1 + clip_high"""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """a bad action's loss is at most this times |A|; 3 to 10 makes sense; None: no bound"""
+
+
+class GspoLoss(Config):
+    """The clipped loss with one ratio a sequence; its range is about 1000 times narrower."""
+
+    kind: Literal["gspo"]
+    clip_low: Share = 3e-4
+    clip_high: PositiveFloat = 4e-4
+
+
+class CispoLoss(Config):
+    """-clip(ratio) x A x logprob, the clipped ratio constant."""
+
+    kind: Literal["cispo"]
+    clip_low: Share = 1.0
+    """1: no lower bound, as in MiniMax-M1"""
+    clip_high: PositiveFloat = 4.0
+    """the ratio counts at most 1 + clip_high; 3 to 7 makes sense"""
+
+
+class DisLoss(Config):
+    """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
+
+    kind: Literal["dis"]
+    clip_low: Share = 0.3
+    """SAO: 0.3 for reasoning with tools, 0.8 for coding agents"""
+    clip_high: PositiveFloat = 5.0
+    """SAO: 5 for reasoning with tools, 3 for coding agents"""
+
+
+class ReinforceLoss(Config):
+    """-A x logprob: for one update a batch."""
+
+    kind: Literal["reinforce"]
+
+
+class CustomLoss(Config):
+    """Your own `def loss(tokens: LossInputs, **options) -> PolicyLoss` (a loss of each token)."""
+
+    kind: Literal["custom"]
+    path: str
+    """`module:function`"""
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+Loss = Annotated[
+    ClipLoss | GspoLoss | CispoLoss | DisLoss | ReinforceLoss | CustomLoss,
+    Field(discriminator="kind"),
+]
+
+# Corrections for an engine that is not the trainer
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+class Weight(Config):
+    """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
+
+    level: Level = "token"
+    """the token's own ratio, that of the whole sequence, or its geometric mean a token"""
+    low: float = Field(default=0.0, ge=0)
+    high: PositiveFloat | None = 2.0
+    """None: not truncated"""
+    normalize: bool = False
+    """divide by the mean over the step's batch, so that the loss keeps its scale"""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Weight:
+        if self.high is not None and self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        return self
+
+
+class Band(Config):
+    """Rejects where the ratio leaves [low, high]: IcePop by token, MIS by sequence."""
+
+    kind: Literal["ratio"]
+    level: Level = "token"
+    low: float = Field(default=0.5, ge=0)
+    high: PositiveFloat = 2.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Band:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        return self
+
+
+class Veto(Config):
+    """Rejects a sequence if the ratio of any of its tokens is below a floor."""
+
+    kind: Literal["veto"]
+    floor: Share = 1e-4
+
+
+class Opsm(Config):
+    """Off-policy sequence masking: rejects bad actions of sequences the policy has left."""
+
+    kind: Literal["opsm"]
+    delta: PositiveFloat = 1e-4
+    """mean of engine's - present logprob over the sequence, in nats, from which it has"""
+
+
+Rejection = Annotated[Band | Veto | Opsm, Field(discriminator="kind")]
+
+
+class Correction(Config):
+    """Importance weight and rejection, each by itself; neither by default."""
+
+    weight: Weight | None = None
+    reject: list[Rejection] = Field(default_factory=list[Band | Veto | Opsm])
+
+    @property
+    def compares_engines(self) -> bool:
+        """Whether it needs the trainer's own old logprobs beside the engine's."""
+        return self.weight is not None or any(not isinstance(r, Opsm) for r in self.reject)
+
+
+# Aggregation
+
+
+class TokenMean(Config):
+    """Over all trained tokens of the mini-batch."""
+
+    kind: Literal["token_mean"]
+
+
+class SequenceMean(Config):
+    """Over samples, of each one's mean over its tokens."""
+
+    kind: Literal["sequence_mean"]
+
+
+class RolloutMean(Config):
+    """Over rollouts, of each one's mean over the tokens of all its samples."""
+
+    kind: Literal["rollout_mean"]
+
+
+class ConstantMean(Config):
+    """Over rollouts, of the sum over tokens divided by a constant (Dr.GRPO)."""
+
+    kind: Literal["constant"]
+    length: PositiveInt | None = None
+    """tokens; None: the rollout's token budget"""
+
+
+Aggregation = Annotated[
+    TokenMean | SequenceMean | RolloutMean | ConstantMean, Field(discriminator="kind")
+]
+
+# Terms beside the policy's
+
+
+class Kl(Config):
+    """A pull towards the model the stage began with; coef 0 is none, and costs nothing."""
+
+    coef: float = Field(default=0.0, ge=0)
+    """1e-3 to 1e-1 makes sense"""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    place: Literal["loss", "reward"] = "loss"
+    """a term of the loss, or of each token's reward"""
+    unbiased: bool = False
+    """in the loss: times the ratio to the old policy, so that later mini-batches stay exact"""
+
+
+class Overlong(Config):
+    """DAPO's soft penalty near the token budget, added to the training reward."""
+
+    margin: Share = 0.2
+    """last share of the budget, over which the penalty falls from 0 to -weight"""
+    weight: PositiveFloat = 1.0
+    budget: PositiveInt | None = None
+    """tokens; None: the rollout's token budget"""

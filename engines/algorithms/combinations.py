@@ -1,0 +1,136 @@
+"""Which compositions are refused, and why. Each sentence says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engines.algorithms.choices import (
+    DisLoss,
+    DistillationAdvantage,
+    GaeAdvantage,
+    GroupAdvantage,
+    ReinforceLoss,
+    ReinforcePlusPlusAdvantage,
+    ReinforcePlusPlusBaselineAdvantage,
+    RlooAdvantage,
+)
+from engines.algorithms.spec import Algorithm
+
+_COMPARE = GroupAdvantage | RlooAdvantage | ReinforcePlusPlusBaselineAdvantage
+
+
+def refusals(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    """Everything wrong with the composition, as `field: reason; way out`."""
+    yield from not_wired(algorithm)
+    yield from _advantage(algorithm, group_size)
+    yield from _old_logprobs(algorithm)
+    yield from _terms(algorithm)
+
+
+def not_wired(algorithm: Algorithm) -> Iterator[str]:
+    """What the functions can do and the `rl` stage has no part for yet."""
+    if isinstance(algorithm.advantage, GaeAdvantage):
+        yield "advantage: gae (presets ppo, sao) needs a critic, which `rl` does not train yet"
+    if isinstance(algorithm.advantage, DistillationAdvantage):
+        yield "advantage: distillation (preset opd) needs teachers, which `rl` does not have yet"
+
+
+def _advantage(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    advantage = algorithm.advantage
+    if isinstance(advantage, _COMPARE) and group_size < 2:
+        yield (
+            f"advantage: {advantage.kind} compares the rollouts of a group, and a group of one"
+            " has advantage 0; set group_size to 2 or more"
+        )
+    if isinstance(advantage, ReinforcePlusPlusAdvantage) and not advantage.whiten:
+        yield (
+            "advantage.whiten: reinforce++ has no baseline but the batch's mean; leave it on, or"
+            " choose reinforce++-baseline"
+        )
+    if isinstance(advantage, GroupAdvantage) and advantage.std and advantage.whiten:
+        yield (
+            "advantage: std and whiten both set the scale, and the second undoes the first; keep"
+            " one"
+        )
+    if isinstance(advantage, DistillationAdvantage) and algorithm.overlong is not None:
+        yield "overlong: distillation takes no reward, so a penalty would be lost; leave it out"
+
+
+def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
+    compares = algorithm.correction.compares_engines
+    if isinstance(algorithm.loss, DisLoss):
+        if algorithm.old_logprobs == "trainer":
+            yield (
+                "old_logprobs: dis takes its ratio to the engine itself, without an old policy's"
+                " pass; set it to engine"
+            )
+        if compares:
+            yield (
+                "correction: dis already weighs and masks by the ratio to the engine; a second"
+                " one would count it twice; leave it out"
+            )
+    elif compares and algorithm.old_logprobs == "engine":
+        yield (
+            "correction: weighs the trainer's old logprobs against the engine's, and with"
+            " old_logprobs: engine they are the same; set old_logprobs to trainer"
+        )
+    if isinstance(algorithm.loss, ReinforceLoss) and algorithm.mini_batches > 1:
+        yield (
+            "loss: reinforce has no ratio, so a second mini-batch would follow an old policy's"
+            " samples as if they were new; set mini_batches to 1, or choose clip"
+        )
+
+
+def _terms(algorithm: Algorithm) -> Iterator[str]:
+    kl = algorithm.kl
+    if not kl.coef:
+        if kl.unbiased or kl.place == "reward":
+            yield "kl: coef is 0, so nothing comes of the rest; set coef, e.g. 0.001"
+        return
+    if kl.place == "reward" and kl.unbiased:
+        yield (
+            "kl.unbiased: weighs the loss term's gradient, and a reward has none; set place to"
+            " loss, or leave it out"
+        )
+    if kl.place == "reward" and isinstance(algorithm.advantage, DistillationAdvantage):
+        yield "kl.place: distillation takes no reward; set it to loss"
+    if kl.place == "loss" and kl.estimator == "k1" and not kl.unbiased:
+        yield (
+            "kl.estimator: the gradient of k1 as a loss is zero on average; choose k2 or k3, set"
+            " unbiased, or set place to reward"
+        )
+
+
+def describe(algorithm: Algorithm) -> str:
+    """The whole composition in one line, as `check` prints it."""
+    a = algorithm
+    parts = [
+        _part("advantage", a.advantage.model_dump(mode="json")),
+        _part("loss", a.loss.model_dump(mode="json")),
+        _correction(a),
+        _part("aggregation", a.aggregation.model_dump(mode="json")),
+        f"kl {a.kl.coef:g} {a.kl.estimator} in {a.kl.place}" if a.kl.coef else "no kl",
+    ]
+    if a.overlong is not None:
+        parts.append(f"overlong margin {a.overlong.margin:g} weight {a.overlong.weight:g}")
+    if a.entropy_bonus:
+        parts.append(f"entropy bonus {a.entropy_bonus:g}")
+    rest = f"old logprobs of the {a.old_logprobs}, truncated: {a.truncated}"
+    return " x ".join(parts) + f"; {rest}, {a.mini_batches} mini-batches"
+
+
+def _part(name: str, dumped: dict[str, object]) -> str:
+    kind = dumped.pop("kind")
+    knobs = ", ".join(f"{key} {value}" for key, value in dumped.items() if value is not None)
+    return f"{name} {kind} ({knobs})" if knobs else f"{name} {kind}"
+
+
+def _correction(algorithm: Algorithm) -> str:
+    correction = algorithm.correction
+    parts: list[str] = []
+    if (weight := correction.weight) is not None:
+        bounds = f"[{weight.low:g}, {'inf' if weight.high is None else f'{weight.high:g}'}]"
+        normal = ", normalised" if weight.normalize else ""
+        parts.append(f"weight by {weight.level} {bounds}{normal}")
+    parts += [_part("reject", r.model_dump(mode="json")) for r in correction.reject]
+    return "correction " + " + ".join(parts) if parts else "no correction"

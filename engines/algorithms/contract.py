@@ -1,0 +1,186 @@
+"""What every advantage and loss must do, tried on small batches: ours in tests, yours by command.
+
+    tributary test-hook my_algorithms:advantage
+
+Each check says what it tried and what it saw; an empty list of faults is a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+
+TOLERANCE = 1e-5
+
+# A user's function may return anything: that is what is tried here.
+Advantages = Callable[[StepTokens], Any]
+Losses = Callable[[LossInputs], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One broken promise."""
+
+    check: str
+    saw: str
+
+
+def advantage_faults(advantage: Advantages) -> list[Fault]:
+    """Checks of a `def advantage(tokens: StepTokens) -> Tensor`."""
+    return list(_guarded(advantage, _advantage_checks))
+
+
+def loss_faults(loss: Losses) -> list[Fault]:
+    """Checks of a `def loss(tokens: LossInputs) -> PolicyLoss`."""
+    return list(_guarded(loss, _loss_checks))
+
+
+def _guarded(part: Any, checks: Callable[[Any], Iterator[Fault]]) -> Iterator[Fault]:
+    try:
+        yield from checks(part)
+    except Exception as error:  # the user's code may raise anything
+        yield Fault("runs without raising", f"{type(error).__name__}: {error}")
+
+
+def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
+    tokens = example_step()
+    copies = [t.clone() for t in _tensors(tokens)]
+    found_R = advantage(tokens)
+    if not isinstance(found_R, Tensor) or found_R.shape != tokens.sequence_R.shape:
+        shape = getattr(found_R, "shape", type(found_R).__name__)
+        yield Fault("gives one number a trained token", f"{shape} for {len(tokens.sequence_R)}")
+        return
+    if not bool(found_R.isfinite().all()):
+        yield Fault("is finite", f"{found_R.tolist()}")
+    if found_R.requires_grad:
+        yield Fault("carries no gradient", "a tensor that requires one: detach it")
+    if any(not torch.equal(a, b) for a, b in zip(_tensors(tokens), copies, strict=True)):
+        yield Fault("leaves its inputs alone", "an input changed")
+    if not _same(advantage(tokens), found_R):
+        yield Fault("gives the same for the same", "two calls differ")
+    renamed = replace(tokens, group_N=2 - tokens.group_N)
+    if not _same(advantage(renamed), found_R):
+        yield Fault("knows groups by number only", "other numbers for the groups change it")
+    order_N = torch.tensor([3, 0, 4, 2, 1, 5])
+    moved, places_R = _reordered(tokens, order_N)
+    if not _same(advantage(moved), found_R[places_R]):
+        yield Fault("follows its samples", "another order of the samples changes it")
+    equal = replace(tokens, rewards_N=torch.ones_like(tokens.rewards_N))
+    if not bool(advantage(equal).isfinite().all()):
+        yield Fault("is finite where all rewards are equal", f"{advantage(equal).tolist()}")
+
+
+def _loss_checks(loss: Losses) -> Iterator[Fault]:
+    tokens = example_micro_batch()
+    made = loss(tokens)
+    if not isinstance(made, PolicyLoss):
+        yield Fault("gives a PolicyLoss", type(made).__name__)
+        return
+    for name, values in (("loss_R", made.loss_R), ("is_clipped_R", made.is_clipped_R)):
+        if values.shape != tokens.logprobs_R.shape:
+            yield Fault(f"gives one {name} a token", f"{tuple(values.shape)}")
+            return
+    if not bool(made.loss_R.isfinite().all()):
+        yield Fault("is finite", f"{made.loss_R.tolist()}")
+    gradient_R = _gradient(loss, tokens)
+    if gradient_R is None:
+        yield Fault("carries a gradient to logprobs_R", "none")
+        return
+    if not bool(gradient_R.isfinite().all()):
+        yield Fault("has a finite gradient", f"{gradient_R.tolist()}")
+    fresh = replace(tokens, old_logprobs_R=tokens.logprobs_R.detach())
+    pushed_R = _gradient(loss, fresh)
+    if pushed_R is None or float((pushed_R * fresh.advantages_R).sum()) >= 0:
+        yield Fault("raises what has a positive advantage", "at ratio 1 its gradient does not")
+    still = _gradient(loss, replace(tokens, advantages_R=torch.zeros_like(tokens.advantages_R)))
+    if still is not None and not _same(still, torch.zeros_like(still)):
+        yield Fault("leaves tokens of advantage 0 alone", f"gradient {still.tolist()}")
+    halves = [loss(part).loss_R for part in _split(tokens)]
+    if not _same(torch.cat(halves), made.loss_R):
+        yield Fault("does not depend on packing", "two micro-batches differ from one")
+
+
+def example_step() -> StepTokens:
+    """Six samples of two groups of different sizes and a lone one, 1 to 4 tokens each."""
+    lengths = torch.tensor([2, 1, 3, 4, 1, 2])
+    num = int(lengths.sum())
+    return StepTokens(
+        rewards_N=torch.tensor([1.0, 0.0, 0.5, 1.0, -1.0, 2.0], dtype=torch.float64),
+        group_N=torch.tensor([0, 1, 0, 1, 1, 2]),
+        rollout_N=torch.arange(6),
+        sequence_R=torch.arange(6).repeat_interleave(lengths),
+        logprobs_R=-torch.linspace(0.1, 3.0, num, dtype=torch.float64),
+        token_rewards_R=torch.zeros(num, dtype=torch.float64),
+    )
+
+
+def example_micro_batch() -> LossInputs:
+    """Three sequences of 1, 3 and 2 tokens; ratios near 1 and far from it, both signs."""
+    old_R = -torch.tensor([0.5, 1.0, 2.0, 0.1, 3.0, 0.7], dtype=torch.float64)
+    log_ratio_R = torch.tensor([0.05, -0.1, 0.9, -0.9, 0.02, 2.0], dtype=torch.float64)
+    return LossInputs(
+        logprobs_R=(old_R + log_ratio_R).requires_grad_(),
+        old_logprobs_R=old_R,
+        advantages_R=torch.tensor([1.0, -0.5, -0.5, -0.5, 2.0, 2.0], dtype=torch.float64),
+        segment_R=torch.tensor([0, 1, 1, 1, 2, 2]),
+        num_trained_B=torch.tensor([1, 3, 2]),
+    )
+
+
+def _tensors(tokens: StepTokens) -> list[Tensor]:
+    values = [getattr(tokens, field.name) for field in fields(tokens)]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]:
+    """The samples in another order, and where each of their tokens was."""
+    places_R = torch.cat([(tokens.sequence_R == n).nonzero()[:, 0] for n in order_N])
+    back_N = order_N.argsort()
+    moved = replace(
+        tokens,
+        rewards_N=tokens.rewards_N[order_N],
+        group_N=tokens.group_N[order_N],
+        rollout_N=tokens.rollout_N[order_N],
+        sequence_R=back_N[tokens.sequence_R[places_R]],
+        logprobs_R=tokens.logprobs_R[places_R],
+        token_rewards_R=tokens.token_rewards_R[places_R],
+    )
+    return moved, places_R
+
+
+def _split(tokens: LossInputs) -> list[LossInputs]:
+    """The first sequence, and the others, as micro-batches of their own."""
+    parts: list[LossInputs] = []
+    for low, high in ((0, 1), (1, 3)):
+        mine_R = (tokens.segment_R >= low) & (tokens.segment_R < high)
+        parts.append(
+            replace(
+                tokens,
+                logprobs_R=tokens.logprobs_R[mine_R],
+                old_logprobs_R=tokens.old_logprobs_R[mine_R],
+                advantages_R=tokens.advantages_R[mine_R],
+                segment_R=tokens.segment_R[mine_R] - low,
+                num_trained_B=tokens.num_trained_B[low:high],
+            )
+        )
+    return parts
+
+
+def _gradient(loss: Losses, tokens: LossInputs) -> Tensor | None:
+    """Of the summed loss in the logprobs; None if it has none."""
+    leaf_R = tokens.logprobs_R.detach().clone().requires_grad_()
+    total = loss(replace(tokens, logprobs_R=leaf_R)).loss_R.sum()
+    if not total.requires_grad:
+        return None
+    total.backward()
+    return leaf_R.grad
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE)

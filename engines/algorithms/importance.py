@@ -1,0 +1,32 @@
+"""How far the trainer's old policy is from the engine that sampled: ratios at three levels.
+
+    token       exp(d_t)                    of each token
+    sequence    exp(sum of d)               of the whole sequence, at each of its tokens
+    geometric   exp(mean of d)              the same, per token: free of the length
+
+with d = trainer's - engine's logprob. Axes: R trained tokens, N samples.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engines.algorithms.sequence_sums import sequence_sums
+
+Level = Literal["token", "sequence", "geometric"]
+
+LOG_BOUND = 20.0
+"""log ratios are held within +-20, so that one token cannot overflow a sum"""
+
+
+def importance_ratio(log_ratio_R: Tensor, sequence_R: Tensor, num: int, level: Level) -> Tensor:
+    """[R] ratio at this level. Example: token ratios 2, 2 -> sequence 4, geometric 2 at both."""
+    if level == "token":
+        return log_ratio_R.clamp(-LOG_BOUND, LOG_BOUND).exp()
+    sums_N = sequence_sums(log_ratio_R, sequence_R, num, group=None)
+    if level == "geometric":
+        sums_N = sums_N / torch.bincount(sequence_R, minlength=num).clamp(min=1)
+    return sums_N.clamp(-LOG_BOUND, LOG_BOUND).exp()[sequence_R]

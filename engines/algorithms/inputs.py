@@ -1,0 +1,99 @@
+"""What estimators and losses are given: plain tensors, whole batches, no trainer.
+
+Axes: N samples of a step, R trained tokens (sample by sample, in order), S steps of trajectories
+(trained tokens and the observations between them), K teachers, B sequences of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.algorithms.sequence_sums import sequence_sums
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """A critic's values along each sample, from its first trained token to its last."""
+
+    values_S: Tensor
+    """value of the state in which token s was chosen"""
+    sequence_S: Tensor
+    """sample of each step, ascending"""
+    trained_S: Tensor
+    """bool: whether the token was the model's own; the others are observations"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """A step's whole batch, the same on every rank: so means over it need no communication.
+
+    Example: two samples of one group with 1 and 2 trained tokens: rewards_N [1, 0],
+    group_N [0, 0], rollout_N [0, 1], sequence_R [0, 1, 1].
+    """
+
+    rewards_N: Tensor
+    """float64 reward of each sample's rollout; samples of one rollout hold the same"""
+    group_N: Tensor
+    """long; samples of one number are compared with each other, wherever they stand"""
+    rollout_N: Tensor
+    """long; samples of one number came from one generation attempt"""
+    sequence_R: Tensor
+    """long; sample of each trained token, ascending"""
+    logprobs_R: Tensor
+    """float64 logprob of each token under the policy before the step"""
+    token_rewards_R: Tensor
+    """float64 reward of each token beside the rollout's own: -coef x KL, or zeros"""
+    trajectories: Trajectories | None = None
+    """from a critic, where there is one"""
+    teacher_logprobs_KR: Tensor | None = None
+    """from teachers, where there are any"""
+    teacher_weights_NK: Tensor | None = None
+    """how much each sample listens to each teacher; rows sum to 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """One micro-batch. Only `logprobs_R` carries a gradient."""
+
+    logprobs_R: Tensor
+    """under the policy in training"""
+    old_logprobs_R: Tensor
+    """under the policy that the ratio is taken against"""
+    advantages_R: Tensor
+    segment_R: Tensor
+    """long; sequence of each token, 0 to B - 1"""
+    num_trained_B: Tensor
+    """trained tokens of each whole sequence, those on other context-parallel ranks among them"""
+    cp_group: dist.ProcessGroup | None = None
+    """ranks that hold the other tokens of the same sequences"""
+
+    @property
+    def log_ratio_R(self) -> Tensor:
+        return self.logprobs_R - self.old_logprobs_R
+
+    def sequence_mean(self, values_R: Tensor) -> Tensor:
+        """Mean over each sequence's trained tokens, given to each of them: [R], differentiable,
+        exact when context parallelism splits the sequence. A collective: all ranks call it."""
+        sums_B = sequence_sums(
+            values_R, self.segment_R, len(self.num_trained_B), group=self.cp_group
+        )
+        return (sums_B / self.num_trained_B.clamp(min=1))[self.segment_R]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A loss of each token, to be minimised; aggregation comes later."""
+
+    loss_R: Tensor
+    """carries the gradient"""
+    is_clipped_R: Tensor
+    """bool: where a bound took the gradient away, or shrank it"""
+
+
+def sequence_lengths(tokens: StepTokens) -> Tensor:
+    """Trained tokens of each sample, [N] long."""
+    return torch.bincount(tokens.sequence_R, minlength=len(tokens.rewards_N))

@@ -1,0 +1,254 @@
+"""Log-probabilities and entropies straight from hidden states, with a bounded part of the logits.
+
+The vocabulary is walked in tiles. Each tile's part of the weight's gradient is then written once,
+and a tile is small enough to stay near the processor between the passes over it:
+
+    forward   logits of a tile -> their peak, sums of exponentials, the label's logit
+    backward  logits of a tile, kept or made again -> their gradient -> hidden's and weight's
+
+Axes: R rows, H hidden size, V this rank's part of the vocabulary, N tiles, C columns of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+"""of one tile in fp32, unless `MIN_COLUMNS` asks for more. Three are in work at once and fit a
+processor's cache; a GPU wants larger products and fewer launches"""
+MIN_COLUMNS = 1024
+"""narrower matrix products are slow"""
+KEPT_BYTES = 512 * 2**20
+"""of logits kept for the backward pass; those beyond are computed again"""
+
+
+def linear_logprobs(
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    labels_R: Tensor,
+    *,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(logprob of each row's label, entropy of each row's distribution), both [R] fp32, in nats.
+
+    The distribution is softmax(hidden_RH @ weight_VH.T / temperature), its logits rounded to the
+    inputs' type. Both results are differentiable in hidden and weight. `group` holds the ranks that
+    share the vocabulary, in order, in equal parts, with the same hidden states: hidden's gradient
+    is summed over them. None if this rank has the vocabulary whole.
+    """
+    has_backward = torch.is_grad_enabled() and (hidden_RH.requires_grad or weight_VH.requires_grad)
+    kept_bytes = KEPT_BYTES if has_backward else 0
+    return _LinearLogprobs.apply(hidden_RH, weight_VH, labels_R, temperature, group, kept_bytes)
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        labels_R: Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+        kept_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, temperature, group)
+        sums, ctx.kept = _walk(tiles, kept_bytes)
+        logprob_R, *saved = _over_ranks(sums, tiles.is_here_R, temperature, group)
+        ctx.save_for_backward(hidden_RH, weight_VH, labels_R, *saved)
+        ctx.temperature, ctx.group = temperature, group
+        ctx.set_materialize_grads(False)
+        return logprob_R, saved[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *upstream: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden_RH, weight_VH, labels_R, *saved = ctx.saved_tensors
+        tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, ctx.temperature, ctx.group)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        # Summed over tiles, so in fp32; the weight's parts are not.
+        hidden_grad = torch.zeros_like(hidden_RH, dtype=torch.float32) if needs_hidden else None
+        weight_grad = torch.empty_like(weight_VH) if needs_weight else None
+        for start, end in tiles.spans:
+            logits_RC = ctx.kept.pop(start, None)
+            if logits_RC is None:
+                logits_RC = tiles.logits(start, end, tiles.buffers[0])
+            grad_RC = _logits_gradient(tiles, start, logits_RC, saved, *upstream)
+            if hidden_grad is not None:
+                hidden_grad += grad_RC @ weight_VH[start:end]
+            if weight_grad is not None:
+                torch.mm(grad_RC.t(), hidden_RH, out=weight_grad[start:end])
+        if hidden_grad is not None:
+            _all_reduce(hidden_grad, dist.ReduceOp.SUM, ctx.group)
+            hidden_grad = hidden_grad.to(hidden_RH.dtype)
+        return hidden_grad, weight_grad, None, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """This rank's part of the vocabulary, cut in tiles."""
+
+    hidden_RH: Tensor
+    weight_VH: Tensor
+    local_R: Tensor
+    """labels counted from this rank's first column"""
+    temperature: float
+    spans: list[tuple[int, int]]
+    """first column of each tile, and one past its last"""
+    buffers: tuple[Tensor, Tensor, Tensor]
+    """flat, each for a tile: logits, and two in fp32. Fresh memory for each tile is slow"""
+
+    @staticmethod
+    def of(
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        labels_R: Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+    ) -> _Tiles:
+        num_rows, size = len(hidden_RH), len(weight_VH)
+        most = max(MIN_COLUMNS, TILE_BYTES[hidden_RH.device.type] // (4 * max(num_rows, 1)))
+        width = -(-size // -(-size // most))
+        spans = [(start, min(start + width, size)) for start in range(0, size, width)]
+        first = size * group.rank() if group is not None else 0
+        entries = num_rows * width
+        logits = hidden_RH.new_empty(entries)
+        work = hidden_RH.new_empty((2, entries), dtype=torch.float32)
+        buffers = (logits, work[0], work[1])
+        return _Tiles(hidden_RH, weight_VH, labels_R - first, temperature, spans, buffers)
+
+    @property
+    def is_here_R(self) -> Tensor:
+        """Whether the row's label is in this rank's part."""
+        return (self.local_R >= 0) & (self.local_R < len(self.weight_VH))
+
+    def logits(self, start: int, end: int, buffer: Tensor) -> Tensor:
+        """[R, C] before temperature, in `buffer`."""
+        out = self._view(buffer, end - start)
+        return torch.mm(self.hidden_RH, self.weight_VH[start:end].t(), out=out)
+
+    def shifted(self, logits_RC: Tensor, by_R: Tensor) -> Tensor:
+        """[R, C] fp32 (logits - by) / temperature, in the second buffer."""
+        out = self._view(self.buffers[1], logits_RC.size(-1))
+        torch.sub(logits_RC, by_R[:, None], out=out)
+        return out if self.temperature == 1.0 else out.div_(self.temperature)
+
+    def exp(self, shifted_RC: Tensor) -> Tensor:
+        """[R, C] in the third buffer."""
+        return torch.exp(shifted_RC, out=self._view(self.buffers[2], shifted_RC.size(-1)))
+
+    def _view(self, buffer: Tensor, width: int) -> Tensor:
+        num_rows = len(self.hidden_RH)
+        return buffer[: num_rows * width].view(num_rows, width)
+
+    def labels(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """[R, 1] column of each row's label in this tile, and [R] whether it is there at all."""
+        column_R = self.local_R - start
+        is_here_R = (column_R >= 0) & (column_R < end - start)
+        return column_R.clamp(0, end - start - 1)[:, None], is_here_R
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of each tile, relative to its own peak, and the labels' logits."""
+
+    peak_NR: Tensor
+    """before temperature"""
+    total_NR: Tensor
+    """of the exponentials"""
+    weighted_NR: Tensor
+    """of exponential times exponent"""
+    chosen_R: Tensor
+    """the label's logit before temperature; 0 where another rank has it"""
+
+
+def _walk(tiles: _Tiles, kept_bytes: int) -> tuple[_Sums, dict[int, Tensor]]:
+    """The forward pass over this rank's part, and the first tiles' logits by first column."""
+    kept: dict[int, Tensor] = {}
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    chosen_R = torch.zeros_like(tiles.local_R, dtype=torch.float32)
+    for start, end in tiles.spans:
+        shared = tiles.buffers[0]
+        is_kept = shared.nbytes <= kept_bytes
+        logits_RC = tiles.logits(start, end, torch.empty_like(shared) if is_kept else shared)
+        if is_kept:
+            kept_bytes -= shared.nbytes
+            kept[start] = logits_RC
+        peak_R = logits_RC.amax(-1).float()
+        shifted_RC = tiles.shifted(logits_RC, peak_R)
+        exp_RC = tiles.exp(shifted_RC)
+        total_R = exp_RC.sum(-1)
+        found.append((peak_R, total_R, exp_RC.mul_(shifted_RC).sum(-1)))
+        column_R1, is_here_R = tiles.labels(start, end)
+        chosen_R += logits_RC.gather(-1, column_R1)[:, 0].float().where(is_here_R, 0.0)
+    peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return _Sums(peak_NR, total_NR, weighted_NR, chosen_R), kept
+
+
+def _over_ranks(
+    sums: _Sums, is_here_R: Tensor, temperature: float, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(logprob, peak before temperature, log of the sum of all exponentials relative to it,
+    entropy), each [R]."""
+    peak_R = sums.peak_NR.amax(0)
+    _all_reduce(peak_R, dist.ReduceOp.MAX, group)
+    # A tile's sums are relative to its own peak: exp(z - own) = exp(z - peak) / exp(own - peak).
+    shift_NR = (sums.peak_NR - peak_R) / temperature
+    scale_NR = shift_NR.exp()
+    total_R = (sums.total_NR * scale_NR).sum(0)
+    weighted_R = ((sums.weighted_NR + sums.total_NR * shift_NR) * scale_NR).sum(0)
+    chosen_R = ((sums.chosen_R - peak_R) / temperature).where(is_here_R, 0.0)
+    # One collective for all three.
+    whole = torch.stack([total_R, weighted_R, chosen_R])
+    _all_reduce(whole, dist.ReduceOp.SUM, group)
+    total_R, weighted_R, chosen_R = whole
+    log_total_R = total_R.log()
+    entropy_R = log_total_R - weighted_R / total_R
+    return chosen_R - log_total_R, peak_R, log_total_R, entropy_R
+
+
+def _logits_gradient(
+    tiles: _Tiles,
+    start: int,
+    logits_RC: Tensor,
+    saved: Sequence[Tensor],
+    logprob_grad_R: Tensor | None,
+    entropy_grad_R: Tensor | None,
+) -> Tensor:
+    """[R, C] in the type of the logits, of the logits before temperature.
+
+    With p the distribution of the logits z after temperature and H its entropy:
+    d logprob / d z_v = [v is the label] - p_v, and d H / d z_v = -p_v (log p_v + H).
+    """
+    peak_R, log_total_R, entropy_R = saved
+    if logprob_grad_R is None:
+        logprob_grad_R = torch.zeros_like(entropy_R)
+    by_label_R = logprob_grad_R / tiles.temperature
+    shifted_RC = tiles.shifted(logits_RC, peak_R)
+    grad_RC = tiles.exp(shifted_RC)
+    # p is exp(shifted) / total: the division goes into factors by row.
+    over_total_R = -(-log_total_R).exp()
+    if entropy_grad_R is None:
+        grad_RC *= (by_label_R * over_total_R)[:, None]
+    else:
+        by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
+        slope_RC = shifted_RC.add_((entropy_R - log_total_R)[:, None]).mul_(by_entropy_R[:, None])
+        grad_RC *= slope_RC.add_((by_label_R * over_total_R)[:, None])
+    column_R1, is_here_R = tiles.labels(start, start + logits_RC.size(-1))
+    grad_RC.scatter_add_(-1, column_R1, (by_label_R * is_here_R)[:, None])
+    return grad_RC.to(logits_RC.dtype)
+
+
+def _all_reduce(values: Tensor, op: Any, group: dist.ProcessGroup | None) -> None:
+    if group is not None and group.size() > 1:
+        dist.all_reduce(values, op=op, group=group)

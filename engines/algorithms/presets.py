@@ -1,0 +1,93 @@
+"""Named algorithms as compositions: what differs from `Algorithm`'s defaults, which are GRPO's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Preset = Literal[
+    "grpo",
+    "dapo",
+    "dr-grpo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce++",
+    "reinforce++-baseline",
+    "ppo",
+    "icepop",
+    "dis",
+    "sao",
+    "opd",
+]
+
+_SYMMETRIC = {"kind": "clip", "clip_high": 0.2}
+_ICEPOP = {"weight": {"high": None}, "reject": [{"kind": "ratio", "low": 0.5, "high": 2.0}]}
+
+PRESETS: Mapping[Preset, Mapping[str, Any]] = {
+    "grpo": {},
+    "dapo": {"overlong": {}},
+    "dr-grpo": {
+        "advantage": {"kind": "group", "std": False},
+        "loss": _SYMMETRIC,
+        "aggregation": {"kind": "constant"},
+    },
+    # Its clip range is narrower than the rounding between two engines at half precision.
+    "gspo": {
+        "loss": {"kind": "gspo"},
+        "aggregation": {"kind": "sequence_mean"},
+        "old_logprobs": "trainer",
+    },
+    "cispo": {"loss": {"kind": "cispo"}},
+    "rloo": {"advantage": {"kind": "rloo"}, "loss": _SYMMETRIC},
+    "reinforce++": {"advantage": {"kind": "reinforce++"}, "loss": _SYMMETRIC},
+    "reinforce++-baseline": {
+        "advantage": {"kind": "reinforce++-baseline"},
+        "loss": _SYMMETRIC,
+    },
+    "ppo": {"advantage": {"kind": "gae"}, "loss": _SYMMETRIC},
+    "icepop": {
+        "correction": _ICEPOP,
+        "aggregation": {"kind": "sequence_mean"},
+        "old_logprobs": "trainer",
+    },
+    "dis": {"advantage": {"kind": "group", "std": False}, "loss": {"kind": "dis"}},
+    "sao": {"advantage": {"kind": "gae", "alpha": 1.5}, "loss": {"kind": "dis"}},
+    "opd": {
+        "advantage": {"kind": "distillation"},
+        "correction": _ICEPOP,
+        "aggregation": {"kind": "sequence_mean"},
+        "old_logprobs": "trainer",
+    },
+}
+
+
+def composed(written: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a person wrote, laid over its preset, laid over the defaults; without `preset`.
+
+    A part of another kind replaces the preset's; one of the same kind, or without a kind, changes
+    single fields of it. A part's name alone stands for it: `loss: gspo`. An unknown preset stays
+    for the schema to refuse.
+    """
+    preset = written.get("preset")
+    known = {None: {}, **PRESETS}.get(preset) if isinstance(preset, str | None) else None
+    whole = _laid_over(_laid_over(defaults, known or {}), written)
+    if known is not None:
+        whole.pop("preset", None)
+    return whole
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    return {**below, **{key: _part(below.get(key), value) for key, value in above.items()}}
+
+
+def _part(below: Any, above: Any) -> Any:
+    if not isinstance(below, Mapping):
+        return above
+    if isinstance(above, str) and "kind" in below:
+        above = {"kind": above}
+    if not isinstance(above, Mapping):
+        return above
+    if "kind" in below and above.get("kind", below["kind"]) != below["kind"]:
+        return above
+    return _laid_over(below, above)

@@ -1,0 +1,72 @@
+"""What a recipe says about the RL objective. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from engines.algorithms.choices import (
+    Advantage,
+    Aggregation,
+    ClipLoss,
+    Correction,
+    GroupAdvantage,
+    Kl,
+    Loss,
+    Overlong,
+    TokenMean,
+)
+from engines.algorithms.presets import Preset, composed
+from infra.config import Config
+
+
+class Algorithm(Config):
+    """Advantage x loss x correction x aggregation x KL. The defaults are GRPO's.
+
+    `preset` names a composition; whatever else is written wins over it. A part may be given by its
+    name (`loss: gspo`), or by single fields (`loss: {clip_high: 0.3}`). The composition is what
+    enters the digest: two spellings of one algorithm are one.
+    """
+
+    preset: Preset | None = Field(default=None, exclude=True)
+    """a named composition to start from; None: grpo. Gone once it is resolved"""
+    temperature: PositiveFloat = 1.0
+    """of sampling; the trainer scores at the same one, so that both speak of one distribution"""
+    advantage: Advantage = GroupAdvantage(kind="group")
+    """how much better than expected"""
+    loss: Loss = ClipLoss(kind="clip")
+    """what an advantage does to a token's logprob"""
+    correction: Correction = Correction()
+    """for an engine whose probabilities are not the trainer's"""
+    aggregation: Aggregation = TokenMean(kind="token_mean")
+    """how tokens' losses become one"""
+    kl: Kl = Kl()
+    """towards the model the stage began with"""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """nats are worth this much loss; 1e-4 to 1e-2 makes sense"""
+    overlong: Overlong | None = None
+    """penalty near the token budget"""
+    truncated: Literal["train", "mask"] = "train"
+    """what a rollout that ran out of budget does: train like any other, or only count in its
+    group's statistics"""
+    old_logprobs: Literal["engine", "trainer"] = "engine"
+    """the ratio's denominator: what the engine reported, or a pass of the trainer before the
+    first update of the step"""
+    mini_batches: PositiveInt = 2
+    """optimizer steps that share one batch of rollouts"""
+    agreement_gate: PositiveFloat = 1e-3
+    """largest mean absolute trainer-engine logprob difference; beyond it the run stops"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _compose(cls, data: Any) -> Any:
+        return composed(data, _defaults()) if isinstance(data, Mapping) else data
+
+
+def _defaults() -> dict[str, Any]:
+    """The defaults that a part is laid over, as a person would write them."""
+    parts = ("advantage", "loss", "aggregation", "correction", "kl")
+    fields = Algorithm.model_fields
+    return {name: fields[name].default.model_dump(exclude_defaults=True) for name in parts}

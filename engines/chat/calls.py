@@ -1,0 +1,154 @@
+"""Tool calls as models write them, parsed strictly: a call is right, or it says what is wrong.
+
+    glm     <tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+    hermes  <tool_call>{"name": "name", "arguments": {"k": "v"}}</tool_call>     (Qwen)
+
+Both: tags balance, the tool is known, no key twice, required keys present, every value of its
+declared type. In the glm form the value of a string parameter is the raw text, others are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NoReturn, TypeAlias
+
+from engines.types import Json, Tool, ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CallForm: TypeAlias = Literal["glm", "hermes"]
+
+_ARGUMENT = re.compile(
+    r"\s*<arg_key>(?P<key>[^<>]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
+)
+_TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
+
+
+class CallError(Exception):
+    """A call that breaks the form; the message is the reason."""
+
+
+def parse_calls(text: str, tools: Sequence[Tool], form: CallForm) -> list[ToolCall]:
+    """The calls in `text`, which starts at the first `<tool_call>`. Raises CallError."""
+    known = {tool.name: tool for tool in tools}
+    parse = _FORMS[form]
+    calls: list[ToolCall] = []
+    rest = text
+    while rest.strip():
+        body, rest = _next_body(rest)
+        calls.append(parse(body, known))
+    return calls
+
+
+def _next_body(text: str) -> tuple[str, str]:
+    text = text.lstrip()
+    if not text.startswith(OPEN):
+        raise CallError(f"text after a tool call: {_short(text)}")
+    body, closed, rest = text[len(OPEN) :].partition(CLOSE)
+    if not closed:
+        raise CallError(f"{OPEN} is not closed")
+    if OPEN in body:
+        raise CallError(f"{OPEN} inside a tool call")
+    return body, rest
+
+
+def _parse_glm(body: str, known: Mapping[str, Tool]) -> ToolCall:
+    start = body.find("<")
+    name, rest = (body, "") if start < 0 else (body[:start], body[start:])
+    tool = _tool(name.strip(), known)
+    arguments: dict[str, Json] = {}
+    while rest.strip():
+        match = _ARGUMENT.match(rest)
+        if match is None or _TAG.search(match["value"]):
+            raise CallError(f"argument tags of {tool.name} do not balance: {_short(rest)}")
+        key, rest = match["key"].strip(), rest[match.end() :]
+        if key in arguments:
+            raise CallError(f"argument {key} of {tool.name} is given twice")
+        arguments[key] = _glm_value(tool, key, match["value"])
+    _check(tool, arguments)
+    return ToolCall(tool.name, arguments)
+
+
+def _glm_value(tool: Tool, key: str, text: str) -> Json:
+    kind = tool.parameters.get(key)
+    if kind is None:
+        raise CallError(f"{tool.name} has no parameter {_short(key)}")
+    if kind == "string":
+        return text
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise CallError(
+            f"argument {key} of {tool.name} is not a JSON {kind}: {_short(text)}"
+        ) from error
+
+
+def _parse_hermes(body: str, known: Mapping[str, Tool]) -> ToolCall:
+    try:
+        raw = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise CallError(f"a tool call is not JSON: {_short(body)}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise CallError(f"a tool call lacks its name: {_short(body)}")
+    tool = _tool(raw["name"], known)
+    arguments = raw.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise CallError(f"arguments of {tool.name} are no JSON object")
+    _check(tool, arguments)
+    return ToolCall(tool.name, arguments)
+
+
+_FORMS: dict[CallForm, Callable[[str, Mapping[str, Tool]], ToolCall]] = {
+    "glm": _parse_glm,
+    "hermes": _parse_hermes,
+}
+
+
+def _tool(name: str, known: Mapping[str, Tool]) -> Tool:
+    if name not in known:
+        raise CallError(f"unknown tool {_short(name)}; known: {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def _check(tool: Tool, arguments: Mapping[str, Json]) -> None:
+    for key, value in arguments.items():
+        kind = tool.parameters.get(key)
+        if kind is None:
+            raise CallError(f"{tool.name} has no parameter {_short(key)}")
+        if not _is_a(kind, value):
+            raise CallError(f"argument {key} of {tool.name} is not a JSON {kind}")
+    missing = [key for key in tool.required if key not in arguments]
+    if missing:
+        raise CallError(f"{tool.name} lacks the argument {', '.join(missing)}")
+
+
+def _is_a(kind: str, value: Json) -> bool:
+    if isinstance(value, bool):  # bool is an int in Python, not in JSON
+        return kind == "boolean"
+    types: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "number": (int, float),
+        "integer": (int,),
+        "array": (list,),
+        "object": (dict,),
+        "boolean": (),
+    }
+    return isinstance(value, types[kind])
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for key, value in pairs:
+        if key in found:
+            raise CallError(f"argument {_short(key)} is given twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise CallError(f"{name} is no JSON value")
+
+
+def _short(text: str, most: int = 40) -> str:
+    return repr(text if len(text) <= most else text[:most] + "...")

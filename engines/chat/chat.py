@@ -1,0 +1,210 @@
+"""Chat: see the package's docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from engines.chat.folder import ChatFolder, load_chat_folder
+from engines.chat.pieces import Pieces
+from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
+from engines.types import AssistantTurn, Message, Problem, ToolCall
+from infra.errors import InputError
+
+_MARK = "Q0Q"
+"""content of a stand-in turn; found again in its rendering"""
+
+
+@dataclass(frozen=True, slots=True)
+class _TurnEnd:
+    """How the template ends a turn: GLM leaves the stop token to what follows, Qwen writes it."""
+
+    stop: int | None
+    tail: tuple[int, ...]
+    """ids between the stop token and the next header, e.g. a line feed"""
+
+
+class Chat:
+    """Tokenizer and chat template of one model folder. Stateless and cheap to call."""
+
+    def __init__(self, folder: ChatFolder) -> None:
+        self._tokenizer = folder.tokenizer
+        self._pieces = Pieces(folder.template)
+        self._special = {
+            token for token, a in folder.tokenizer.get_added_tokens_decoder().items() if a.special
+        }
+        self._final_stop = self._plain_end() or folder.eos_ids[0]
+        self._stops = {*folder.eos_ids, self._final_stop}
+        self._parser = TurnParser(
+            ThoughtForm(*self._pieces.thought_pads()), self._pieces.call_form()
+        )
+        self._tool_stop = self._first_after_call() if self.can_call_tools else None
+        if self._tool_stop is not None:
+            self._stops.add(self._tool_stop)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(self._stops))
+        """ids at which generation ends, whichever comes first"""
+
+    @classmethod
+    def load(cls, folder: Path) -> Chat:
+        """Raises InputError that names what the folder lacks or what its template does wrong."""
+        return cls(load_chat_folder(folder))
+
+    @property
+    def is_thinking_switchable(self) -> bool:
+        """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
+        return self._pieces.thinking_switchable
+
+    @property
+    def can_call_tools(self) -> bool:
+        """Whether the template writes tool calls in a form that `parse` understands."""
+        return self._parser.calls is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the vocabulary with added tokens; the model's may be larger."""
+        return self._tokenizer.get_vocab_size()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text with special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        """The problem's messages and the assistant's header. Raises InputError."""
+        if problem.tools and not self.can_call_tools:
+            raise InputError(
+                f"problem {problem.id} has tools, but the chat template "
+                f"{self._pieces.template.name} writes no tool calls in the GLM or Hermes form"
+            )
+        return self._encode(self._pieces.prompt(problem))
+
+    def continuation_ids(
+        self,
+        problem: Problem,
+        turns: Sequence[Message],
+        new: Sequence[Message],
+        last_token: int | None,
+    ) -> list[int]:
+        """Ids to append after an assistant's turn: `new` messages and the next turn's header.
+
+        `turns` end with that turn; `last_token` is the id the engine produced last. Where that is
+        the one with which the continuation starts (GLM ends a turn by the next role's token), it
+        is not repeated.
+        """
+        called = bool(turns and turns[-1].tool_calls)
+        end = self._tool_turn_end if called else self._plain_turn_end
+        ids = [] if end.stop is None else [end.stop]
+        ids += [*end.tail, *self._encode(self._pieces.continuation(new, problem.thinking))]
+        return ids[1:] if ids[0] == last_token else ids
+
+    def training_ids(
+        self, problem: Problem, turns: Sequence[Message]
+    ) -> tuple[list[int], list[int]]:
+        """Tokens of a solved conversation and its loss mask: 1 where the assistant wrote.
+
+        The stop token of a turn is the assistant's; each is there once. Raises InputError when
+        the template does not keep the prefix.
+        """
+        self._check_turns(problem, turns)
+        text = self._pieces.prompt(problem)
+        tokens = self.prompt_ids(problem)
+        mask = [0] * len(tokens)
+        for turn, new in _exchanges(turns):
+            piece = self._pieces.turn(turn, problem.thinking)
+            after = self._pieces.continuation(new, problem.thinking) if new else ""
+            said, follow = self._mark_end(self._encode(piece), self._encode(after))
+            text += piece + after
+            tokens += said + follow
+            mask += [1] * len(said) + [0] * len(follow)
+        self._pieces.whole(problem, turns, text)
+        return tokens, mask
+
+    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn:
+        """One turn as the engine produced it, with its stop token (if it came to one)."""
+        ids = list(token_ids)
+        stop = ids.pop() if ids and ids[-1] in self._stops else None
+        turn = self._parser.parse(problem, self.decode(ids), self._thought(problem))
+        if turn.error or stop is None:
+            return turn
+        return replace(turn, error=self._wrong_stop(stop, called=bool(turn.tool_calls)))
+
+    def _mark_end(self, piece: list[int], after: list[int]) -> tuple[list[int], list[int]]:
+        """A turn's ids with its stop token, which may be the first of what comes after."""
+        said, tail = self._split(piece)
+        if said and said[-1] in self._stops:
+            return said, [*tail, *after] if after else []
+        if not after:
+            return [*said, self._final_stop], []
+        return [*said, after[0]], after[1:]
+
+    def _wrong_stop(self, stop: int, *, called: bool) -> str:
+        """Where a role's token ends a turn, it must be the role that comes next."""
+        tool_stop = self._tool_stop
+        if tool_stop is None or tool_stop == self._final_stop or called == (stop == tool_stop):
+            return ""
+        token = self.decode([stop])
+        return f"a tool call ends with {token}" if called else f"{token} without a tool call"
+
+    def _thought(self, problem: Problem) -> Thought:
+        header = self._pieces.opening(problem.thinking).rstrip()
+        if header.endswith(THINK):
+            return Thought.OPEN
+        if header.endswith(END_THINK):
+            return Thought.CLOSED
+        wanted = problem.thinking and self.is_thinking_switchable
+        return Thought.WRITTEN if wanted else Thought.OPTIONAL
+
+    @cached_property
+    def _plain_turn_end(self) -> _TurnEnd:
+        return self._end_of(Message("assistant", _MARK))
+
+    @cached_property
+    def _tool_turn_end(self) -> _TurnEnd:
+        return self._end_of(Message("assistant", _MARK, tool_calls=(ToolCall("t", {"k": "v"}),)))
+
+    def _end_of(self, turn: Message) -> _TurnEnd:
+        said, tail = self._split(self._encode(self._pieces.turn(turn, thinking=False)))
+        return _TurnEnd(said[-1] if said and said[-1] in self._stops else None, tuple(tail))
+
+    def _first_after_call(self) -> int:
+        """The id that ends a turn with tool calls: its own stop token or the next role's."""
+        stop = self._tool_turn_end.stop
+        if stop is not None:
+            return stop
+        return self._encode(self._pieces.continuation([Message("tool", "x")], False))[0]
+
+    def _plain_end(self) -> int | None:
+        """The special token that the template writes right after a turn's text, if it does."""
+        piece = self._pieces.turn(Message("assistant", _MARK), thinking=False)
+        after = self._encode(piece[piece.rfind(_MARK) + len(_MARK) :])
+        return after[0] if after and after[0] in self._special else None
+
+    def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """A turn's ids up to its stop token, and the white space that the template adds."""
+        for at in range(len(ids) - 1, -1, -1):
+            if ids[at] in self._stops:
+                return ids[: at + 1], ids[at + 1 :]
+            if self.decode([ids[at]]).strip():
+                break
+        return ids, []
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _check_turns(self, problem: Problem, turns: Sequence[Message]) -> None:
+        said = [turn.role == "assistant" for turn in turns]
+        if not turns or not said[0] or not said[-1]:
+            raise InputError(f"problem {problem.id}: turns must start and end with the assistant")
+        if any(a and b for a, b in pairwise(said)):
+            raise InputError(f"problem {problem.id}: two turns of the assistant follow each other")
+        if self.is_thinking_switchable and not problem.thinking and any(t.reasoning for t in turns):
+            raise InputError(f"problem {problem.id} has thinking off, but a turn has reasoning")
+
+
+def _exchanges(turns: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+    """Each assistant's turn with the messages between it and the next."""
+    starts = [i for i, t in enumerate(turns) if t.role == "assistant"]
+    for start, end in zip(starts, [*starts[1:], len(turns)], strict=True):
+        yield turns[start], list(turns[start + 1 : end])

@@ -1,0 +1,109 @@
+"""The pieces a template renders, found by comparing renderings of small stand-in conversations.
+
+A turn's text cannot depend on the turns before it, or rollouts (which only append) and training
+would see different ids; `whole` proves that for a conversation and refuses the template if not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from engines.chat.calls import CallForm
+from engines.chat.template import ChatTemplate
+from engines.types import Message, Problem, ToolCall
+from infra.errors import InputError
+
+_USER = Message("user", "u")
+_CALL = ToolCall("tool", {"key": "value"})
+_CALLER = Message("assistant", "", tool_calls=(_CALL,))
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+
+
+class Pieces:
+    """Text of prompts, turns and continuations under one template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self._openings = {
+            t: template.render([_USER], thinking=t, open_turn=True) for t in (False, True)
+        }
+        self.thinking_switchable = self._openings[False] != self._openings[True]
+
+    def prompt(self, problem: Problem) -> str:
+        return self.template.render(
+            problem.messages, tools=problem.tools, thinking=problem.thinking, open_turn=True
+        )
+
+    def opening(self, thinking: bool) -> str:
+        """A prompt's text; only its end, the assistant's header, matters."""
+        return self._openings[thinking]
+
+    def turn(self, turn: Message, thinking: bool) -> str:
+        """What follows the header when the assistant says this turn and it is the last."""
+        opening = self._openings[thinking]
+        full = self.template.render([_USER, turn], thinking=thinking)
+        text = self._rest(full, opening, "the header that opens the assistant's turn")
+        if turn.reasoning and turn.reasoning.strip() not in text:
+            raise InputError(
+                f"the chat template {self.template.name} drops a turn's reasoning; a thinking "
+                "model needs a template that writes `reasoning_content`"
+            )
+        return text
+
+    def continuation(self, new: Sequence[Message], thinking: bool) -> str:
+        """What follows a finished turn when `new` (tool results) and another turn come."""
+        calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
+        # With a thought, or Qwen3's template writes an empty one in the first rendering only.
+        thought = "r" if calls else None
+        said = Message("assistant", "c", thought, calls)
+        before = self.template.render([_USER, said], thinking=thinking)
+        after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
+        return self._rest(after, before, "an assistant's turn that others follow")
+
+    def whole(self, problem: Problem, turns: Sequence[Message], joined: str) -> None:
+        """Refuse the template unless it renders the conversation as its pieces joined."""
+        full = self.template.render(
+            [*problem.messages, *turns], tools=problem.tools, thinking=problem.thinking
+        )
+        if full == joined:
+            return
+        # An empty thought is a switch, not history: that it comes and goes is harmless.
+        a, b = _EMPTY_THOUGHT.sub("", full), _EMPTY_THOUGHT.sub("", joined)
+        if a != b:
+            self._refuse(a, b, f"the conversation of problem {problem.id}")
+
+    def call_form(self) -> CallForm | None:
+        """The form in which the template writes tool calls; None if it is not one we parse."""
+        try:
+            text = self.turn(_CALLER, thinking=False)
+        except InputError:  # a template that knows no tools may refuse them
+            return None
+        if "<tool_call>" not in text:
+            return None
+        if "<arg_key>key</arg_key>" in text:
+            return "glm"
+        return "hermes" if '"name": "tool"' in text and '"arguments"' in text else None
+
+    def thought_pads(self) -> tuple[str, str, str]:
+        """What the template writes after `<think>`, before `</think>`, and after it."""
+        if not self.thinking_switchable:
+            return "", "", ""
+        text = self.turn(Message("assistant", "C", reasoning="R"), thinking=True)
+        match = re.search(r"<think>(\s*)R(\s*)</think>(\s*)C", text)
+        return (match[1], match[2], match[3]) if match else ("", "", "")
+
+    def _rest(self, full: str, prefix: str, what: str) -> str:
+        if not full.startswith(prefix):
+            self._refuse(full, prefix, what)
+        return full[len(prefix) :]
+
+    def _refuse(self, full: str, expected: str, what: str) -> None:
+        at = next((i for i, (a, b) in enumerate(zip(full, expected, strict=False)) if a != b), None)
+        at = min(len(full), len(expected)) if at is None else at
+        raise InputError(
+            f"the chat template {self.template.name} does not keep the prefix: it changes {what} "
+            f"once more turns follow. At character {at} it writes {full[at : at + 40]!r} where "
+            f"{expected[at : at + 40]!r} was. Append-only rollouts need a template that leaves "
+            "earlier turns as they were: change it there, or use another"
+        )

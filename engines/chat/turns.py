@@ -1,0 +1,82 @@
+"""What the model wrote in one turn, parsed strictly: a turn is well formed, or it says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engines.chat.calls import OPEN, CallError, CallForm, parse_calls
+from engines.types import AssistantTurn, Problem, ToolCall
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+class Thought(StrEnum):
+    """What the assistant's header leaves to the model."""
+
+    WRITTEN = "written"
+    """the model writes both tags"""
+    OPEN = "open"
+    """the header has `<think>`: the model writes the thought and `</think>`"""
+    CLOSED = "closed"
+    """the header has an empty thought: the model writes none"""
+    OPTIONAL = "optional"
+    """the template has no switch: a thought may come or not"""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtForm:
+    """How a template sets a thought, to take away exactly what it adds."""
+
+    after_open: str = ""
+    before_close: str = ""
+    after_close: str = ""
+
+    def split(self, text: str, thought: Thought) -> tuple[str | None, str]:
+        """Reasoning (None if the turn has none) and the rest. Raises CallError if tags are off."""
+        if thought is Thought.OPEN:
+            text = THINK + text
+        opened, closed = text.count(THINK), text.count(END_THINK)
+        if opened == closed == 0 and thought in (Thought.CLOSED, Thought.OPTIONAL):
+            return None, text
+        if thought is Thought.CLOSED:
+            raise CallError("a think tag in a turn without thinking")
+        if not text.startswith(THINK):
+            raise CallError("the turn does not start with its thought")
+        if opened != 1 or closed != 1:
+            raise CallError(f"{opened} {THINK} and {closed} {END_THINK}: one pair is expected")
+        reasoning, rest = text.removeprefix(THINK).split(END_THINK)
+        reasoning = reasoning.removeprefix(self.after_open).removesuffix(self.before_close)
+        return reasoning, rest.removeprefix(self.after_close)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParser:
+    """Parses turns of one template."""
+
+    form: ThoughtForm
+    calls: CallForm | None
+
+    def parse(self, problem: Problem, text: str, thought: Thought) -> AssistantTurn:
+        """`text` is the turn without its stop token."""
+        try:
+            reasoning, visible = self.form.split(text, thought)
+            content, calls = self._calls(problem, visible)
+        except CallError as error:
+            return AssistantTurn(text, text, None, (), error=str(error))
+        return AssistantTurn(text, content, reasoning, calls)
+
+    def _calls(self, problem: Problem, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        if self.calls is None:
+            return text, ()
+        start = text.find(OPEN)
+        content = text if start < 0 else text[:start]
+        stray = next((tag for tag in _STRAY if tag in content), None)
+        if stray is not None:
+            raise CallError(f"{stray} outside a tool call")
+        if start < 0:
+            return content, ()
+        return content.rstrip("\n"), tuple(parse_calls(text[start:], problem.tools, self.calls))
+
+
+_STRAY = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

@@ -1,0 +1,176 @@
+"""Our own core attention and norm, as parts of Megatron's plain layer spec.
+
+They run wherever torch's scaled_dot_product_attention and rms_norm do, so CPU and GPU share
+parameter names, maps and checkpoints. Axes: T tokens of this rank's pack, N heads, G KV heads,
+D head size, B sequences, S longest of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from engines.megatron.pack import Pack
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention of a pack's sequences, each over itself only."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(["cp"])
+        self.cp_group: dist.ProcessGroup = groups.cp
+        head_size: Any = k_channels or config.kv_channels
+        self.scale = softmax_scale or 1.0 / math.sqrt(head_size)
+
+    def forward(
+        self,
+        query_TND: Tensor,
+        key_TGD: Tensor,
+        value_TGD: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        packed_seq_params: Pack,
+        **_: Any,
+    ) -> Tensor:
+        """[T, N * D]. Sequences are right-padded to [B, S]: harmless under a causal mask."""
+        pack = packed_seq_params
+        query_TND = _Rotate.apply(query_TND, pack.cos, pack.sin)
+        key_TGD = _Rotate.apply(key_TGD, pack.cos, pack.sin)
+        query = _pad(query_TND, pack.q_slots, pack.q_shape)
+        if pack.mask is None:
+            key = _pad(key_TGD, pack.q_slots, pack.q_shape)
+            value = _pad(value_TGD, pack.q_slots, pack.q_shape)
+        else:
+            # One gather for both halves the number of collectives.
+            both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)
+            key, value = _pad(both, pack.k_slots, pack.k_shape).chunk(2, -1)
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=pack.mask,
+            is_causal=pack.mask is None,
+            scale=self.scale,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+        flat = out.transpose(1, 2).reshape(-1, out.size(1) * out.size(3))
+        return flat if pack.q_slots is None else flat.index_select(0, pack.q_slots)
+
+
+def _pad(x_TND: Tensor, slots: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    """[T, N, D] -> [B, N, S, D], zeros where a sequence is shorter than S."""
+    rows, longest = shape
+    if slots is not None:
+        x_TND = x_TND.new_zeros(rows * longest, *x_TND.shape[1:]).index_copy(0, slots, x_TND)
+    return x_TND.reshape(rows, longest, *x_TND.shape[1:]).transpose(1, 2)
+
+
+class _GatherTokens(torch.autograd.Function):
+    """All context-parallel ranks' tokens, rank after rank; gradients are summed back."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.shape = group, local.shape
+        whole = local.new_empty(group.size() * local.size(0), *local.shape[1:])
+        dist.all_gather_single(whole, local.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        local = gradients[0].new_empty(ctx.shape)
+        dist.reduce_scatter_single(local, gradients[0].contiguous(), group=ctx.group)
+        return local, None
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary embedding of [T, N, D] by its halves; half the passes that autograd would make."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x_TND, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        # A rotation's gradient is the rotation back.
+        return _rotated(gradients[0], cos, -sin), None, None
+
+
+def _rotated(x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = sin.size(-1)
+    out = x_TND * cos
+    out[..., :half].addcmul_(x_TND[..., half:], sin, value=-1)
+    out[..., half:].addcmul_(x_TND[..., :half], sin)
+    return out
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch's RMSNorm, its weight marked so that Megatron reduces it under sequence parallelism.
+
+    On a CPU torch has no fused kernel, and its composed one takes twice the time of ours.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.dtype is torch.float32:
+            return _CpuRmsNorm.apply(x, self.weight, self.eps)
+        return super().forward(x)
+
+
+class _CpuRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1))
+        inverse = mean_square.add_(eps).rsqrt_()
+        unit = x * inverse
+        ctx.save_for_backward(unit, inverse, weight)
+        return unit * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        unit, inverse, weight = ctx.saved_tensors
+        upstream = gradients[0]
+        weight_grad = (upstream * unit).reshape(-1, unit.size(-1)).sum(0)
+        scaled = upstream * weight
+        along = (scaled * unit).mean(-1, keepdim=True)
+        return scaled.sub_(unit * along).mul_(inverse), weight_grad, None
+
+
+def layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """Megatron's own layer for this config, with our attention and norms."""
+    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer: Any = spec.submodules
+    attention: Any = layer.self_attention.submodules
+    attention.core_attention = PackedAttention
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return spec

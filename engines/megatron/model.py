@@ -1,0 +1,153 @@
+"""Building the policy: a GPTModel from layer specs that computes logits only where they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.megatron import device
+from engines.megatron.hf_config import ModelShape
+from engines.megatron.layers import RMSNorm, layer_spec
+from engines.megatron.pack import Pack
+from engines.megatron.parallel import Layout
+from infra.errors import InputError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class PolicyModel(GPTModel):
+    """GPTModel whose output layer runs on a pack's trained rows only, fused with their logprobs.
+
+    Rotary angles are computed once per pack and applied by our attention, not once per layer.
+    """
+
+    def __init__(self, rope_speeds: Tensor, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, position_embedding_type="none", **kwargs)
+        self.rope_speeds = rope_speeds
+        if self.post_process and self.output_layer.sequence_parallel:
+            # The rows are chosen from all tokens, so we gather before the output layer: it then
+            # sees whole inputs and must sum the input gradient over tensor-parallel ranks itself.
+            self.output_layer.sequence_parallel = False
+            self.output_layer.allreduce_dgrad = True
+
+    def forward(
+        self,
+        *args: Any,
+        packed_seq_params: Pack,
+        temperature: float | None = None,
+        has_entropy_loss: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
+        """On the last stage [2, R]: logprobs of the pack's labels at this temperature, then
+        entropies, with a gradient where the loss has them; without a temperature the logits,
+        [R, V / tp]. [T, 1, H] on other stages."""
+        pack, dtype = packed_seq_params, self.config.params_dtype
+        angles = pack.positions[:, None, None].float() * self.rope_speeds
+        cos = angles.cos().to(dtype)
+        pack.cos, pack.sin = torch.cat([cos, cos], -1), angles.sin().to(dtype)
+        hidden = super().forward(*args, packed_seq_params=pack, **kwargs)
+        if not self.post_process:
+            return hidden
+        tied = self.share_embeddings_and_output_weights
+        weight: Any = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        if temperature is None:
+            return self.output_layer(hidden, weight=weight)[0]
+        group = self.pg_collection.tp
+        logprobs, entropies = linear_logprobs(
+            hidden, weight, pack.labels, temperature=temperature, group=group
+        )
+        # A gradient of zeros would cost as much as one of numbers.
+        return torch.stack([logprobs, entropies if has_entropy_loss else entropies.detach()])
+
+    def _postprocess(
+        self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any
+    ) -> Tensor:
+        """[R, H] hidden states of the trained rows on the last stage; all of them elsewhere."""
+        if not self.post_process:
+            return hidden_states
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
+        return hidden_states.squeeze(1).index_select(0, packed_seq_params.rows)
+
+
+def transformer_config(
+    shape: ModelShape, layout: Layout, precision: str, options: Mapping[str, Any]
+) -> TransformerConfig:
+    """Megatron's config; `options` are the recipe's own fields. InputError if Megatron refuses."""
+    dtype = DTYPES[precision]
+    parallel = layout.parallel
+    fields: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_groups,
+        "ffn_hidden_size": shape.ffn,
+        "kv_channels": shape.head_dim,
+        "layernorm_epsilon": shape.norm_eps,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": shape.has_qkv_bias,
+        "qk_layernorm": shape.has_qk_norm,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "tensor_model_parallel_size": parallel.tp,
+        "pipeline_model_parallel_size": parallel.pp,
+        "context_parallel_size": parallel.cp,
+        "expert_model_parallel_size": parallel.ep,
+        "sequence_parallel": parallel.tp > 1,
+        # Exact global means: Megatron divides the summed gradient by the summed token count.
+        "calculate_per_token_loss": True,
+        "variable_seq_lengths": True,
+        # variable_seq_lengths asks for this dispatcher even where there is no expert.
+        "moe_token_dispatcher_type": "alltoall",
+        "use_cpu_initialization": not device.has_cuda(),
+        # These fusions need apex or Transformer Engine kernels; a recipe may turn them on.
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+    }
+    try:
+        return TransformerConfig(**(fields | dict(options)))
+    except (ValueError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"Megatron-core refuses trainer.megatron {dict(options)}: {error}"
+        ) from error
+
+
+def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PolicyModel:
+    """This rank's part of the model, weights still unset, on its device."""
+    layers = [layer_spec(config)] * get_num_layers_to_build(config)
+    norm: Any = RMSNorm
+    speeds = shape.rope.inverse_frequencies(shape.head_dim)
+    with device.cuda_means_cpu():
+        model = PolicyModel(
+            torch.tensor(speeds, device=device.device()),
+            config=config,
+            transformer_layer_spec=TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm),
+            vocab_size=shape.vocab,
+            max_sequence_length=shape.max_positions,
+            pre_process=layout.is_first_stage,
+            post_process=layout.is_last_stage,
+            share_embeddings_and_output_weights=shape.is_tied,
+        )
+    return model.to(device.device())

@@ -1,0 +1,82 @@
+"""Megatron's distributed AdamW and learning-rate schedule, built from a recipe's Optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch.nn.utils import clip_grads_with_norm_
+
+from engines.megatron import device
+from engines.megatron.spec import Optimizer
+from infra.errors import TrainingStopped
+
+
+def build_optimizer(
+    model: DistributedDataParallel, optimizer: Optimizer, dtype: torch.dtype
+) -> MegatronOptimizer:
+    """AdamW with its state sharded over data-parallel ranks; no weight decay on vectors."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=optimizer.lr,
+        min_lr=optimizer.lr * optimizer.min_lr_ratio,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        adam_eps=optimizer.eps,
+        clip_grad=optimizer.clip_grad,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        use_distributed_optimizer=True,
+    )
+    with device.cuda_means_cpu():
+        built = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    for part in getattr(built, "chained_optimizers", [built]):
+        part.optimizer.make_state()
+    return built
+
+
+def build_scheduler(
+    megatron: MegatronOptimizer, optimizer: Optimizer, total_steps: int
+) -> OptimizerParamScheduler:
+    """Linear warm-up, then the recipe's decay; it ends at optimizer step `total_steps`."""
+    return OptimizerParamScheduler(
+        megatron,
+        init_lr=0.0,
+        max_lr=optimizer.lr,
+        min_lr=optimizer.lr * optimizer.min_lr_ratio,
+        lr_warmup_steps=optimizer.warmup_steps,
+        lr_decay_steps=max(total_steps, optimizer.warmup_steps + 1),
+        lr_decay_style=optimizer.decay,
+        start_wd=optimizer.weight_decay,
+        end_wd=optimizer.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+
+
+def apply_step(megatron: MegatronOptimizer, clip_grad: float) -> float:
+    """Clip and step; returns the gradient's global norm before clipping.
+
+    Megatron's own `step` in its own parts, so that a gradient that is not finite stops training
+    on all ranks before any weight changes. Raises TrainingStopped then.
+    """
+    with torch.no_grad():
+        megatron.prepare_grads()
+        with device.cuda_means_cpu():
+            norm = float(megatron.get_grad_norm())
+        if not math.isfinite(norm):
+            raise TrainingStopped(
+                f"the gradient norm is {norm}: the weights were left as they were; lower the"
+                " learning rate or look at the last batch"
+            )
+        params: Any = megatron.get_parameters()
+        if clip_grad > 0 and params:
+            clip_grads_with_norm_(params, clip_grad, torch.tensor(norm), foreach=True)
+        megatron.step_with_ready_grads()
+    return norm

@@ -1,0 +1,222 @@
+"""Whether a layout and the options passed through to Megatron can work. No torch, no Megatron.
+
+`tributary check` calls `check_layout` on a laptop, the trainer on every rank: a wrong name, a
+layout that does not divide the model, and combinations that would silently train wrongly all end
+here, before anything starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.megatron.hf_config import ModelShape, model_shape
+from engines.megatron.spec import Parallel
+from engines.options import check_kind, unknown_option
+from infra.errors import InputError
+
+RESULT_NEUTRAL = frozenset(
+    {
+        "async_tensor_model_parallel_allreduce",
+        "barrier_with_L1_time",
+        "batch_p2p_comm",
+        "batch_p2p_sync",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "config_logger_dir",
+        "cp_comm_type",
+        "cpu_offloading",
+        "cpu_offloading_activations",
+        "cpu_offloading_double_buffering",
+        "cpu_offloading_num_layers",
+        "cpu_offloading_weights",
+        "cuda_graph_impl",
+        "cuda_graph_retain_backward_graph",
+        "cuda_graph_scope",
+        "cuda_graph_use_single_mempool",
+        "cuda_graph_warmup_steps",
+        "deallocate_pipeline_outputs",
+        "delay_wgrad_compute",
+        "distribute_saved_activations",
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "fine_grained_activation_offloading",
+        "gradient_accumulation_fusion",
+        "masked_softmax_fusion",
+        "min_offloaded_tensor_size",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "num_microbatches_with_partial_activation_checkpoints",
+        "offload_modules",
+        "overlap_p2p_comm",
+        "overlap_p2p_comm_warmup_flush",
+        "pipeline_model_parallel_comm_backend",
+        "pipeline_model_parallel_layout",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_modules",
+        "recompute_num_layers",
+        "tp_comm_atomic_ag",
+        "tp_comm_atomic_rs",
+        "tp_comm_bootstrap_backend",
+        "tp_comm_bulk_dgrad",
+        "tp_comm_bulk_wgrad",
+        "tp_comm_overlap",
+        "tp_comm_overlap_ag",
+        "tp_comm_overlap_disable_fc1",
+        "tp_comm_overlap_disable_qkv",
+        "tp_comm_overlap_rs",
+        "tp_comm_overlap_rs_dgrad",
+        "tp_comm_split_ag",
+        "tp_comm_split_rs",
+        "use_ring_exchange_p2p",
+    }
+)
+"""Options that change speed and memory but not results, beyond floating-point order: they stay out
+of a stage's digest."""
+
+_FROM_MODEL = frozenset(
+    {
+        "add_bias_linear",
+        "add_qkv_bias",
+        "ffn_hidden_size",
+        "gated_linear_unit",
+        "hidden_size",
+        "kv_channels",
+        "layernorm_epsilon",
+        "multi_latent_attention",
+        "normalization",
+        "num_attention_heads",
+        "num_layers",
+        "num_moe_experts",
+        "num_query_groups",
+        "qk_layernorm",
+    }
+)
+_FROM_RESOURCES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+}
+_FROM_TRAINER = frozenset(
+    {
+        "bf16",
+        "calculate_per_token_loss",
+        "fp16",
+        "moe_token_dispatcher_type",
+        "perform_initialization",
+        "sequence_parallel",
+        "use_cpu_initialization",
+        "variable_seq_lengths",
+    }
+)
+_IGNORED_BY_OUR_LAYERS = frozenset(
+    {
+        "apply_query_key_layer_scaling",
+        "apply_rope_fusion",
+        "attention_dropout",
+        "cross_entropy_fusion_impl",
+        "cross_entropy_loss_fusion",
+        "defer_embedding_wgrad_compute",
+        "fused_single_qkv_rope",
+        "layernorm_zero_centered_gamma",
+        "memory_efficient_layer_norm",
+        "no_rope_freq",
+        "persist_layer_norm",
+        "qk_clip",
+        "rotary_interleaved",
+        "softmax_type",
+        "wgrad_deferral_limit",
+        "window_attn_skip_freq",
+        "window_size",
+    }
+)
+
+
+def check_layout(
+    hf_config: Mapping[str, Any], parallel: Parallel, megatron_options: Mapping[str, Any]
+) -> None:
+    """Raise InputError if the model (its config.json) cannot train in this layout."""
+    shape = model_shape(hf_config)
+    _check_silent_faults(parallel, megatron_options)
+    for name, value in megatron_options.items():
+        _check_option(name, value)
+    _check_sizes(shape, parallel, megatron_options)
+
+
+def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None:
+    """Combinations that Megatron-core 0.16 accepts and then computes wrong gradients with."""
+    if options.get("multi_latent_attention") and parallel.tp > 1:
+        raise InputError(
+            "trainer.megatron: multi_latent_attention with tp > 1 gives wrong gradients without"
+            " Transformer Engine; use tp: 1"
+        )
+    expert_tp = options.get("expert_tensor_parallel_size")
+    if expert_tp is not None and expert_tp != parallel.tp and parallel.ep == 1:
+        raise InputError(
+            f"trainer.megatron: expert_tensor_parallel_size {expert_tp} with tp {parallel.tp} and"
+            " ep 1 gives wrong expert gradients; make it equal to tp, or ep larger than 1"
+        )
+    if options.get("virtual_pipeline_model_parallel_size"):
+        raise InputError(
+            "trainer.megatron: virtual_pipeline_model_parallel_size is not supported: with batched"
+            " point-to-point communication its activations arrive garbled; leave it out"
+        )
+
+
+def _check_option(name: str, value: Any) -> None:
+    kinds = _table().get(name)
+    where = f"trainer.megatron.{name}"
+    if kinds is None:
+        of_what = "a field of Megatron-core's TransformerConfig"
+        raise unknown_option(where, name, _table(), of_what)
+    if name in _FROM_RESOURCES:
+        raise InputError(f"{where} is set by resources: trainer.{_FROM_RESOURCES[name]}")
+    if name in _FROM_MODEL:
+        raise InputError(f"{where} comes from the model folder's config.json; leave it out")
+    if name in _FROM_TRAINER:
+        raise InputError(f"{where} is set by the trainer itself; leave it out")
+    if name in _IGNORED_BY_OUR_LAYERS:
+        raise InputError(
+            f"{where} has no effect on the trainer's own attention, norms and output layer;"
+            " leave it out"
+        )
+    if not set(kinds) - {"null"}:
+        raise InputError(f"{where} takes a Python object, which a recipe cannot state")
+    check_kind(where, value, kinds)
+
+
+def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, Any]) -> None:
+    split_by_tp = {
+        "attention heads": shape.heads,
+        "KV groups": shape.kv_groups,
+        "feed-forward size": shape.ffn,
+        "vocabulary": shape.vocab,
+    }
+    for what, size in split_by_tp.items():
+        if size % parallel.tp:
+            raise InputError(f"tp {parallel.tp} does not divide the model's {what} ({size})")
+    is_uneven = any(
+        options.get(name) is not None
+        for name in (
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "pipeline_model_parallel_layout",
+        )
+    )
+    if shape.num_layers % parallel.pp and not is_uneven:
+        raise InputError(
+            f"pp {parallel.pp} does not divide the model's layers ({shape.num_layers}); change pp,"
+            " or set num_layers_in_first_pipeline_stage in trainer.megatron"
+        )
+    if parallel.ep > 1:
+        raise InputError(f"ep {parallel.ep} needs a mixture-of-experts model; this one is dense")
+
+
+@functools.cache
+def _table() -> dict[str, list[str]]:
+    return json.loads(Path(__file__).with_name("options.json").read_text())

@@ -1,0 +1,117 @@
+"""Joining and leaving the process group and Megatron's parallel state, any number of times."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from engines.megatron import device
+from engines.megatron.spec import Parallel
+
+# A collective that waits longer than this has lost a peer.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes and this rank's coordinates; all ranks hold the same `parallel`."""
+
+    parallel: Parallel
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    cp_rank: int
+    dp_rank: int
+
+    @property
+    def world(self) -> int:
+        return self.parallel.world_size
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp_rank == self.parallel.pp - 1
+
+    @property
+    def speaks_for_loss(self) -> bool:
+        """Whether this rank's loss values count: its tensor-parallel peers hold the same ones."""
+        return self.is_last_stage and self.tp_rank == 0
+
+    @property
+    def tp_group(self) -> dist.ProcessGroup:
+        return _group(parallel_state.get_tensor_model_parallel_group())
+
+    @property
+    def pp_group(self) -> dist.ProcessGroup:
+        return _group(parallel_state.get_pipeline_model_parallel_group())
+
+    @property
+    def cp_group(self) -> dist.ProcessGroup:
+        return _group(parallel_state.get_context_parallel_group())
+
+
+def _group(group: Any) -> dist.ProcessGroup:
+    """Megatron's getters are typed for every use it makes of them."""
+    return group
+
+
+def start_parallel(rank: int, world: int, init_method: str, parallel: Parallel) -> None:
+    """Join the process group at `init_method` (e.g. tcp://127.0.0.1:29500) with this layout.
+
+    Raises ValueError if `world` is not the layout's size.
+    """
+    if world != parallel.world_size:
+        raise ValueError(f"{world} ranks cannot form a layout of {parallel.world_size}: {parallel}")
+    device.prepare()
+    here: dict[str, Any] = {}
+    if device.has_cuda():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        here["device_id"] = device.device()
+    dist.init_process_group(
+        device.backend(),
+        init_method=init_method,
+        rank=rank,
+        world_size=world,
+        timeout=COLLECTIVE_TIMEOUT,
+        **here,
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        # Only the optimizer's CPU-side gathers need extra gloo groups, and we use none of them.
+        create_gloo_process_groups=False,
+    )
+
+
+def stop_parallel() -> None:
+    """Leave the group, so that the process can join another layout. Safe to call twice."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+    if device.has_cuda():
+        torch.cuda.empty_cache()
+
+
+def current_layout(parallel: Parallel) -> Layout:
+    """This rank's place in the layout that `start_parallel` set up."""
+    return Layout(
+        parallel=parallel,
+        rank=dist.get_rank(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+    )

@@ -1,0 +1,164 @@
+"""One trainer rank: the process that holds torch, Megatron and at most one Trainer.
+
+A rank is warm as long as it lives: the imports (seconds) are paid once, a lease pays only for the
+process group and the model. It is single-threaded; its pool and its group call it, nobody else.
+Importing this file imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import Trainer as TrainerSpec
+from infra.errors import EngineError, TributaryError
+from infra.user_files import install_hooks
+
+if TYPE_CHECKING:
+    from engines.megatron.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs, for error messages and the rendezvous."""
+
+    host: str
+    pid: int
+    log: str
+    """file with the process's stderr on that host; empty where it has none"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJob:
+    """What every rank of a group builds its Trainer from."""
+
+    spec: TrainerSpec
+    optimizer: Optimizer
+    parallel: Parallel
+    model: Path
+    """HF folder with the starting weights, readable on every rank's host"""
+    seed: int
+    total_steps: int
+    """optimizer steps of the whole stage; the learning rate's decay ends there"""
+    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """text of the user's own files by relative path; a custom loss or advantage is one of them"""
+
+
+class Rank(Protocol):
+    """What a pool and a group ask of a rank process; TrainerRank is the real one."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Become warm, with these variables in the process's environment."""
+        ...
+
+    def place(self) -> Place:
+        """Answers only when the process is warm; also the sign of life."""
+        ...
+
+    def free_port(self) -> int:
+        """A TCP port that was free on this rank's host a moment ago, for the rendezvous."""
+        ...
+
+    def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
+        """Join the process group and build the Trainer; all ranks at once."""
+        ...
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method of the Trainer; only rank 0 answers, the others return None."""
+        ...
+
+    def stop(self) -> None:
+        """Forget the Trainer and leave the process group; the imports stay."""
+        ...
+
+
+class TrainerRank:
+    """The real Rank, made a Ray actor by its pool."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Before torch loads OpenMP. A Ray runtime environment would do the same, but it keeps
+        # the rank from using a worker process that Ray has started ahead.
+        os.environ.update(environment)
+        for warm in ("engines.megatron.parallel", "engines.megatron.trainer"):
+            import_module(warm)
+
+        self._trainer: Trainer | None = None
+        self._rank = -1
+
+    def place(self) -> Place:
+        return place_of_this_process()
+
+    def free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
+        if self._trainer is not None:
+            raise EngineError(f"rank {rank} still holds the Trainer of an earlier lease")
+        self._rank = rank
+        with _told_plainly():
+            install_hooks(job.hooks)
+            self._trainer = _joined_trainer(job, rank, rendezvous)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        if self._trainer is None:
+            raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
+        with _told_plainly():
+            answer = getattr(self._trainer, method)(*arguments)
+        return answer if self._rank == 0 else None
+
+    def stop(self) -> None:
+        from engines.megatron.parallel import stop_parallel
+
+        self._trainer, self._rank = None, -1
+        stop_parallel()
+
+
+def _joined_trainer(job: TrainerJob, rank: int, rendezvous: str) -> Trainer:
+    from engines.megatron.parallel import start_parallel
+    from engines.megatron.trainer import Trainer
+
+    start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel)
+    return Trainer(
+        job.spec,
+        job.optimizer,
+        job.parallel,
+        job.model,
+        seed=job.seed,
+        total_steps=job.total_steps,
+    )
+
+
+@contextmanager
+def _told_plainly() -> Generator[None]:
+    """Errors of torch and Megatron leave as text: their classes would make a driver import torch.
+
+    The traceback stays in this rank's log.
+    """
+    try:
+        yield
+    except TributaryError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise EngineError(f"{type(error).__name__}: {error}") from None
+
+
+def place_of_this_process() -> Place:
+    """Host, pid and log file of the calling actor."""
+    import ray.util
+
+    try:
+        log = os.readlink("/proc/self/fd/2")  # Ray points stderr at the worker's own file
+    except OSError:
+        log = ""
+    return Place(ray.util.get_node_ip_address(), os.getpid(), log if "/" in log else "")

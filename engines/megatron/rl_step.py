@@ -1,0 +1,110 @@
+"""One step of reinforcement learning on one rank.
+
+samples -> old and reference logprobs -> advantages, weights -> mini-batches: gate, update
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engines.algorithms.mismatch import mismatch_metrics
+from engines.algorithms.spec import Algorithm
+from engines.megatron.objectives import RlObjective
+from engines.megatron.rl_batch import RlBatch, check_agreement
+from engines.types import Sample
+
+if TYPE_CHECKING:
+    from engines.megatron.trainer import StepStats, Trainer
+
+
+def train_on(
+    trainer: Trainer,
+    samples: Sequence[Sample],
+    algorithm: Algorithm,
+    *,
+    gate: bool,
+    version: int | None,
+) -> dict[str, float]:
+    """See `Trainer.rl_step`."""
+    start = time.perf_counter()
+    batch = RlBatch.of(samples, algorithm)
+    old = None
+    if algorithm.old_logprobs == "trainer":
+        old = trainer.score(batch.flat, algorithm.temperature)
+    reference = None
+    if algorithm.kl.coef:
+        reference = trainer.reference_score(batch.flat, algorithm.temperature)
+    targets = batch.targets(algorithm, old, reference)
+    mismatch: dict[str, float] = {}
+    steps: list[StepStats] = []
+    norms: list[float] = []
+    for indices in batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done):
+        objective = batch.objective(algorithm, trainer.layout, targets, indices)
+        stats = trainer.forward_backward(batch.flat, indices, objective)
+        if not steps:
+            ours, places = _before_updates(trainer, batch, old, objective, indices)
+            mismatch = _mismatch(batch, ours, places, version)
+            if gate:
+                mean = mismatch["mismatch_mean"]
+                check_agreement(ours, places, mean, algorithm.agreement_gate, batch)
+        objective.seen.clear()
+        steps.append(stats)
+        norms.append(trainer.update())
+    rates = trainer.rates(batch.flat, time.perf_counter() - start)
+    means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
+    return {**means, **mismatch, **targets.metrics, **rates}
+
+
+def _before_updates(
+    trainer: Trainer,
+    batch: RlBatch,
+    old: NDArray[np.float32] | None,
+    objective: RlObjective,
+    indices: NDArray[np.int64],
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The trainer's logprobs [T] before any update, and the tokens that have one: all where they
+    were recomputed, else those of the first mini-batch."""
+    if old is not None:
+        return old, batch.trained()
+    return trainer.gathered(objective.seen, len(batch.flat.tokens)), batch.trained(indices)
+
+
+def _mismatch(
+    batch: RlBatch,
+    trainer: NDArray[np.float32],
+    places: NDArray[np.int64],
+    version: int | None,
+) -> dict[str, float]:
+    return mismatch_metrics(
+        torch.from_numpy(trainer[places]),
+        torch.from_numpy(batch.engine_logprobs[places]),
+        batch.lags(places, version),
+    )
+
+
+def _means(steps: list[StepStats], algorithm: Algorithm) -> dict[str, float]:
+    """Means over all mini-batches' tokens."""
+    tokens = sum(s.sums["tokens"] for s in steps)
+
+    def mean(name: str) -> float:
+        return sum(s.sums[name] for s in steps) / tokens
+
+    metrics = {
+        "loss": sum(s.mean("loss", "units") for s in steps) / len(steps),
+        "entropy": mean("entropy"),
+        "ratio_mean": mean("ratio"),
+        "ratio_max": max(s.peaks["ratio"] for s in steps),
+        "clip_fraction": mean("clip"),
+        "kl_k3": mean("kl"),
+    }
+    if algorithm.kl.coef and algorithm.kl.place == "loss":
+        metrics["reference_kl"] = mean("reference_kl")
+    if any(r.kind == "opsm" for r in algorithm.correction.reject):
+        metrics["opsm_share"] = mean("left")
+    return metrics

@@ -1,0 +1,113 @@
+"""The one place that connects to Ray, and what every detached actor of ours needs around it.
+
+Importing this file imports no ray: `connect` does, once a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from infra.errors import InfrastructureError
+
+NAMESPACE = "tributary"
+_PROBE_S = 5.0
+_connecting = threading.Lock()
+
+
+def connect() -> None:
+    """Join the cluster named by RAY_ADDRESS; costs nothing when already joined.
+
+    Blocks for about 2 s (importing ray, joining), so an event loop calls it in a thread; several
+    threads may. Raises InfrastructureError with advice when no address is set or nothing answers.
+    """
+    # A client that leaves the mode open may find a token file and be refused by our head.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    with _connecting:
+        import ray
+
+        if not ray.is_initialized():
+            _join(os.environ.get("RAY_ADDRESS", ""))
+
+
+def _join(address: str) -> None:
+    import ray
+
+    _probe(address)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, OSError) as error:
+        raise InfrastructureError(
+            f"Ray at {address} refused this process: {error}. See `tributary status`;"
+            " `tributary up` repairs what died"
+        ) from error
+    finally:
+        if in_main_thread:  # ray.init replaces the handler; ours saves a checkpoint first
+            signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _probe(address: str) -> None:
+    """Fail within seconds where ray.init would try for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not address:
+        raise InfrastructureError(
+            "RAY_ADDRESS is not set, so there is no Ray to run on: start the stack with"
+            " `tributary up`, or set it to HOST:PORT of a cluster"
+        )
+    if not port.isdecimal():
+        return  # "auto" and the like: ray finds the cluster itself
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+    except OSError as error:
+        raise InfrastructureError(
+            f"nothing answers at RAY_ADDRESS {address} ({error}): start the stack with"
+            " `tributary up`, or see `tributary doctor`"
+        ) from error
+
+
+def code_tag(*parts: str) -> str:
+    """Short hash of our source files under `parts` (folders or files below the repository root).
+
+    It goes into the name of a detached actor, so that one that runs old code is never met by
+    new code. Example: code_tag("engines", "infra/errors.py") -> "3f09c2b1a7"
+    """
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for part in sorted(parts):
+        path = root / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+            digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()[:10]
+
+
+def driver_id() -> str:
+    """Ray's id of the job whose driver (or actor) this process is; for `dead_drivers`."""
+    import ray
+
+    return ray.get_runtime_context().get_job_id()
+
+
+def dead_drivers(candidates: set[str]) -> set[str]:
+    """Those of the jobs whose driver process has ended: their leases need not time out first."""
+    if not candidates:
+        return set()
+    # The public state API asks the dashboard, which a cluster may not have; this asks the GCS.
+    from ray._private.state import state
+
+    table: list[dict[str, Any]] = state.job_table()
+    return {job["JobID"] for job in table if job["JobID"] in candidates and job["IsDead"]}

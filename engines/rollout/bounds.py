@@ -1,0 +1,72 @@
+"""When an RL run ends before its last step: solved, collapsed, or too many failed samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.errors import TrainingStopped
+
+_SOLVED_WINDOW = 3
+_COLLAPSE_WINDOW = 5
+
+
+@dataclass(slots=True)
+class Watch:
+    """Follows a run step by step. All bounds are on means over a window of steps."""
+
+    solved_reward: float
+    min_outcome: float
+    max_entropy: float | None
+    max_failed_share: float
+    outcomes: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    """of the steps that updated the policy, in nats a token"""
+
+    def observe(self, step: int, metrics: dict[str, float], failure: str) -> bool:
+        """Take a step's metrics in. True when the run is solved.
+
+        `failure` is the most frequent reason of failed samples. Raises TrainingStopped.
+        """
+        failed = metrics["failed_share"]
+        if failed > self.max_failed_share:
+            raise TrainingStopped(
+                f"step {step}: {failed:.0%} of the rollouts failed, more than the bound of "
+                f"{self.max_failed_share:.0%}; most often: {failure}. Mend the reward or the "
+                "environment, or raise `bounds.max_failed_share`"
+            )
+        self.outcomes.append(metrics["outcome_mean"])
+        if "entropy" in metrics:
+            self.entropies.append(metrics["entropy"])
+        self._stop_if_collapsed(step)
+        recent = self.outcomes[-_SOLVED_WINDOW:]
+        return len(recent) == _SOLVED_WINDOW and _mean(recent) >= self.solved_reward
+
+    def _stop_if_collapsed(self, step: int) -> None:
+        outcomes = self.outcomes[-_COLLAPSE_WINDOW:]
+        if len(outcomes) == _COLLAPSE_WINDOW and _mean(outcomes) < self.min_outcome:
+            raise TrainingStopped(
+                f"step {step}: the mean outcome of {_COLLAPSE_WINDOW} steps fell to "
+                f"{_mean(outcomes):.3f}, below `bounds.min_outcome` {self.min_outcome}. Lower "
+                "the learning rate, or start from a longer cold start"
+            )
+        entropies = self.entropies[-_COLLAPSE_WINDOW:]
+        bound = self.max_entropy
+        if bound is not None and len(entropies) == _COLLAPSE_WINDOW and _mean(entropies) > bound:
+            raise TrainingStopped(
+                f"step {step}: the mean entropy of {_COLLAPSE_WINDOW} steps rose to "
+                f"{_mean(entropies):.3f} nats, above `bounds.max_entropy` {bound}. Lower the "
+                "learning rate, or clip lower"
+            )
+
+    def history(self) -> dict[str, list[float]]:
+        """What a resumed run needs: see `restore`."""
+        return {"outcomes": list(self.outcomes), "entropies": list(self.entropies)}
+
+    def restore(self, history: dict[str, Any]) -> None:
+        self.outcomes = list(history["outcomes"])
+        self.entropies = list(history["entropies"])
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

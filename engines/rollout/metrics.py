@@ -1,0 +1,93 @@
+"""The numbers of one RL step, as they go to the tracker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from engines.rollout.buffer import StepBatch
+from engines.rollout.consumer import StepResult
+from engines.types import Sample, Status
+
+
+def mean(values: Iterable[float], default: float = 0.0) -> float:
+    items = list(values)
+    return sum(items) / len(items) if items else default
+
+
+def outcome(sample: Sample) -> float:
+    """The verifier's verdict; 0 where there is none."""
+    return sample.rewards.get("outcome", 0.0)
+
+
+def judged(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples that carry a verdict: neither failed nor aborted."""
+    return [s for s in samples if s.status not in (Status.FAILED, Status.ABORTED)]
+
+
+def share(samples: Sequence[Sample], status: Status) -> float:
+    return mean(float(s.status is status) for s in samples)
+
+
+def most_frequent_reason(samples: Sequence[Sample]) -> str:
+    """Why most of the failed samples failed. Example: "outcome: ValueError: no box (14 of 20)"."""
+    failed = [s.reason for s in samples if s.status is Status.FAILED]
+    if not failed:
+        return ""
+    reason, count = Counter(failed).most_common(1)[0]
+    return f"{reason} ({count} of {len(failed)})"
+
+
+def batch_samples(batch: StepBatch) -> list[Sample]:
+    """Every sample rolled out for a step, trained on or not."""
+    return [s for group in batch.rolled for s in group.samples]
+
+
+def step_metrics(result: StepResult) -> dict[str, float]:
+    """Flat metrics of a step: shares are 0 to 1, lengths in tokens, times in seconds."""
+    batch = result.batch
+    samples = batch_samples(batch)
+    verdicts = judged(samples)
+    generated = sum(s.num_trained_tokens for s in samples)
+    seconds = batch.seconds + result.train_seconds + result.publish_seconds
+    values = {
+        "reward_mean": mean(s.reward for s in verdicts),
+        "outcome_mean": mean(map(outcome, verdicts)),
+        "response_tokens_mean": mean(s.num_trained_tokens for s in verdicts),
+        "truncated_share": share(samples, Status.TRUNCATED),
+        "malformed_share": share(samples, Status.MALFORMED),
+        "failed_share": share(samples, Status.FAILED),
+        "aborted_share": share(samples, Status.ABORTED),
+        "zero_variance_share": mean(float(not g.has_signal) for g in batch.rolled),
+        "groups_kept": float(len(batch.groups)),
+        "groups_rolled": float(len(batch.rolled)),
+        "groups_dropped": float(batch.dropped),
+        "groups_reused": float(batch.reused),
+        "rounds": float(batch.rounds),
+        "rollouts_recovered": float(batch.recovered),
+        "version": float(result.version),
+        "update_skipped": float(not result.trained),
+        "generated_tokens": float(generated),
+        "generate_tokens_per_s": generated / max(batch.seconds, 1e-9),
+        "generate_seconds": batch.seconds,
+        "train_seconds": result.train_seconds,
+        "publish_seconds": result.publish_seconds,
+        "publish_bytes": float(result.publish_bytes),
+        "step_seconds": seconds,
+    }
+    values |= _by_domain(verdicts)
+    # the trainer's own clock is inside `train_seconds`; its names are prefixed where ours say more
+    renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
+    renamed["seconds"] = "trainer_seconds"
+    values |= {renamed.get(name, name): value for name, value in result.trained.items()}
+    return values
+
+
+def _by_domain(samples: Sequence[Sample]) -> dict[str, float]:
+    domains = sorted({s.domain for s in samples})
+    if len(domains) < 2:
+        return {}
+    return {
+        f"outcome_mean_{domain}": mean(outcome(s) for s in samples if s.domain == domain)
+        for domain in domains
+    }

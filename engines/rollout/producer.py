@@ -1,0 +1,132 @@
+"""Producer: turns problems into the groups of a training step.
+
+    round:  draw problems ──▶ all rollouts of all groups at once ──▶ judged groups
+            groups whose rewards differ are kept; the others are replaced by fresh problems in the
+            next round, until enough are kept or the rounds are used up
+
+consumes: the problem source, the policy of the moment     waits for: `buffer.admit`
+produces: `StepBatch`                                      unblocked by: `buffer.trained`
+
+Groups keep the order of their problems whatever the order of arrival, so that a step is the same
+whenever its rollouts are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from engines.rollout.buffer import RolloutBuffer, StepBatch
+from engines.rollout.episode import Roller
+from engines.rollout.journal import RolloutJournal
+from engines.rollout.source import Drawn, ProblemSource
+from engines.types import TRAINABLE, Group, Sample
+
+
+class Producer:
+    """Fills a buffer with one batch a step."""
+
+    def __init__(
+        self,
+        *,
+        roller: Roller,
+        source: ProblemSource,
+        groups_per_step: int,
+        group_size: int,
+        oversample: float,
+        rounds: int,
+        temperature: float,
+        journal: RolloutJournal | None = None,
+    ) -> None:
+        self._roller = roller
+        self.source = source
+        self._wanted = groups_per_step
+        self._group_size = group_size
+        self._oversample = oversample
+        self._rounds = rounds
+        self._temperature = temperature
+        self._journal = journal
+
+    async def run(self, buffer: RolloutBuffer, first: int, last: int) -> None:
+        """Produce the batches of steps `first` to `last`, each as soon as the buffer admits it."""
+        for step in range(first, last + 1):
+            version, surplus, stale = await buffer.admit()
+            batch, unused = await self.collect(step, version, surplus)
+            batch.dropped += stale + buffer.keep_surplus(unused)
+            await buffer.put(batch)
+
+    async def collect(
+        self, step: int, version: int, surplus: list[Group]
+    ) -> tuple[StepBatch, list[Group]]:
+        """Sample one step's groups. -> the batch, and groups with signal that it has no room for.
+
+        Raises EngineError.
+        """
+        began = time.monotonic()
+        known = await self._journal.finished(step) if self._journal is not None else {}
+        informative = list(surplus)
+        rolled: list[Group] = []
+        rounds = 0
+        while len(informative) < self._wanted and rounds < self._rounds:
+            missing = self._wanted - len(informative)
+            drawn = self.source.draw(math.ceil(missing * self._oversample))
+            groups = await self._roll(drawn, version, step, rounds, known)
+            rolled += groups
+            informative += [g for g in groups if g.has_signal]
+            rounds += 1
+        if self._journal is not None:
+            await self._journal.flush()
+        batch = StepBatch(
+            version=version,
+            groups=informative[: self._wanted],
+            rolled=rolled,
+            wanted=self._wanted,
+            reused=min(len(surplus), self._wanted),
+            dropped=0,
+            rounds=rounds,
+            seconds=time.monotonic() - began,
+            cursor=self.source.cursor,
+            recovered=sum(s.rollout_id in known for g in rolled for s in g.samples),
+        )
+        return batch, informative[self._wanted :]
+
+    async def _roll(
+        self,
+        drawn: list[Drawn],
+        version: int,
+        step: int,
+        round_: int,
+        known: Mapping[str, Sample],
+    ) -> list[Group]:
+        """One group a problem, in the order of the problems whichever ends first."""
+        return list(
+            await asyncio.gather(
+                *[
+                    self._roller.roll_samples(
+                        domain,
+                        problem,
+                        self._group_size,
+                        version=version,
+                        temperature=self._temperature,
+                        # a problem may come again in a later round or step: its group is another
+                        label=f"{step}.{round_}.{position}",
+                        known=known,
+                        on_finished=partial(self._keep, step),
+                    )
+                    for position, (domain, problem) in enumerate(drawn)
+                ]
+            )
+        )
+
+    def _keep(self, step: int, sample: Sample) -> None:
+        if self._journal is not None:
+            self._journal.keep(step, sample)
+
+
+def trainable(group: Group) -> Group:
+    """The group without its failed and aborted samples."""
+    kept = [s for s in group.samples if s.status in TRAINABLE and s.num_trained_tokens]
+    return Group(group.problem, kept)

@@ -1,0 +1,99 @@
+"""What the rollout code needs from the parts beside it, as Protocols with few methods.
+
+`GenerationClient.generate`, `Chat`, `Rubric` and `TrainerGroup` satisfy them; so the dataflow
+between them is tested without an engine, and knows nothing about how they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from engines.algorithms.spec import Algorithm
+from engines.types import (
+    AssistantTurn,
+    Curriculum,
+    Environment,
+    Generation,
+    Message,
+    Problem,
+    Sample,
+    Sampling,
+    Transcript,
+)
+
+if TYPE_CHECKING:
+    from engines.weight_sync.report import PublishReport
+
+
+class Generate(Protocol):
+    """One turn of the policy. Raises EngineError when no server answers."""
+
+    async def __call__(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation: ...
+
+
+class ChatFormat(Protocol):
+    """How conversations become token ids and back."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+
+    def prompt_ids(self, problem: Problem) -> list[int]: ...
+
+    def continuation_ids(
+        self,
+        problem: Problem,
+        turns: Sequence[Message],
+        new: Sequence[Message],
+        last_token: int | None,
+    ) -> list[int]: ...
+
+    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Judgement(Protocol):
+    """A rubric's verdict on one rollout."""
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def breakdown(self) -> Mapping[str, float]: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def failed(self) -> bool: ...
+
+
+class Judge(Protocol):
+    """Never raises: a reward that raised is a judgement with `failed` set."""
+
+    async def judge(self, transcript: Transcript) -> Judgement: ...
+
+
+class PolicyTrainer(Protocol):
+    """The trainer as the RL loop sees it."""
+
+    async def rl_step(
+        self, samples: list[Sample], algorithm: Algorithm, gate: bool, version: int | None = None
+    ) -> dict[str, float]: ...
+
+    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDomain:
+    """A recipe's domain, built: where problems come from, how to roll them out, who judges."""
+
+    name: str
+    curriculum: Curriculum
+    judge: Judge
+    environment: Environment | None
+    max_new_tokens: int
+    """generated tokens of one rollout, over all its turns"""
+    max_turns: int

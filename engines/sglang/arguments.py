@@ -1,0 +1,50 @@
+"""Which ServerArgs a server of ours gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engines.sglang.host import has_cuda
+from engines.sglang.spec import FleetSpec
+
+# What every server needs for RL: token ids in and out, seeds that mean something.
+_ALWAYS: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "enable_deterministic_inference": True,
+    "skip_server_warmup": True,
+    "log_level": "warning",
+}
+_CPU: dict[str, Any] = {
+    "device": "cpu",
+    # fp32 end to end: with "auto" an fp32 checkpoint got an fp16 key-value cache
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_overlap_schedule": True,
+    "disable_cuda_graph": True,
+    "mem_fraction_static": 0.05,
+    # an idle server would otherwise burn half a core
+    "sleep_on_idle": True,
+    # token ids go in and out: no tokenizer, no detokenizer's work
+    "skip_tokenizer_init": True,
+}
+
+
+def server_options(
+    spec: FleetSpec, model: Path, port: int, tp: int, first_device: int
+) -> dict[str, Any]:
+    """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins."""
+    options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
+    options |= {
+        "model_path": str(model),
+        "port": port,
+        "tp_size": tp,
+        "max_total_tokens": spec.max_total_tokens,
+    }
+    if has_cuda():
+        options["base_gpu_id"] = first_device
+    if spec.context_length is not None:
+        options["context_length"] = spec.context_length
+    return options | spec.sglang

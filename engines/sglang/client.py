@@ -1,0 +1,231 @@
+"""Generation through the router: many concurrent turns in, few batched requests out.
+
+Turns asked for in the same tick of the event loop travel in one HTTP request of up to `max_batch`
+sequences: that saves 40% against one request each. A turn is a pure function of prompt, sampling
+(with its seed) and weights, and one answer is taken for it, so repeating a batch doubles nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import aiohttp
+import orjson
+
+from engines.sglang.routed_batch import pack
+from engines.types import Generation, Sampling
+from infra.errors import EngineError
+
+_TRIES = 5
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 5.0
+_FINISH: dict[str, Literal["stop", "length", "abort"]] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+}
+Pending: TypeAlias = "tuple[Sequence[int], Sampling, asyncio.Future[Generation]]"
+
+
+class _Retryable(EngineError):
+    """Worth another try: no connection, a time limit, or a server's own fault (5xx)."""
+
+
+@dataclass(slots=True)
+class ClientCounts:
+    """What a client did so far."""
+
+    turns: int = 0
+    requests: int = 0
+    retries: int = 0
+    new_tokens: int = 0
+
+
+class GenerationClient:
+    """Generates turns at one router. Make and use it in one event loop; `close` it there."""
+
+    def __init__(self, router_url: str, *, max_batch: int = 16, timeout: float = 600.0) -> None:
+        """`timeout` bounds one try of one request, in seconds."""
+        self.router_url = router_url
+        self.counts = ClientCounts()
+        self._max_batch = max_batch
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._queue: list[Pending] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusal: Exception | None = None
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        """One turn. Raises EngineError when the engine refuses it or stays away.
+
+        Log-probabilities are those of the distribution that was sampled from, i.e. after division
+        by the temperature (greedy: of the untempered one), before top-p cuts it. Without a seed one
+        is drawn here, because SGLang gives all unseeded requests the same one.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Generation] = loop.create_future()
+        if not self._queue:
+            loop.call_soon(self._flush)
+        self._queue.append((prompt_ids, sampling, future))
+        return await future
+
+    def refuse(self, reason: Exception) -> None:
+        """Fail every turn asked for from now on: the servers may be someone else's by now."""
+        self._refusal = reason
+
+    async def close(self) -> None:
+        """Cancel what is under way and close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def __aenter__(self) -> GenerationClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _flush(self) -> None:
+        """Send what was asked for since the last tick, in batches of equal size.
+
+        Neighbours are dealt out in turn: samples of one prompt end at similar lengths, and a
+        batch's answer waits for its longest.
+        """
+        queue, self._queue = self._queue, []
+        num_batches = -(-len(queue) // self._max_batch)
+        for first in range(num_batches):
+            task = asyncio.create_task(self._settle(queue[first::num_batches]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _settle(self, batch: list[Pending]) -> None:
+        """Answer every turn of a batch, or fail every one of them."""
+        try:
+            generations = await self._generate([(ids, sampling) for ids, sampling, _ in batch])
+        except asyncio.CancelledError:
+            for _, _, future in batch:
+                future.cancel()
+            raise
+        except Exception as error:
+            for _, _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            for (_, _, future), generation in zip(batch, generations, strict=True):
+                if not future.done():  # its caller may have given up
+                    future.set_result(generation)
+
+    async def _generate(self, turns: list[tuple[Sequence[int], Sampling]]) -> list[Generation]:
+        body = orjson.dumps(
+            pack([list(ids) for ids, _ in turns], [_parameters(sampling) for _, sampling in turns])
+        )
+        for attempt in range(1, _TRIES + 1):
+            try:
+                replies = await self._post(body)
+                break
+            except _Retryable as error:
+                if attempt == _TRIES:
+                    raise EngineError(f"gave up after {_TRIES} tries: {error}") from error
+                self.counts.retries += 1
+            wait = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        else:
+            raise AssertionError("unreachable: the last try returns or raises")
+        if not isinstance(replies, list) or len(replies) != len(turns):
+            raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
+        generations = [
+            _parse(reply, sampling)
+            for reply, (_, sampling) in zip(cast(list[Any], replies), turns, strict=True)
+        ]
+        self.counts.turns += len(turns)
+        self.counts.new_tokens += sum(len(g.token_ids) for g in generations)
+        return generations
+
+    async def _post(self, body: bytes) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                headers={"Content-Type": "application/json"},
+            )
+        self.counts.requests += 1
+        url = f"{self.router_url}/generate"
+        try:
+            async with self._session.post(url, data=body) as response:
+                text = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Retryable(f"POST {url}: {error!r} (limit {self._timeout:.0f} s)") from error
+        if status >= 400:
+            kind = _Retryable if status >= 500 or status in (408, 429) else EngineError
+            raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")
+        return orjson.loads(text)
+
+
+def _parameters(sampling: Sampling) -> dict[str, Any]:
+    """SGLang's names for a Sampling."""
+    seed = random.getrandbits(31) if sampling.seed is None else sampling.seed
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "sampling_seed": seed,
+    }
+    if sampling.top_p < 1:
+        parameters["top_p"] = sampling.top_p
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    return parameters
+
+
+def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
+    """One sequence of a reply, checked against what was asked for."""
+    token_ids: list[int] = reply["output_ids"]
+    meta = reply["meta_info"]
+    scored = meta.get("output_token_logprobs") or []
+    finish = _FINISH.get(meta["finish_reason"]["type"])
+    if finish is None:
+        raise EngineError(f"unknown finish reason {meta['finish_reason']}")
+    if finish == "abort" and meta["finish_reason"].get("status_code"):
+        raise EngineError(f"the engine refused a turn: {meta['finish_reason'].get('message')}")
+    if [token for _, token, *_ in scored] != token_ids or len(token_ids) > sampling.max_new_tokens:
+        raise EngineError(
+            f"the engine answered {len(token_ids)} tokens with {len(scored)} log-probabilities"
+            f" for at most {sampling.max_new_tokens} tokens"
+        )
+    return Generation(
+        token_ids=token_ids,
+        logprobs=[logprob for logprob, *_ in scored],
+        weight_versions=_versions(meta, len(token_ids)),
+        finish=finish,
+    )
+
+
+def _versions(meta: dict[str, Any], num_tokens: int) -> list[int]:
+    """The weight version of each token; the engine reports spans when it changed on the way."""
+    spans: list[dict[str, Any]] = meta.get("weight_versions") or [
+        {"version": meta["weight_version"], "start": 0, "end": num_tokens}
+    ]
+    versions: list[int] = []
+    for span in spans:
+        versions += [_version(span["version"])] * (span["end"] - span["start"])
+    if len(versions) != num_tokens:
+        raise EngineError(f"weight versions {spans} do not cover {num_tokens} tokens")
+    return versions
+
+
+def _version(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise EngineError(
+            f"the engine's weight version is {text!r}, not a number: its weights did not come"
+            " from this fleet"
+        ) from None

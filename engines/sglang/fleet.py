@@ -1,0 +1,144 @@
+"""A stage's side of a fleet: lease servers, generate, load weights, release. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engines.keeper import grant_of, keep_renewing, open_keeper
+from engines.raylink import code_tag, connect, driver_id
+from engines.sglang.client import GenerationClient
+from engines.sglang.manager import LEASE_TTL_S, FleetManager, Grant, Request
+from engines.sglang.spec import FleetSpec
+from infra.errors import EngineError, InputError, LeaseLost, TributaryError
+from infra.home import home
+
+_PREFIX = "fleet-manager-"
+_CODE = (
+    "engines/keeper.py",
+    "engines/lease.py",
+    "engines/sglang",
+    "engines/weight_sync",
+    "infra/errors.py",
+)
+_START_S = 600.0
+_CALL_S = 30.0
+_LOAD_S = 600.0
+
+
+def open_manager(name: str = "", num_gpus: float = 0.0, ttl_s: float = LEASE_TTL_S) -> Any:
+    """The Ray actor handle of the one manager that runs this very code; started if need be.
+
+    Blocks like `raylink.connect` the first time. A test passes a name of its own.
+    """
+    arguments = (str(home() / "logs" / "fleet"), ttl_s)
+    tag = code_tag(*_CODE)
+    return open_keeper(FleetManager, _PREFIX, tag, name, arguments, num_gpus=num_gpus)
+
+
+class Fleet:
+    """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
+
+    def __init__(self, manager: Any, grant: Grant) -> None:
+        self.router_url = grant.router_url
+        self.server_urls = list(grant.server_urls)
+        self.version = 0
+        """what `load` loaded last; publishing tensors does not change it"""
+        self.client = GenerationClient(grant.router_url)
+        self._manager = manager
+        self._grant = grant
+        self._released = False
+        self._renewal = asyncio.create_task(self._renew())
+
+    @classmethod
+    async def lease(
+        cls,
+        spec: FleetSpec,
+        model: Path,
+        servers: int,
+        tp: int,
+        pool_servers: int,
+        holder: str,
+        *,
+        wait_s: float = 3600.0,
+        manager: Any = None,
+    ) -> Fleet:
+        """Wait for `servers` servers, first come first served, that serve `model` as version 0.
+
+        Raises InputError if there can never be that many, EngineError if none came free within
+        `wait_s` or a server does not start (with the end of its log).
+        """
+        if servers > pool_servers:
+            raise InputError(
+                f"the stage needs {servers} servers but there are {pool_servers}: raise"
+                " resources.servers or ask for fewer"
+            )
+        manager = manager or await asyncio.to_thread(_open_for, pool_servers * tp)
+        request = Request(spec, model, servers, tp, pool_servers, holder, driver_id(), wait_s)
+        call = manager.lease.remote(request)
+        bound = wait_s + _START_S
+        return cls(manager, await grant_of(call, lambda c: _answer(c, bound, "leasing servers")))
+
+    async def load(self, model: Path, version: int) -> None:
+        """Serve the weights of another HF folder as `version`; nothing may be generating."""
+        call = self._manager.load.remote(self._grant.lease_id, self._grant.token, model, version)
+        await _answer(call, _LOAD_S, f"loading {model}")
+        self.version = version
+
+    async def release(self) -> None:
+        """Give the servers back; they stay warm. Doing it twice is harmless."""
+        if self._released:
+            return
+        self._released = True
+        self._renewal.cancel()
+        await self.client.close()
+        call = self._manager.release.remote(self._grant.lease_id, self._grant.token)
+        with contextlib.suppress(LeaseLost):  # reclaimed already
+            await _answer(call, _CALL_S, "releasing servers")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    async def _renew(self) -> None:
+        """Keep the lease alive; once it is lost, every further turn fails and says why."""
+
+        async def renew() -> None:
+            call = self._manager.renew.remote(self._grant.lease_id, self._grant.token)
+            await _answer(call, _CALL_S, "renewing the lease on servers")
+
+        await keep_renewing(renew, self._grant.ttl_s / 6, self.client.refuse)
+
+
+def _open_for(num_devices: int) -> Any:
+    """The manager, holding `num_devices` GPUs where the cluster has any."""
+    connect()
+    import ray
+
+    return open_manager(num_gpus=num_devices if ray.cluster_resources().get("GPU") else 0)
+
+
+async def _answer(call: Any, timeout: float, what: str) -> Any:
+    """The answer of a Ray call; our own errors come out as themselves, others as EngineError."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await asyncio.wait_for(call, timeout)
+    except TimeoutError:
+        raise EngineError(f"{what}: no answer from the fleet manager in {timeout:.0f} s") from None
+    except RayTaskError as error:
+        if isinstance(error.cause, TributaryError):
+            raise error.cause from error
+        raise EngineError(f"{what} failed in the fleet manager: {error.cause!r}") from error
+    except RayError as error:
+        raise EngineError(f"{what}: the fleet manager ended ({error})") from error

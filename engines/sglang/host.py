@@ -1,0 +1,40 @@
+"""What kind of host this is, and the environment SGLang needs on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+_ENVIRONMENT = {
+    # GET /health answers at once instead of generating: a router asks every 2 s, and such a
+    # request would make a weight update's flush fail. Our own probe generates.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
+_CPU_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # some samplers are compiled on first use, which needs a C++ compiler at run time
+    "TORCHDYNAMO_DISABLE": "1",
+    # two spinning thread pools on two cores slow each other down many times
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether an NVIDIA device is usable; answers without importing torch.
+
+    CUDA_VISIBLE_DEVICES set to nothing (or -1) makes a host count as one without.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return False
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def prepare_environment() -> None:
+    """Set what SGLang reads at import; a value that a person set stays."""
+    wanted = _ENVIRONMENT if has_cuda() else _ENVIRONMENT | _CPU_ENVIRONMENT
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,129 @@
+"""Whether options passed through to SGLang can work, and which of them change results.
+
+`tributary check` calls this on a laptop: nothing here imports SGLang. `options.json` is made from
+the pinned release by `describe`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.options import check_kind, unknown_option
+from infra.errors import InputError
+
+RESULT_NEUTRAL = frozenset(
+    {
+        "base_gpu_id",
+        "chunked_prefill_size",
+        "crash_dump_folder",
+        "decode_log_interval",
+        "detokenizer_worker_num",
+        "disable_cuda_graph",
+        "disable_cuda_graph_padding",
+        "disable_overlap_schedule",
+        "disable_radix_cache",
+        "dist_timeout",
+        "enable_metrics",
+        "enable_request_time_stats_logging",
+        "enable_trace",
+        "gc_threshold",
+        "gpu_id_step",
+        "log_level",
+        "log_level_http",
+        "log_requests",
+        "log_requests_level",
+        "log_requests_target",
+        "max_prefill_tokens",
+        "max_queued_requests",
+        "max_running_requests",
+        "max_total_tokens",
+        "mem_fraction_static",
+        "model_loader_extra_config",
+        "nccl_port",
+        "num_continuous_decode_steps",
+        "otlp_traces_endpoint",
+        "page_size",
+        "schedule_conservativeness",
+        "schedule_policy",
+        "show_time_cost",
+        "sleep_on_idle",
+        "soft_watchdog_timeout",
+        "stream_interval",
+        "tokenizer_worker_num",
+        "watchdog_timeout",
+    }
+)
+"""Options that change speed, memory, logs or places but not what is generated, beyond
+floating-point order: they stay out of a stage's digest."""
+
+_SET_BY_US = {
+    "context_length": "write it as `fleet.context_length`",
+    "dp_size": "raise resources: servers instead",
+    "enable_deterministic_inference": "seeds need it; it is always on",
+    "host": "servers listen on their own host",
+    "max_total_tokens": "write it as `fleet.max_total_tokens`",
+    "model_path": "it comes from the stage's input",
+    "nnodes": "a server runs on one host",
+    "port": "the fleet chooses it",
+    "skip_server_warmup": "the fleet proves a server with a request of its own",
+    "skip_tokenizer_init": "token ids go in and out",
+    "tp_size": "it comes from resources: tp_per_server",
+    "weight_version": "the fleet sets it",
+}
+_KINDS: dict[Any, str] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    type(None): "null",
+}
+
+
+@functools.cache
+def table() -> dict[str, list[str]]:
+    """Kinds of value that each field of the pinned ServerArgs takes; [] when we cannot tell."""
+    return json.loads((Path(__file__).parent / "options.json").read_text())
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise InputError at the first option that SGLang does not know or that is not a recipe's."""
+    for name, value in options.items():
+        where = f"fleet.sglang.{name}"
+        kinds = table().get(name)
+        if kinds is None:
+            of_what = "a server argument of the pinned SGLang"
+            raise unknown_option(where, name, table(), of_what)
+        if name in _SET_BY_US:
+            raise InputError(f"{where} cannot be passed through: {_SET_BY_US[name]}")
+        if kinds:
+            check_kind(where, value, kinds)
+
+
+def describe(annotations: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The table of a class's resolved annotations, e.g. {"port": int} -> {"port": ["int"]}."""
+    return {name: sorted(_kinds(annotation)) for name, annotation in sorted(annotations.items())}
+
+
+def _kinds(annotation: Any) -> set[str]:
+    """Kinds that an annotation allows; empty if one of its parts is no plain data."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _kinds(typing.get_args(annotation)[0])
+    if origin is typing.Literal:
+        return {_literal(value) for value in typing.get_args(annotation)}
+    if origin in (typing.Union, types.UnionType):
+        parts = [_kinds(part) for part in typing.get_args(annotation)]
+        return set[str]().union(*parts) if all(parts) else set()
+    container = {list: "list", tuple: "list", set: "list", dict: "dict"}.get(origin or annotation)
+    kind = container or _KINDS.get(annotation)
+    return set() if kind is None else {kind}
+
+
+def _literal(value: Any) -> str:
+    return f"={value}" if isinstance(value, str) else _KINDS[type(value)]

@@ -1,0 +1,31 @@
+"""Tributary's plugin for SGLang (entry point group `sglang.srt.plugins`).
+
+SGLang calls `register` in each of its processes. Where CUDA is, nothing of its CPU part applies.
+"""
+
+from __future__ import annotations
+
+from engines.sglang.host import has_cuda
+
+_registered = False
+
+
+def register() -> None:
+    """Let routed batches carry their seeds; on CPU also batch attention, sample by seed,
+    and let no request feel what shares its batch."""
+    global _registered
+    from engines.sglang import routed_batch
+
+    routed_batch.install()
+    if not has_cuda():
+        from engines.sglang import attention, rows, seeded
+
+        attention.install()
+        rows.install()
+        seeded.install()
+    _registered = True
+
+
+def is_registered() -> bool:
+    """SGLang logs a plugin's exception and goes on without it; its launcher asks here instead."""
+    return _registered

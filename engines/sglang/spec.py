@@ -1,0 +1,20 @@
+"""What a recipe says about generation. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, PositiveInt
+
+from infra.config import Config
+
+
+class FleetSpec(Config):
+    """SGLang servers that share one architecture and one set of weights."""
+
+    max_total_tokens: PositiveInt = 16384
+    """KV-cache capacity of one server, in tokens"""
+    context_length: PositiveInt | None = None
+    """longest sequence; None takes the model's own"""
+    sglang: dict[str, Any] = Field(default_factory=dict)
+    """any SGLang server argument by its own name with underscores, passed through"""

@@ -1,0 +1,267 @@
+"""What flows between curricula, engines, rewards and losses.
+
+A *problem* is one prompt of a curriculum. A *rollout* is one generation attempt for it; it yields
+one or more training *samples* that share its rollout id. The rollouts of one problem form a
+*group*. Everything here is plain data: it pickles, it imports nothing heavy, and raw dicts never
+take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, Protocol, TypeAlias
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as the model wrote it, e.g. `ToolCall("search", {"q": "ant"})`."""
+
+    name: str
+    arguments: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, e.g. `Message("user", "12+30")`.
+
+    `reasoning` is the text between the think tags: None means that the turn has none.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call; `parameters` maps a name to its JSON type."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Literal["string", "number", "integer", "boolean", "array", "object"]]
+    required: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt of a curriculum with what its verifier needs.
+
+    `id` is stable across runs and unique within a curriculum, e.g. `reasoning/rl/add/17`.
+    `thinking` asks the chat template for a reasoning turn.
+    """
+
+    id: str
+    domain: str
+    messages: tuple[Message, ...]
+    reference: Json = None
+    tools: tuple[Tool, ...] = ()
+    thinking: bool = False
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A solved conversation for supervised training: problem messages, then the answer's turns."""
+
+    problem: Problem
+    turns: tuple[Message, ...]
+
+
+class Status(StrEnum):
+    """How a rollout ended."""
+
+    COMPLETED = "completed"
+    """the model ended its turn by itself"""
+    TRUNCATED = "truncated"
+    """a token or turn budget ran out"""
+    MALFORMED = "malformed"
+    """a tool call broke the protocol; the episode ended there with reward 0"""
+    ABORTED = "aborted"
+    """generation was interrupted; never trained on"""
+    FAILED = "failed"
+    """the reward or the environment raised; `reason` says what; never trained on"""
+
+
+TRAINABLE = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.MALFORMED})
+
+
+@dataclass(slots=True)
+class Sample:
+    """The training unit: one token sequence with what each token is worth.
+
+    All per-token lists have `len(tokens)` entries; positions with `loss_mask` 0 (prompt, tool
+    output) hold logprob 0.0 and weight version -1.
+
+    Example: tokens=[5, 9, 7, 2], loss_mask=[0, 0, 1, 1], logprobs=[0, 0, -0.1, -0.7],
+    weight_versions=[-1, -1, 3, 3], rewards={"outcome": 1.0, "length": -0.1}, reward=0.9
+    """
+
+    problem_id: str
+    domain: str
+    group_id: str
+    rollout_id: str
+    sample_index: int
+    tokens: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    weight_versions: list[int]
+    status: Status
+    reward: float = 0.0
+    """what training maximises: the rubric's weighted sum"""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """the breakdown; `outcome` (0 to 1) is the domain verifier's own verdict, free of shaping"""
+    reason: str = ""
+    """why the status or reward is what it is, for a person who browses rollouts"""
+    token_budget: int = 0
+    """tokens its rollout was allowed to generate; 0: unknown"""
+    metadata: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+    @property
+    def oldest_version(self) -> int:
+        return min((v for v in self.weight_versions if v >= 0), default=-1)
+
+
+@dataclass(slots=True)
+class Group:
+    """The rollouts of one problem, compared with each other."""
+
+    problem: Problem
+    samples: list[Sample]
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the trainable samples' rewards differ: else every group advantage is zero."""
+        rewards = [s.reward for s in self.samples if s.status in TRAINABLE]
+        return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one turn. `seed` makes a request reproducible whatever shares its batch."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One turn from the engine: the ids as produced, including the stop token if there was one."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    weight_versions: list[int]
+    finish: Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """What the model wrote, parsed. `error` is the reason when it broke the format."""
+
+    text: str
+    content: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    error: str = ""
+
+    def message(self) -> Message:
+        return Message("assistant", self.content, self.reasoning, self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A finished rollout as rewards see it: the problem, every turn after it, and how it ended."""
+
+    problem: Problem
+    messages: tuple[Message, ...]
+    """assistant and tool turns in order; the last assistant turn is the answer"""
+    status: Status
+    num_tokens: int
+    reason: str = ""
+    raw: str = ""
+    """the whole response as decoded with special tokens"""
+
+    @property
+    def answer(self) -> str:
+        last = self.messages[-1] if self.messages else None
+        return last.content if last is not None and last.role == "assistant" else ""
+
+    @property
+    def tool_turns(self) -> int:
+        return sum(m.role == "tool" for m in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An environment's reaction to an assistant turn: tool messages, and whether it is over."""
+
+    messages: tuple[Message, ...] = ()
+    done: bool = False
+
+
+class Episode(Protocol):
+    """One live rollout of an environment."""
+
+    async def step(self, turn: AssistantTurn) -> Step:
+        """React to the model's turn. Raises only for faults of the environment itself."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Environment(Protocol):
+    """What a multi-turn rollout acts on. A single-turn problem is an environment with no tools."""
+
+    async def start(self, problem: Problem) -> Episode: ...
+
+
+class Curriculum(Protocol):
+    """Where problems come from. Splits are disjoint by construction: no problem is in two."""
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
+        """`count` problems of a split from position `start` of its endless order under `seed`."""
+        ...
+
+    def demonstrations(self, count: int, seed: int) -> Sequence[Demonstration]:
+        """Solved problems of the `sft` split, by the curriculum's own demonstrator."""
+        ...
+
+    def environment(self) -> Environment | None:
+        """The environment of its problems; None when one turn is the whole rollout."""
+        ...
+
+
+Split: TypeAlias = Literal["sft", "rl", "distill", "heldout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A reward's judgement: its score, its named parts, and why."""
+
+    score: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+class Reward(Protocol):
+    """Judges a finished rollout. May raise: the sample is then recorded as failed."""
+
+    async def __call__(self, transcript: Transcript) -> Verdict: ...
+
+
+class ProtocolBreak(Exception):
+    """The model broke a tool's protocol: the episode ends as malformed, with reward 0.
+
+    An environment raises it from `Episode.step`; its text is the sample's reason.
+    """

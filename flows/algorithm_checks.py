@@ -1,0 +1,35 @@
+"""Checks of a stage's RL algorithm, before anything runs: what does not go together, and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engines.algorithms.choices import CustomAdvantage, CustomLoss
+from engines.algorithms.combinations import refusals
+from flows.cli_hooks import hook_faults
+from flows.plan import PlannedStage
+from infra.errors import InputError
+from tasks.rl import RlSpec
+
+
+def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
+    """Each as `stage NAME: algorithm.FIELD: reason; way out`."""
+    if not isinstance(stage.spec, RlSpec):
+        return
+    settings = stage.spec.settings
+    where = f"stage {stage.name}: algorithm"
+    for refusal in refusals(settings.algorithm, settings.group_size):
+        yield f"{where}.{refusal}"
+    for kind, part in (
+        ("advantage", settings.algorithm.advantage),
+        ("loss", settings.algorithm.loss),
+    ):
+        if not isinstance(part, CustomAdvantage | CustomLoss):
+            continue
+        try:
+            faults = hook_faults(kind, part.path, part.options)
+        except InputError as error:
+            yield f"{where}.{kind}: {error}"
+            continue
+        for check, saw in faults:
+            yield f"{where}.{kind}: {part.path} breaks the contract: {check}: {saw}"

@@ -1,0 +1,45 @@
+"""The flows by name, as the command and a resumed run find them. Imports no Prefect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.explain import nearest
+from flows.plan import (
+    PlannedStage,
+    plan_distill_rounds,
+    plan_evaluate,
+    plan_expert,
+    plan_post_train,
+)
+from flows.recipe import Recipe
+from infra.errors import InputError
+
+FLOWS = ("post-train", "expert", "distill-rounds", "evaluate")
+
+
+def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
+    """The plan of a flow with its arguments beside the recipe."""
+    match flow:
+        case "post-train":
+            return plan_post_train(recipe)
+        case "expert":
+            return plan_expert(recipe, _expert(recipe, arguments["name"]))
+        case "distill-rounds":
+            expert = _expert(recipe, arguments["expert"])
+            return plan_distill_rounds(recipe, expert, int(arguments["rounds"]))
+        case "evaluate":
+            return plan_evaluate(recipe, arguments["models"])
+        case _:
+            raise InputError(f"no flow `{flow}` among {', '.join(FLOWS)}{nearest(flow, FLOWS)}")
+
+
+def _expert(recipe: Recipe, name: str) -> str:
+    if name not in recipe.experts:
+        known = ", ".join(recipe.experts)
+        raise InputError(
+            f"recipe {recipe.name} has no expert `{name}`; it has {known}"
+            f"{nearest(name, recipe.experts)}"
+        )
+    return name

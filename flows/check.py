@@ -1,0 +1,144 @@
+"""What a schema cannot see: names, hook paths, layouts. Runs before any job is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from flows.exactness import inexact
+from flows.explain import nearest
+from flows.plan import MODEL, PlannedStage, plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from infra.user_files import install_hooks, read_hooks
+from tasks.base import BaseSpec
+from tasks.domain import Domain
+from tasks.model_folder import local_folder
+
+RESERVED = ("base", "unified", "distill", "evaluate")
+SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
+
+
+def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
+    """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it."""
+    problems = [*_names(recipe), *_hooks(recipe)]
+    if not problems:  # parts can only be built once their files are there
+        install_hooks(read_hooks(recipe.hooks))
+        problems += [line for domain in recipe.domains for line in _domain(domain)]
+    problems += [*_folders(plan), *_resources(recipe, plan), *_options(recipe, plan)]
+    if recipe.determinism == "exact":
+        problems += [f"{line}; say `determinism: close`" for line in inexact(recipe, plan)]
+    if problems:
+        lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
+        raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
+
+
+def _names(recipe: Recipe) -> Iterator[str]:
+    for key, expert in recipe.experts.items():
+        if expert.domain.name != key:
+            yield f"experts.{key}.domain.name: leave it out, or say `{key}` as its key does"
+        if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
+            yield f"experts.{key}: the name would collide with a stage's; choose another"
+
+
+def _hooks(recipe: Recipe) -> Iterator[str]:
+    for hook in recipe.hooks:
+        path = Path(hook)
+        if not path.exists():
+            yield f"hooks: {hook} is missing"
+        elif path.is_file() and path.suffix != ".py":
+            yield f"hooks: {hook} is no Python file"
+        elif not path.stem.isidentifier():
+            yield f"hooks: {path.name} cannot be imported under that name"
+
+
+def _domain(domain: Domain) -> Iterator[str]:
+    from curricula.registry import build as build_curriculum
+
+    where = f"experts.{domain.name}.domain"
+    named = domain.curriculum
+    yield from _rewards(f"{where}.rewards", domain)
+    found = list(
+        _raises(f"{where}.curriculum", lambda: build_curriculum(named.name, named.options))
+    )
+    yield from found
+    if found or domain.max_turns == 1:
+        return
+    curriculum = build_curriculum(named.name, named.options)
+    refused = list(_raises(f"{where}.curriculum", curriculum.environment))
+    yield from refused
+    if not refused and curriculum.environment() is None:
+        yield f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
+
+
+def _rewards(where: str, domain: Domain) -> Iterator[str]:
+    """Each reward by itself, then all of them as the rubric that will judge."""
+    from rewards.registry import build
+    from rewards.rubric import Rubric, Term
+
+    found = [
+        line
+        for index, t in enumerate(domain.rewards)
+        for line in _raises(f"{where}.{index}", lambda t=t: build(t.name, t.options))
+    ]
+    yield from found
+    if not found:
+        terms = [
+            Term(t.name, t.weight, t.outcome, build(t.name, t.options)) for t in domain.rewards
+        ]
+        yield from _raises(where, lambda: Rubric(terms))
+
+
+def _folders(plan: list[PlannedStage]) -> Iterator[str]:
+    """Imported models that should be on this machine and are not."""
+    for stage in plan:
+        if not isinstance(stage.spec, BaseSpec) or stage.spec.settings.folder is None:
+            continue
+        compared = stage.name.startswith(MODEL)
+        where = f"models.{stage.name.removeprefix(MODEL)}" if compared else "base.folder"
+        folder = local_folder(stage.spec.settings.folder)
+        if folder is not None and not (folder / "config.json").is_file():
+            what = "has no config.json" if folder.is_dir() else "is missing"
+            yield f"{where}: {folder} {what}; give an HF model folder"
+
+
+def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    pool = recipe.resources
+    # A recipe serves several flows: what another one of them would run may be named as well.
+    names = list(dict.fromkeys(stage.name for stage in [*plan, *plan_post_train(recipe)]))
+    round_of = re.compile(rf"({'|'.join(recipe.experts)})-(distill|sft|rl)-r[1-9]\d*")
+    for name in pool.stages:
+        if name not in names and not round_of.fullmatch(name) and not name.startswith(MODEL):
+            yield f"resources.stages.{name}: no such stage{nearest(name, names)}"
+    for stage in plan:
+        world, servers = stage.resources.trainer.world_size, stage.resources.servers
+        if world > pool.trainer_ranks:
+            yield (
+                f"stage {stage.name}: its trainer layout needs {world} ranks, "
+                f"resources.trainer_ranks is {pool.trainer_ranks}"
+            )
+        if servers > pool.servers:
+            yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
+
+
+def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Algorithms that cannot be, options passed through to the engines, and layouts that the
+    model does not divide into."""
+    from flows.algorithm_checks import algorithm_problems
+    from flows.engine_checks import fleet_problems, trainer_problems
+
+    for stage in plan:
+        yield from trainer_problems(recipe.base, stage)
+        yield from fleet_problems(stage)
+        yield from algorithm_problems(stage)
+
+
+def _raises(where: str, build: Callable[[], object]) -> Iterable[str]:
+    try:
+        build()
+    except InputError as error:
+        return [f"{where}: {error}"]
+    except Exception as error:  # the user's own constructor may raise anything
+        return [f"{where}: {type(error).__name__}: {error}"]
+    return []

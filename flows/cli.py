@@ -1,0 +1,184 @@
+"""The command `tributary`. Each command imports what it needs when it runs: `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from infra.errors import BAD_INPUT, DETACHED, TributaryError
+
+app = App(
+    name="tributary",
+    help="The whole post-training recipe of a language model as one durable pipeline.",
+    version_flags=["--version"],
+)
+console = Console()
+errors = Console(stderr=True)
+
+Set = Annotated[
+    list[str],
+    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.rl.steps=4"),
+]
+
+
+@app.command
+def run(
+    recipe: str, /, *, set_: Set | None = None, name: str = "", in_process: bool = False
+) -> int:
+    """Run a recipe to the end, showing its stages.
+
+    Ctrl-C once leaves the run going (in process: stops it after a checkpoint); twice within two
+    seconds cancels it.
+
+    Parameters
+    ----------
+    recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
+    name: Another name for this run.
+    in_process: Run here, without the Prefect server.
+    """
+    from flows.cli_run import start
+
+    return start(recipe, set_ or [], name, in_process, console)
+
+
+@app.command
+def resume(run: str = "", /) -> int:
+    """Continue a failed, crashed, stopped or cancelled run, or follow one that is going on.
+
+    What is done stays done.
+
+    Parameters
+    ----------
+    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    """
+    from flows.cli_run import continue_run
+
+    return continue_run(run, console)
+
+
+@app.command
+def check(recipe: str, /, *, set_: Set | None = None) -> int:
+    """Validate a recipe; print it resolved, and its plan: what is cached, what will run, where.
+
+    Parameters
+    ----------
+    recipe: A YAML file, or the name of a shipped recipe.
+    """
+    from flows.cli_show import show_check
+
+    return show_check(recipe, set_ or [], console)
+
+
+@app.command
+def report(run: str = "", /, *, json: bool = False) -> int:
+    """The table of scores by model and domain, with times.
+
+    Parameters
+    ----------
+    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    json: Print it for programs.
+    """
+    from flows.cli_show import show_report
+
+    return show_report(run, json, console)
+
+
+@app.command
+def artifacts(*, json: bool = False, root: str = "") -> int:
+    """What is in the store.
+
+    Parameters
+    ----------
+    json: Print it for programs.
+    root: Another store than the latest run's, e.g. s3://bucket/prefix.
+    """
+    from flows.cli_show import show_artifacts
+
+    return show_artifacts(json, root, console)
+
+
+@app.command
+def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str = "") -> int:
+    """Browse an artifact's samples: tokens, what was trained on, reward and its reason.
+
+    Parameters
+    ----------
+    artifact: A digest (or its beginning) or a stage's name in the latest run.
+    limit: How many samples.
+    domain: Only this domain's.
+    root: Another store than the latest run's.
+    """
+    from flows.cli_rollouts import show_rollouts
+
+    return show_rollouts(artifact, limit, domain, root, console)
+
+
+@app.command(name="test-hook")
+def check_hook(path: str, /, *, kind: str = "", options: str = "") -> int:
+    """Try your own advantage or loss on small batches: does it keep the contract?
+
+    Parameters
+    ----------
+    path: `module:function`, or `file.py:function`.
+    kind: advantage or loss; empty: by the type of its argument.
+    options: Its options as JSON.
+    """
+    from flows.cli_hooks import show_hook
+
+    return show_hook(path, kind, options, console)
+
+
+@app.command
+def up() -> int:
+    """Start the local stack, or mend what died of it."""
+    from flows.cli_stack import start_stack
+
+    return start_stack(console)
+
+
+@app.command
+def down() -> int:
+    """Stop the local stack."""
+    from flows.cli_stack import stop_stack
+
+    return stop_stack(console)
+
+
+@app.command
+def status() -> int:
+    """What runs of the local stack, and where."""
+    from flows.cli_stack import show_status
+
+    return show_status(console)
+
+
+@app.command
+def doctor(*, clean: bool = False) -> int:
+    """What is missing on this machine, with the command that mends it.
+
+    Parameters
+    ----------
+    clean: First remove what a crash of the machine left of this home; nothing of a living process.
+    """
+    from flows.cli_stack import show_cleaned, show_doctor
+
+    if clean:
+        show_cleaned(console)
+    return show_doctor(console)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:  # already printed
+        code = BAD_INPUT
+    except TributaryError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = DETACHED
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,180 @@
+"""`tributary run` and `resume`: start, watch, detach, cancel."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.console import Console
+
+from flows.catalog import plan_of
+from flows.going import is_going
+from flows.live import LiveTable, show_end
+from flows.load import load_recipe
+from flows.prefect_api import PrefectApi
+from flows.runs import RunRecord, find_run, new_run
+from infra.errors import DETACHED, StageFailed
+
+CANCEL_WINDOW_SECONDS = 2.0
+CANCEL_SECONDS = 90.0
+POLL_SECONDS = 0.3
+SERVER_POLL_SECONDS = 2.0
+
+
+def start(recipe: str, changes: list[str], name: str, in_process: bool, console: Console) -> int:
+    from flows.check import check_recipe
+    from flows.open import running_stack
+
+    loaded = load_recipe(recipe, changes)
+    check_recipe(loaded, plan_of("post-train", loaded, {}))
+    if not in_process:  # before anything is on record
+        PrefectApi(running_stack().prefect_api).require("post-train")
+    record = new_run(loaded, "post-train", {}, name=name, in_process=in_process)
+    return _watch(record, console)
+
+
+def continue_run(run: str, console: Console) -> int:
+    record = find_run(run)
+    state = record.state()
+    if state.state == "completed":
+        console.print(
+            f"run {record.run} is complete: tributary report {record.run}",
+            markup=False,
+            soft_wrap=True,
+        )
+        return 0
+    return _watch(record, console)
+
+
+class _Going(Protocol):
+    """A run that goes on while the command looks on."""
+
+    @property
+    def is_over(self) -> bool: ...
+    def detach(self, console: Console) -> None: ...
+    def cancel(self) -> None: ...
+    def result(self) -> None: ...
+
+
+def _watch(record: RunRecord, console: Console) -> int:
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    going: _Going = _Here(record, console) if head.in_process else _Deployed(record, console)
+    table = LiveTable(record, plan, console)
+    try:
+        with table:
+            while not going.is_over:
+                table.update()
+                time.sleep(POLL_SECONDS)
+            table.update()
+    except KeyboardInterrupt:
+        return _interrupted(record, going, console)
+    going.result()
+    return show_end(record, plan, console)
+
+
+def _interrupted(record: RunRecord, going: _Going, console: Console) -> int:
+    """One Ctrl-C lets go of the run; a second one within two seconds cancels it."""
+    try:
+        console.print("Ctrl-C again within 2 s cancels the run.")
+        time.sleep(CANCEL_WINDOW_SECONDS)
+        going.detach(console)
+    except KeyboardInterrupt:
+        console.print("cancelling: the running stages leave a checkpoint and stop ...")
+        going.cancel()
+        console.print("cancelled.")
+    console.print(f"continue with: tributary resume {record.run}", markup=False, soft_wrap=True)
+    return DETACHED
+
+
+class _Here:
+    """A run in this process."""
+
+    def __init__(self, record: RunRecord, console: Console) -> None:
+        from flows.in_process import InProcessRun
+
+        self._run = InProcessRun(
+            record, lambda text: console.print(text, markup=False, soft_wrap=True)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self._run.is_over
+
+    def detach(self, console: Console) -> None:
+        console.print("stopping after a checkpoint ...")
+        self._run.stop()
+
+    def cancel(self) -> None:
+        self._run.stop()
+
+    def result(self) -> None:
+        self._run.result()
+
+
+class _Deployed:
+    """A run through a Prefect deployment; one that is going on is followed, not started again."""
+
+    def __init__(self, record: RunRecord, console: Console) -> None:
+        from flows.open import running_stack
+
+        stack = running_stack()
+        self._record, self._api = record, PrefectApi(stack.prefect_api)
+        known = record.state().flow_run
+        if known and (is_going(record.run) or self._api.is_waiting(known)):
+            console.print(f"{record.run} is going on: following it", markup=False, soft_wrap=True)
+            self._flow_run = known
+        else:
+            self._flow_run = self._start()
+        self._state, self._message, self._asked = "PENDING", "", 0.0
+        self._started = time.time()
+        console.print(
+            f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
+        )
+        console.print(
+            f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
+        )
+
+    def _start(self) -> str:
+        head = self._record.head()
+        parameters = head.arguments | {"recipe": head.recipe, "run": self._record.run}
+        started = self._api.start(head.flow, parameters, self._record.run)
+        state = self._record.state()
+        self._record.put_state(state.model_copy(update={"flow_run": started}))
+        return started
+
+    @property
+    def is_over(self) -> bool:
+        if time.time() - self._asked >= SERVER_POLL_SECONDS:
+            self._asked = time.time()
+            self._state, self._message = self._api.state(self._flow_run)
+        return self._state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    def detach(self, console: Console) -> None:
+        console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)
+
+    def cancel(self) -> None:
+        from flows.stop import stop_run
+
+        self._api.cancel(self._flow_run)
+        stop_run(self._record)
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not self.is_over and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def result(self) -> None:
+        """The flow's own record says more than Prefect, unless the flow's process was lost."""
+        if self._state == "COMPLETED":
+            return
+        state = self._record.state()
+        if state.state == "running" and not is_going(self._record.run):
+            self._record.put_state(
+                state.model_copy(
+                    update={"state": "failed", "message": f"flow {self._state}: {self._message}"}
+                )
+            )
+            raise StageFailed(
+                f"run {self._record.run}: its flow is {self._state}: {self._message}\n"
+                f"resume with: tributary resume {self._record.run}"
+            )
+        raise StageFailed(state.message or f"run {self._record.run}: {self._state} {self._message}")

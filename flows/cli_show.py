@@ -1,0 +1,115 @@
+"""`tributary check`, `report` and `artifacts`."""
+
+from __future__ import annotations
+
+import json as json_text
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from engines.algorithms.combinations import describe
+from flows.catalog import plan_of
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from flows.report import build_report
+from flows.runs import find_run, store_at, store_to_show
+from infra.artifacts import ArtifactRecord, ArtifactStore
+from infra.errors import TributaryError
+from infra.home import home
+from tasks.rl import RlSpec
+
+
+def show_check(name: str, changes: list[str], console: Console) -> int:
+    from flows.check import check_recipe
+    from flows.exactness import inexact
+
+    recipe = load_recipe(name, changes)
+    plan = plan_of("post-train", recipe, {})
+    check_recipe(recipe, plan)
+    text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
+    console.print(text, markup=False, highlight=False)
+    for stage in plan:
+        if isinstance(stage.spec, RlSpec):
+            line = f"{stage.name}: {describe(stage.spec.settings.algorithm)}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
+    for stage, state in zip(plan, _states(recipe, plan), strict=True):
+        inputs = ", ".join(dict.fromkeys(stage.inputs.values()))
+        table.add_row(stage.name, stage.kind, inputs, state, _layout(stage), _servers(stage))
+    console.print(table)
+    reasons = list(inexact(recipe, plan))
+    promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
+    console.print(f"A resumed run ends {promise}.", highlight=False)
+    for reason in reasons:
+        console.print(f"  {reason}", markup=False, highlight=False)
+    return 0
+
+
+def _states(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
+    """`cached` or `to run`; `unknown` where the store or the base is out of reach."""
+    try:
+        found = _cached(recipe, plan)
+    except TributaryError:
+        return ["unknown"] * len(plan)
+    return ["cached" if stage.name in found else "to run" for stage in plan]
+
+
+def _cached(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, ArtifactRecord]:
+    """What is in the store; a stage below one that is to run has no digest yet."""
+    from infra.user_files import install_hooks, read_hooks
+    from tasks.identity import stage_code, stage_digest
+
+    files = install_hooks(read_hooks(recipe.hooks))
+    artifacts = ArtifactStore(store_at(recipe.storage.root), home() / "cache")
+    found: dict[str, ArtifactRecord] = {}
+    for stage in plan:
+        if all(source in found for source in stage.inputs.values()):
+            inputs = {role: found[source].digest for role, source in stage.inputs.items()}
+            digest = stage_digest(stage.spec, inputs, stage_code(stage.spec, files))
+            if (record := artifacts.find(stage.kind, digest)) is not None:
+                found[stage.name] = record
+    return found
+
+
+def _layout(stage: PlannedStage) -> str:
+    """Only the dimensions that are spread, e.g. `tp 2 x dp 4`."""
+    if stage.kind not in ("sft", "rl"):
+        return ""
+    sizes = stage.resources.trainer.model_dump()
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1 rank"
+
+
+def _servers(stage: PlannedStage) -> str:
+    if stage.kind not in ("rl", "distill", "evaluate"):
+        return ""
+    resources = stage.resources
+    return f"{resources.servers} x tp {resources.tp_per_server}"
+
+
+def show_report(run: str, json: bool, console: Console) -> int:
+    from flows.live import show_end
+
+    record = find_run(run)
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    if not json:
+        show_end(record, plan, console)
+        return 0
+    report = build_report(record, [stage.name for stage in plan])
+    print(json_text.dumps(report.model_dump(), indent=1))
+    return 0
+
+
+def show_artifacts(json: bool, root: str, console: Console) -> int:
+    store = store_to_show(root)
+    records = ArtifactStore(store, home() / "cache").list()
+    if json:
+        print(json_text.dumps([record.model_dump(mode="json") for record in records], indent=1))
+        return 0
+    table = Table("kind", "digest", "made in", "where", title=store.root)
+    for record in records:
+        table.add_row(record.kind, record.digest[:12], f"{record.seconds:.1f} s", record.url)
+    console.print(table)
+    return 0

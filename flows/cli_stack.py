@@ -1,0 +1,61 @@
+"""`tributary up`, `down`, `status` and `doctor`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from infra import stack
+
+
+def start_stack(console: Console) -> int:
+    _show_links(stack.up(lambda text: console.print(text, markup=False)), console)
+    return 0
+
+
+def stop_stack(console: Console) -> int:
+    stack.down()
+    console.print("the local stack is down.")
+    return 0
+
+
+def show_status(console: Console) -> int:
+    """Exit code 1 when a part is down, so that scripts can ask."""
+    found = stack.load_stack()
+    if found is None:
+        console.print("the local stack is down; start it with `tributary up`", markup=False)
+        return 1
+    parts = stack.status()
+    table = Table("part", "state", "where")
+    for part in parts:
+        table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
+    console.print(table)
+    return 0 if all(part.answers for part in parts) else 1
+
+
+def show_cleaned(console: Console) -> None:
+    removed = stack.clean()
+    for leftover in removed:
+        line = f"removed {leftover.path}: {leftover.what}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if not removed:
+        console.print("nothing of a crash is left.")
+
+
+def show_doctor(console: Console) -> int:
+    checks = stack.doctor()
+    for check in checks:
+        mark = "[green]ok[/]" if check.ok else "[red]missing[/]"
+        console.print(f"{mark} {check.name}: {check.detail}")
+        if not check.ok:
+            console.print(f"   mend with: {check.mend}", markup=False)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _show_links(found: stack.Stack, console: Console) -> None:
+    for title, url in (
+        ("Prefect", found.prefect_ui),
+        ("MLflow", found.mlflow_uri),
+        ("Ray", found.ray_dashboard),
+    ):
+        console.print(f"{title}: {url}", markup=False)

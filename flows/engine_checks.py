@@ -1,0 +1,85 @@
+"""Checks of layouts and of options that are passed through to the engines, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from engines.megatron.options import check_layout
+from engines.megatron.spec import Parallel
+from engines.sglang.options import check_options
+from flows.plan import PlannedStage
+from infra.errors import InputError
+from tasks.base import BaseSettings
+from tasks.distill import DistillSpec
+from tasks.evaluate import EvaluateSpec
+from tasks.model_folder import expanded
+from tasks.rl import RlSpec
+from tasks.sft import SftSpec
+
+
+def model_config(base: BaseSettings) -> dict[str, Any] | None:
+    """The base model's `config.json` as far as it can be known; None when it is out of reach."""
+    if base.random is None:
+        return _folder_config(str(base.folder))
+    made = base.random
+    return {
+        "model_type": "qwen3",
+        "hidden_size": made.hidden_size,
+        "num_hidden_layers": made.layers,
+        "num_attention_heads": made.heads,
+        "num_key_value_heads": made.kv_heads,
+        "head_dim": made.head_dim,
+        "intermediate_size": made.ffn_size,
+        "vocab_size": made.vocab_size,
+    }
+
+
+@functools.cache
+def _folder_config(folder: str) -> dict[str, Any] | None:
+    try:
+        fs, path = fsspec.core.url_to_fs(expanded(folder))
+        return json.loads(fs.cat_file(f"{path}/config.json"))
+    except Exception:  # the base stage says what is wrong with it; a check may lack its credentials
+        return None
+
+
+def _fitting(layout: Parallel) -> dict[str, Any]:
+    """A model that any layout divides, for a base out of reach: its options can still be wrong."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": layout.tp,
+        "num_hidden_layers": layout.pp,
+        "num_attention_heads": layout.tp,
+        "num_key_value_heads": layout.tp,
+        "head_dim": 2,
+        "intermediate_size": layout.tp,
+        "vocab_size": layout.tp,
+    }
+
+
+def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
+    """Layouts that the model does not divide into, and wrong Megatron options."""
+    if not isinstance(stage.spec, SftSpec | RlSpec):
+        return
+    layout = stage.resources.trainer
+    config = model_config(base) or _fitting(layout)
+    options = stage.spec.settings.trainer.megatron
+    try:
+        check_layout(config, layout, options)
+    except InputError as error:
+        yield f"stage {stage.name}: {error}"
+
+
+def fleet_problems(stage: PlannedStage) -> Iterator[str]:
+    """Wrong SGLang options."""
+    if not isinstance(stage.spec, RlSpec | DistillSpec | EvaluateSpec):
+        return
+    try:
+        check_options(stage.spec.settings.fleet.sglang)
+    except InputError as error:
+        yield f"stage {stage.name}: {error}"

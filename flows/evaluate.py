@@ -1,0 +1,28 @@
+"""Evaluate and compare any models: each HF folder is imported, then all are scored alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.prefect_run import run_flow, stop_stages, task_runner
+from flows.recipe import Recipe
+
+
+@flow(
+    name="evaluate",
+    flow_run_name="{recipe.name}-evaluate",
+    task_runner=task_runner(),
+    on_cancellation=[stop_stages],
+    persist_result=False,
+)
+def evaluate(recipe: Recipe, models: dict[str, str], run: str = "") -> dict[str, Any]:
+    """Score models on a recipe's held-out problems.
+
+    Args:
+        recipe: Gives the domains and how to evaluate.
+        models: HF folders (any fsspec URL) by the name they get in the scores.
+        run: An earlier run to continue; empty starts a new one.
+    """
+    return run_flow("evaluate", recipe, run, {"models": models})

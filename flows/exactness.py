@@ -1,0 +1,47 @@
+"""Which stages of a plan cannot promise that a disturbed run ends with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flows.engine_checks import model_config
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from tasks.distill import DistillSpec
+from tasks.evaluate import EvaluateSpec
+from tasks.rl import RlSpec
+
+# The only values with which a request's bits were measured to be independent of its batch.
+_MEASURED = {
+    "attention_backend": "torch_native",
+    "device": "cpu",
+    "dtype": "float32",
+    "sampling_backend": "pytorch",
+}
+_NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """A line for each reason why a stage that was killed may not end bit-identical.
+
+    The promise is for stages that run where there is no GPU: no kernel of one was measured.
+    """
+    config = model_config(recipe.base) or {}
+    routed = any(config.get(name) for name in _EXPERTS)
+    for stage in plan:
+        if not isinstance(stage.spec, RlSpec | DistillSpec | EvaluateSpec):
+            continue
+        if routed:
+            yield f"stage {stage.name}: products of routed experts depend on the batch"
+        for name in _unproven(stage.spec.settings.fleet.sglang):
+            yield f"stage {stage.name}: fleet.sglang.{name} was not measured to be batch-invariant"
+
+
+def _unproven(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        is_other = name in _MEASURED and value != _MEASURED[name]
+        is_lossy = name.startswith(_NEVER_MEASURED) and value not in (None, False, "auto")
+        if is_other or is_lossy:
+            yield name

@@ -1,0 +1,87 @@
+"""Turning pydantic's errors into sentences: which field, what is wrong, what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean `x`?`, or nothing when no known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """One sentence an error, e.g. `experts.agent.rl.stepz: unknown field; did you mean `steps`?`"""
+    return [_sentence(dict(item), root) for item in error.errors(include_url=False)]
+
+
+def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
+    location = tuple(item["loc"])
+    path = ".".join(_written(root, location)) or "recipe"
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        known = _fields_at(root, location[:-1])
+        hint = nearest(str(location[-1]), known) or f"; known here: {', '.join(known)}"
+        return f"{path}: unknown field{hint}"
+    if kind == "missing":
+        return f"{path}: is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{path}: {message}"
+    return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}"
+
+
+def _written(model: Any, location: tuple[Any, ...]) -> list[str]:
+    """The location as a person wrote it: the tag that chose a part of a union is no field."""
+    parts: list[str] = []
+    for part in location:
+        if _tagged(model, part) is None:
+            parts.append(str(part))
+        model = _step(model, part)
+    return parts
+
+
+def _fields_at(model: Any, location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields of the model that a location leads to."""
+    for part in location:
+        model = _step(model, part)
+    model = _model_of(model)
+    return sorted(model.model_fields) if model is not None else []
+
+
+def _step(annotation: Any, part: Any) -> Any:
+    chosen = _tagged(annotation, part)
+    if chosen is not None:
+        return chosen
+    model = _model_of(annotation)
+    if model is not None:
+        field = model.model_fields.get(str(part))
+        return None if field is None else field.annotation
+    arguments = typing.get_args(annotation)
+    return arguments[-1] if arguments else None
+
+
+def _tagged(annotation: Any, part: Any) -> type[BaseModel] | None:
+    """The member of a union whose `kind` is this part, if it is such a union."""
+    members = [m for m in map(_model_of, typing.get_args(annotation)) if m is not None]
+    for member in members:
+        kind = member.model_fields.get("kind")
+        if kind is not None and part in typing.get_args(kind.annotation):
+            return member
+    return None
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        found = (_model_of(argument) for argument in typing.get_args(annotation))
+        return next((model for model in found if model is not None), None)
+    return None

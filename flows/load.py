@@ -1,0 +1,137 @@
+"""Reading a recipe: a YAML file or a shipped name, with `a.b=value` changes, into a `Recipe`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from flows.explain import explain, nearest
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.model_folder import beside
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key written twice and reads `2e-3` as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = cast("Hashable", self.construct_object(key_node, deep=True))
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise InputError(f"line {line}: `{key}` is written twice; keep one of them")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe given as a path or as a shipped name, e.g. `cpu-demo`."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.resolve()
+    shipped = SHIPPED / f"{name}.yaml"
+    if shipped.is_file():
+        return shipped
+    names = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+    raise InputError(
+        f"no recipe `{name}`: it is no file here and none of those shipped ({', '.join(names)})"
+        f"{nearest(name, names)}"
+    )
+
+
+def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
+    """The validated recipe. Raises `InputError` that names each wrong field and its path."""
+    path = recipe_path(name)
+    try:
+        data = parse_yaml(path.read_text())
+    except (yaml.YAMLError, InputError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: a recipe is a mapping of fields, not {type(data).__name__}")
+    data = _unshared(data)
+    for change in changes:
+        set_field(data, change)
+    data["hooks"] = _absolute(data.get("hooks", []), path.parent)
+    base = data.get("base")
+    if isinstance(base, dict) and isinstance(base.get("folder"), str):
+        data["base"] = base | {"folder": beside(base["folder"], path.parent)}
+    return validate_recipe(data, str(path))
+
+
+def validate_recipe(data: Mapping[str, Any], where: str) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = "\n".join(f"  {line}" for line in explain(error, Recipe))
+        raise InputError(f"{where}: the recipe has errors:\n{lines}") from None
+
+
+def set_field(data: dict[str, Any], change: str) -> None:
+    """Apply `a.b=value` in place; the value is read as YAML. Missing parents are created."""
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {change}: write it as field.path=value")
+    *parents, last = key.split(".")
+    here: Any = data
+    for part in parents:
+        here = _child(here, part, change)
+    value = parse_yaml(text)
+    if isinstance(here, list):
+        here[_index(here, last, change)] = value
+    elif isinstance(here, dict):
+        here[last] = value
+    else:
+        raise InputError(f"--set {change}: `{'.'.join(parents)}` is a value, it has no fields")
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which an alias (`*rl`) is a value of its own: a change reaches what it names."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
+
+
+def _child(here: Any, part: str, change: str) -> Any:
+    if isinstance(here, list):
+        return here[_index(here, part, change)]
+    if not isinstance(here, dict):
+        raise InputError(f"--set {change}: `{part}` is below a value that has no fields")
+    if here.get(part) is None:
+        here[part] = {}
+    return here[part]
+
+
+def _index(items: list[Any], part: str, change: str) -> int:
+    if not part.isdigit() or int(part) >= len(items):
+        raise InputError(f"--set {change}: `{part}` is no index of a list of {len(items)}")
+    return int(part)
+
+
+def _absolute(hooks: Any, folder: Path) -> Any:
+    """Hooks are written relative to their recipe's file."""
+    if not isinstance(hooks, list):
+        return hooks
+    return [
+        str((folder / Path(h).expanduser()).resolve()) if isinstance(h, str) else h for h in hooks
+    ]

@@ -1,0 +1,168 @@
+"""The recipe, top to bottom, as stages: pure, so that `check`, the flows and the report share it.
+
+    base -> {expert: sft -> rl (-> distill -> sft -> rl) x rounds} -> distill
+         -> unified-sft (from base) -> unified-rl -> evaluate
+
+A plan is a list of `PlannedStage` in which each stage stands after its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flows.recipe import Expert, Recipe
+from tasks.base import BaseSettings, BaseSpec
+from tasks.distill import DistillSpec
+from tasks.domain import Domain
+from tasks.evaluate import EvaluateSpec
+from tasks.rl import RlSpec
+from tasks.sft import SftSpec
+from tasks.stage import StageResources, StageSpec
+
+MODEL = "model-"
+"""what the names of stages that import a model to be compared begin with"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage of a recipe before anything runs.
+
+    Example: PlannedStage("agent-rl", RlSpec(...), {"model": "agent-sft"}, StageResources())
+    """
+
+    name: str
+    spec: StageSpec
+    inputs: Mapping[str, str]
+    """role -> the stage whose artifact fills it"""
+    resources: StageResources
+    expert: str = ""
+    """whose stage it is; empty for those of the whole recipe"""
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Collects stages; each method adds one and returns its name, for others to build on."""
+
+    recipe: Recipe
+    stages: list[PlannedStage] = field(default_factory=list[PlannedStage])
+
+    def add(self, name: str, spec: StageSpec, expert: str = "", **inputs: str) -> str:
+        resources = self.recipe.resources.of(name)
+        self.stages.append(PlannedStage(name, spec, inputs, resources, expert))
+        return name
+
+    def base(self) -> str:
+        curricula = [domain.curriculum for domain in self.recipe.domains]
+        settings = self.recipe.base
+        spec = BaseSpec(
+            seed=self.recipe.seed, settings=settings, curricula=curricula if settings.random else []
+        )
+        return self.add("base", spec)
+
+    def expert(self, name: str, base: str) -> dict[str, str]:
+        """The expert's models by the names they have in scores."""
+        expert = self.recipe.experts[name]
+        cold = self.add(f"{name}-sft", self._cold_start(expert), name, model=base)
+        best = self.add(f"{name}-rl", self._expert_rl(expert), name, model=cold)
+        for number in range(1, expert.rounds + 1):
+            best = self.round(name, number, base, best)
+        return {f"{name}-sft": cold, name: best}
+
+    def round(self, name: str, number: int, base: str, teacher: str) -> str:
+        """One round of self-distillation: the expert's own verified answers, SFT, RL again."""
+        expert = self.recipe.experts[name]
+        data = self.add(
+            f"{name}-distill-r{number}", self._distill([expert.domain]), name, **{name: teacher}
+        )
+        sft = SftSpec(seed=self.recipe.seed, settings=expert.sft)
+        cold = self.add(f"{name}-sft-r{number}", sft, name, model=base, data=data)
+        return self.add(f"{name}-rl-r{number}", self._expert_rl(expert), name, model=cold)
+
+    def distill(self, experts: Mapping[str, str]) -> str:
+        return self.add("distill", self._distill(self.recipe.domains), **experts)
+
+    def unified_sft(self, base: str, data: str) -> str:
+        spec = SftSpec(seed=self.recipe.seed, settings=self.recipe.unified.sft)
+        return self.add("unified-sft", spec, model=base, data=data)
+
+    def unified_rl(self, model: str) -> str:
+        recipe = self.recipe
+        spec = RlSpec(seed=recipe.seed, settings=recipe.unified.rl, domains=recipe.domains)
+        return self.add("unified-rl", spec, model=model)
+
+    def evaluate(
+        self,
+        models: Mapping[str, str],
+        home: dict[str, list[str]],
+        domains: list[Domain],
+        nothink: list[str],
+    ) -> str:
+        spec = EvaluateSpec(
+            seed=self.recipe.seed,
+            settings=self.recipe.evaluate,
+            domains=domains,
+            home=home,
+            nothink=nothink,
+        )
+        return self.add("evaluate", spec, **models)
+
+    def _cold_start(self, expert: Expert) -> SftSpec:
+        return SftSpec(seed=self.recipe.seed, settings=expert.sft, domain=expert.domain)
+
+    def _expert_rl(self, expert: Expert) -> RlSpec:
+        return RlSpec(seed=self.recipe.seed, settings=expert.rl, domains=[expert.domain])
+
+    def _distill(self, domains: list[Domain]) -> DistillSpec:
+        return DistillSpec(seed=self.recipe.seed, settings=self.recipe.distill, domains=domains)
+
+
+def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
+    """Expert-then-unified."""
+    draft = _Draft(recipe)
+    everywhere = list(recipe.experts)
+    base = draft.base()
+    models, home = {"base": base}, {"base": everywhere}
+    for name in recipe.experts:
+        models |= draft.expert(name, base)
+        home |= {f"{name}-sft": [name], name: [name]}
+    data = draft.distill({name: models[name] for name in recipe.experts})
+    # From the base again, not from an expert: no domain has a head start in the unified model.
+    models["unified-sft"] = draft.unified_sft(base, data)
+    models["unified"] = draft.unified_rl(models["unified-sft"])
+    home |= {"unified-sft": everywhere, "unified": everywhere}
+    draft.evaluate(models, home, recipe.domains, nothink=["unified"])
+    return draft.stages
+
+
+def plan_expert(recipe: Recipe, expert: str) -> list[PlannedStage]:
+    """One expert alone, evaluated in its own domain."""
+    draft = _Draft(recipe)
+    base = draft.base()
+    models = {"base": base} | draft.expert(expert, base)
+    home = {name: [expert] for name in models}
+    draft.evaluate(models, home, [recipe.experts[expert].domain], nothink=[])
+    return draft.stages
+
+
+def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
+    """`rounds` rounds of self-distillation of one expert, whatever its recipe says."""
+    changed = recipe.experts[expert].model_copy(update={"rounds": rounds})
+    experts = recipe.experts | {expert: changed}
+    return plan_expert(recipe.model_copy(update={"experts": experts}), expert)
+
+
+def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
+    """Compare any HF folders on the recipe's domains: each is imported, then all are evaluated."""
+    draft = _Draft(recipe)
+    stages = {
+        name: draft.add(f"{MODEL}{name}", BaseSpec(settings=BaseSettings(folder=folder)))
+        for name, folder in models.items()
+    }
+    home = {name: list(recipe.experts) for name in models}
+    draft.evaluate(stages, home, recipe.domains, nothink=[])
+    return draft.stages

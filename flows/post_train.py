@@ -1,0 +1,32 @@
+"""Expert-then-unified:
+
+    base -> {expert: sft -> rl} -> distill -> unified-sft (from base) -> unified-rl -> evaluate
+
+`flows.plan.plan_post_train` says it top to bottom; here it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.prefect_run import run_flow, stop_stages, task_runner
+from flows.recipe import Recipe
+
+
+@flow(
+    name="post-train",
+    flow_run_name="{recipe.name}",
+    task_runner=task_runner(),
+    on_cancellation=[stop_stages],
+    persist_result=False,
+)
+def post_train(recipe: Recipe, run: str = "") -> dict[str, Any]:
+    """Train every expert, unify them, evaluate all models.
+
+    Args:
+        recipe: What to train, where, and where it is kept.
+        run: An earlier run to continue; empty starts a new one.
+    """
+    return run_flow("post-train", recipe, run, {})

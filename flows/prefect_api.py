@@ -1,0 +1,74 @@
+"""The few calls that the command makes to the Prefect server, without importing Prefect."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from infra.errors import InfrastructureError, InputError
+
+TIMEOUT_SECONDS = 30.0
+PENDING_SECONDS = 60.0
+"""what a worker may take to start a flow's process"""
+
+
+class PrefectApi:
+    """Raises `InfrastructureError` when the server does not answer."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def require(self, flow: str) -> None:
+        """Raises `InfrastructureError` when the deployment `flow/flow` cannot be started."""
+        self._call("GET", f"/deployments/name/{flow}/{flow}")
+
+    def is_waiting(self, flow_run: str) -> bool:
+        """Whether a flow run is about to start: no process works on it yet."""
+        state = self._call("GET", f"/flow_runs/{flow_run}", unknown={})
+        found = state.get("state") or {}
+        if found.get("type") != "PENDING":
+            return found.get("type") == "SCHEDULED"
+        since = datetime.fromisoformat(str(found["timestamp"]))  # a lost worker leaves it pending
+        return (datetime.now(UTC) - since).total_seconds() < PENDING_SECONDS
+
+    def start(self, flow: str, parameters: dict[str, Any], name: str) -> str:
+        """Create a run of the deployment `flow/flow`; returns the flow run's id."""
+        deployment = self._call("GET", f"/deployments/name/{flow}/{flow}")
+        body = {"parameters": parameters, "name": name, "state": {"type": "SCHEDULED"}}
+        made = self._call("POST", f"/deployments/{deployment['id']}/create_flow_run", body)
+        return str(made["id"])
+
+    def state(self, flow_run: str) -> tuple[str, str]:
+        """Type and message of a flow run's state, e.g. `("CRASHED", "...")`."""
+        state = self._call("GET", f"/flow_runs/{flow_run}")["state"] or {}
+        return str(state.get("type", "PENDING")), str(state.get("message") or "")
+
+    def cancel(self, flow_run: str) -> None:
+        self._call("POST", f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        unknown: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The reply; `unknown` stands for what Prefect does not know, which else is an error."""
+        try:
+            reply = httpx.request(method, self._url + path, json=body, timeout=TIMEOUT_SECONDS)
+        except httpx.HTTPError as error:
+            raise InfrastructureError(
+                f"the Prefect server at {self._url} does not answer ({error}); "
+                "see `tributary status`, mend with `tributary up`"
+            ) from error
+        if reply.status_code in (409, 422):
+            raise InputError(f"Prefect refuses the run: {reply.text[:2000]}")
+        if reply.status_code == 404 and unknown is not None:
+            return unknown
+        if reply.status_code == 404:
+            raise InfrastructureError(f"Prefect knows no {path}; deploy again with `tributary up`")
+        if reply.is_error:
+            raise InfrastructureError(f"Prefect answered {reply.status_code}: {reply.text[:500]}")
+        return reply.json() if reply.content else {}

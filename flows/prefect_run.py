@@ -1,0 +1,107 @@
+"""A plan run through Prefect: each stage a task run, side by side where its inputs allow."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run as current
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.catalog import plan_of
+from flows.finish import conclude, publish
+from flows.going import working_on
+from flows.open import open_run
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from flows.report import build_report, notes
+from flows.report_page import markdown
+from flows.run import RecipeRun, execute, first_error, recorded
+from flows.runs import find_run, new_run
+from flows.stop import stop_run
+from infra.artifacts import ArtifactRecord
+from infra.home import home
+from tasks.durable import durable_stage
+
+Future = PrefectFuture[Any]
+
+
+def task_runner() -> Any:
+    """Threads only wait: `resources.concurrent_stages` says how many stages run at once."""
+    return ThreadPoolTaskRunner(max_workers=64)
+
+
+def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a flow's plan as tasks of the current flow run; returns the report as JSON."""
+    plan = plan_of(name, recipe, arguments)
+    record = find_run(run) if run else new_run(recipe, name, arguments, in_process=False)
+    _remember(record.run)
+    links = {"Prefect run": current.ui_url or ""}
+    # The report is made last: once the run's end is on record.
+    with (
+        working_on(record.run),
+        ExitStack() as after,
+        recorded(record, links, str(current.id)),
+    ):
+        opened = open_run(record)
+        after.callback(_publish, opened, plan)
+        record.add_links(opened.tracked.links())
+        _show_links(opened)
+        conclude(opened, _run_stages(opened, plan))
+    return build_report(record, [stage.name for stage in plan]).model_dump()
+
+
+def _publish(run: RecipeRun, plan: list[PlannedStage]) -> None:
+    report = publish(run, plan)
+    text = markdown(report, notes(report, run.recipe))
+    create_markdown_artifact(text, key="report", description=run.record.run)
+
+
+def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactRecord]:
+    def start(stage: PlannedStage, inputs: dict[str, Future]) -> Future:
+        made: Any = inputs  # Prefect puts the futures' results in their place
+        urls = run.place.launcher.url, run.tracked.stage_url
+        return durable_stage.submit(stage, made, run.stage, *urls)
+
+    futures = execute(plan, start)
+    artifacts: dict[str, ArtifactRecord] = {}
+    errors: list[Exception] = []
+    for name, future in futures.items():
+        try:
+            artifacts[name] = future.result()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise first_error(errors)
+    return artifacts
+
+
+def _show_links(run: RecipeRun) -> None:
+    for title, url in run.record.state().links.items():
+        if url.startswith("http"):
+            key = title.lower().replace(" ", "-")
+            create_link_artifact(url, link_text=title, key=f"link-{key}")
+
+
+def stop_stages(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Hook of a cancelled flow run: its own jobs stop after a checkpoint."""
+    marker = _marker(str(flow_run.id))
+    if not marker.is_file():
+        return
+    stop_run(find_run(marker.read_text()))
+
+
+def _remember(run: str) -> None:
+    """The hook of a cancelled run knows only its Prefect id."""
+    marker = _marker(str(current.id))
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text(run)
+
+
+def _marker(flow_run: str) -> Path:
+    return home() / "runs" / "prefect" / flow_run

@@ -1,0 +1,95 @@
+"""The recipe: the one tree that a person writes. Reading one imports no engine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from infra.config import Config
+from tasks.base import BaseSettings
+from tasks.distill import DistillSettings
+from tasks.domain import Domain
+from tasks.evaluate import EvaluateSettings
+from tasks.rl import RlSettings
+from tasks.sft import SftSettings
+from tasks.stage import Resources
+
+
+class Expert(Config):
+    """One domain's specialist: a cold start by SFT, then RL, then rounds of self-distillation."""
+
+    domain: Domain
+    """its name may be left out: it is the expert's key"""
+    sft: SftSettings
+    """cold start on the curriculum's demonstrations"""
+    rl: RlSettings
+    rounds: int = Field(default=0, ge=0, le=8)
+    """times the RL expert's own verified answers start a fresh SFT from the base, then RL again"""
+
+
+class Unified(Config):
+    """The model all experts flow into."""
+
+    sft: SftSettings
+    """from the base model, on the experts' verified answers"""
+    rl: RlSettings
+    """over all domains in turn"""
+
+
+class Storage(Config):
+    root: str = "file://$TRIBUTARY_HOME/store"
+    """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are filled in"""
+
+
+class Tracking(Config):
+    experiment: str = "tributary"
+    """MLflow experiment that holds the recipe's runs"""
+
+
+class Recipe(Config):
+    """base -> experts (SFT, RL) -> distill -> unified (SFT from base, RL) -> evaluate all."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
+    seed: int = Field(default=0, ge=0)
+    base: BaseSettings
+    """the model every expert and the unified model start from"""
+    experts: dict[str, Expert]
+    """by name, e.g. `reasoning`; at least one"""
+    distill: DistillSettings = DistillSettings()
+    unified: Unified
+    evaluate: EvaluateSettings = EvaluateSettings()
+    determinism: Literal["exact", "close"] = "close"
+    """`exact`: a run that was killed and resumed ends with the bits of one that was not; `check`
+    refuses what cannot promise it (GPUs are not measured yet). `close`: nothing is lost or doubled,
+    but the last bits may differ"""
+    resources: Resources = Resources()
+    storage: Storage = Storage()
+    tracking: Tracking = Tracking()
+    hooks: list[str] = Field(default_factory=list)
+    """your own Python files or package folders that dotted paths refer to; they travel with every
+    job and enter the digests. Relative to the recipe's file"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_domains(cls, data: Any) -> Any:
+        """An expert's key is its domain's name."""
+        if not isinstance(data, dict) or not isinstance(data.get("experts"), dict):
+            return data
+        return data | {"experts": {k: _with_domain_name(k, v) for k, v in data["experts"].items()}}
+
+    @model_validator(mode="after")
+    def _has_an_expert(self) -> Recipe:
+        if not self.experts:
+            raise ValueError("a recipe needs at least one expert under `experts`")
+        return self
+
+    @property
+    def domains(self) -> list[Domain]:
+        return [expert.domain for expert in self.experts.values()]
+
+
+def _with_domain_name(name: Any, expert: Any) -> Any:
+    if not isinstance(expert, dict) or not isinstance(expert.get("domain"), dict):
+        return expert
+    return expert | {"domain": {"name": name} | expert["domain"]}

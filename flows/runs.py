@@ -1,0 +1,200 @@
+"""Runs on record: what `report`, `resume` and the live table read, with or without Prefect.
+
+ROOT/runs/<run>/recipe.json          the resolved recipe and which flow it is
+                state.json           the run's state, times, links
+                stages/<stage>.json  each stage's state, digest, artifact, times, progress
+$TRIBUTARY_HOME/runs/<run>.json      where this home finds the run
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from flows.load import validate_recipe
+from flows.recipe import Recipe, Storage
+from infra.config import Config
+from infra.errors import InputError
+from infra.home import home
+from infra.storage import Store
+
+State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
+
+
+class StageRecord(Config):
+    """A stage of a run as of now."""
+
+    name: str
+    kind: str
+    state: State = "pending"
+    digest: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+    """wall time in this run, also over resumes"""
+    started: float = 0.0
+    """Unix time"""
+    artifact: str = ""
+    """URL of the artifact's folder"""
+    job: str = ""
+    mine: bool = False
+    """whether this run started the job; a job that was joined is not ours to stop"""
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+    def seconds_at(self, now: float) -> float:
+        return _seconds_at(self, now)
+
+
+class RunState(Config):
+    state: State = "pending"
+    started: float = 0.0
+    seconds: float = 0.0
+    """wall time, also over resumes; while it runs, that of the times before"""
+    message: str = ""
+    flow_run: str = ""
+    """id of the Prefect flow run that was last to work on it"""
+    links: dict[str, str] = Field(default_factory=dict)
+    """pages by title: the Prefect run, the MLflow comparison, the report"""
+
+    def seconds_at(self, now: float) -> float:
+        return _seconds_at(self, now)
+
+
+def _seconds_at(record: StageRecord | RunState, now: float) -> float:
+    """Seconds of work up to `now` (Unix time), those of the present go included."""
+    return record.seconds + (now - record.started if record.state == "running" else 0.0)
+
+
+class RunHead(Config):
+    """What a run is. Written once."""
+
+    run: str
+    flow: str
+    """deployment it goes through, e.g. `post-train`"""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """the flow's arguments beside the recipe"""
+    recipe: dict[str, Any]
+    in_process: bool = False
+    created: float
+
+
+class RunEntry(Config):
+    """A home's pointer to a run."""
+
+    run: str
+    name: str
+    recipe: str
+    root: str
+    created: float
+
+
+class RunRecord:
+    """One run's files in its store."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.store, self.run = store, run
+        self._folder = f"runs/{run}"
+
+    def head(self) -> RunHead:
+        """Raises InputError when the store has lost the run."""
+        try:
+            return RunHead.model_validate_json(self.store.read(f"{self._folder}/recipe.json"))
+        except FileNotFoundError:
+            raise InputError(
+                f"run {self.run} is known in {home()}, but is not in {self.store.root} any more: "
+                "it was deleted, or the store moved. Start a new run; what is stored is cached"
+            ) from None
+
+    def recipe(self) -> Recipe:
+        return validate_recipe(self.head().recipe, f"run {self.run}")
+
+    def state(self) -> RunState:
+        path = f"{self._folder}/state.json"
+        if not self.store.exists(path):
+            return RunState()
+        return RunState.model_validate_json(self.store.read(path))
+
+    def put_state(self, state: RunState) -> None:
+        self.store.write(f"{self._folder}/state.json", state.model_dump_json(indent=1).encode())
+
+    def add_links(self, links: Mapping[str, str]) -> None:
+        state = self.state()
+        self.put_state(state.model_copy(update={"links": {**state.links, **links}}))
+
+    def stages(self) -> dict[str, StageRecord]:
+        names = [n for n in self.store.listdir(f"{self._folder}/stages") if n.endswith(".json")]
+        found = [self.stage(name.removesuffix(".json")) for name in names]
+        return {stage.name: stage for stage in found if stage is not None}
+
+    def stage(self, name: str) -> StageRecord | None:
+        path = f"{self._folder}/stages/{name}.json"
+        if not self.store.exists(path):
+            return None
+        return StageRecord.model_validate_json(self.store.read(path))
+
+    def put_stage(self, stage: StageRecord) -> None:
+        path = f"{self._folder}/stages/{stage.name}.json"
+        self.store.write(path, stage.model_dump_json(indent=1).encode())
+
+
+def store_at(root: str = "") -> Store:
+    """The store of a recipe's `storage.root`; empty is the default one."""
+    return Store((root or Storage().root).replace("$TRIBUTARY_HOME", str(home())))
+
+
+def store_to_show(root: str = "") -> Store:
+    """The store at `root`; else that of this home's latest run; else the default one."""
+    entries = [] if root else _entries()
+    return store_at(root or (entries[0].root if entries else ""))
+
+
+def new_run(
+    recipe: Recipe, flow: str, arguments: Mapping[str, Any], *, name: str = "", in_process: bool
+) -> RunRecord:
+    """Put a run on record, in its store and in this home."""
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    root = recipe.storage.root
+    record = RunRecord(store_at(root), run)
+    head = RunHead(
+        run=run,
+        flow=flow,
+        arguments=dict(arguments),
+        created=now,
+        recipe=recipe.model_dump(mode="json"),
+        in_process=in_process,
+    )
+    record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())
+    entry = RunEntry(run=run, name=name, recipe=recipe.name, root=root, created=now)
+    path = home() / "runs" / f"{run}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")  # others list this folder at any moment
+    draft.write_text(entry.model_dump_json(indent=1))
+    draft.replace(path)
+    return record
+
+
+def find_run(wanted: str = "") -> RunRecord:
+    """By id, by its name, by its recipe's name (the latest), or the latest of all."""
+    entries = _entries()
+    for entry in entries:
+        if wanted in ("", entry.run, entry.name, entry.recipe):
+            return RunRecord(store_at(entry.root), entry.run)
+    if not entries:
+        raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
+    latest = ", ".join(entry.run for entry in entries[:5])
+    raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
+
+
+def _entries() -> list[RunEntry]:
+    """This home's runs, newest first."""
+    files = (home() / "runs").glob("*.json")
+    entries = [RunEntry.model_validate_json(file.read_text()) for file in files]
+    return sorted(entries, key=lambda entry: entry.created, reverse=True)

@@ -1,0 +1,61 @@
+"""The one exception tree of Tributary.
+
+Every message says what happened, where, why, and what to do next. Exit codes of the command:
+0 done, 1 failed, 2 bad input, 130 detached.
+"""
+
+from __future__ import annotations
+
+BAD_INPUT, DETACHED = 2, 130
+
+
+class TributaryError(Exception):
+    """Root of all errors that Tributary raises on purpose."""
+
+    exit_code: int = 1
+    #: whether the same stage may be tried again without a person changing anything
+    retryable: bool = False
+
+
+class InputError(TributaryError):
+    """What a person wrote (recipe, flag, hook, folder) cannot be used; nothing was started."""
+
+    exit_code = BAD_INPUT
+
+
+class StorageError(TributaryError):
+    """The store refused, is full, read-only or out of reach."""
+
+
+class CorruptArtifact(StorageError):
+    """A file of an artifact differs from its manifest; the artifact is not used."""
+
+
+class FencedOut(StorageError):
+    """Another attempt of this stage committed first; this one must not write."""
+
+
+class InfrastructureError(TributaryError):
+    """A part of the stack (Ray, Prefect, MLflow, a server) is down or broke: retry is sensible."""
+
+    retryable = True
+
+
+class EngineError(InfrastructureError):
+    """A generation server or a trainer rank failed or answered with a refusal."""
+
+
+class LeaseLost(EngineError):
+    """A lease on engines expired or was taken over; its holder must stop using them."""
+
+
+class AgreementError(TributaryError):
+    """Trainer and engine disagree on logprobs beyond the gate; says on which sample and where."""
+
+
+class TrainingStopped(TributaryError):
+    """A bound of the recipe ended training: NaN, collapse, or too many failed samples."""
+
+
+class StageFailed(TributaryError):
+    """A stage ended without an artifact; carries the log path and the command that resumes."""

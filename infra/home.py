@@ -1,0 +1,47 @@
+"""Where a home keeps its things, and the short folder for its sockets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+"""the folder that holds our six packages"""
+
+
+def home() -> Path:
+    """`$TRIBUTARY_HOME`, else `~/.tributary`; made if missing. All that lasts is under it.
+
+    The default home belongs to the checkout whose stack was first started there; every other one
+    has `~/.tributary/clones/<hash of its path>`, so that two clones never share a stack.
+    """
+    named = os.environ.get("TRIBUTARY_HOME")
+    path = Path(named).expanduser() if named else _default_home(Path("~/.tributary").expanduser())
+    path = path.resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _default_home(shared: Path) -> Path:
+    """`shared`, unless another checkout that still exists has recorded its stack there."""
+    try:
+        owner = json.loads((shared / "stack.json").read_bytes()).get("source", "")
+    except (OSError, ValueError, AttributeError):  # no record, or one that nobody can use
+        owner = ""
+    if owner in ("", str(SOURCE_ROOT)) or not Path(owner).is_dir():
+        return shared
+    return shared / "clones" / hashlib.sha256(str(SOURCE_ROOT).encode()).hexdigest()[:8]
+
+
+def runtime_dir() -> Path:
+    """Folder for this home's sockets: its name is short, for a socket's path ends at 107 bytes.
+
+    Not made here; `stack.down` removes it. Example: /tmp/tributary-3f09c2b1
+    """
+    tag = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
+    base = Path(tempfile.gettempdir())
+    # Ray's sockets are ~66 bytes deep below it; a long $TMPDIR would break them.
+    return (base if len(str(base)) <= 20 else Path("/tmp")) / f"tributary-{tag}"

@@ -1,0 +1,114 @@
+"""Finds a part by name: one of ours, or a user's `module:attribute`, and builds it from options.
+
+Everything that can be wrong with what a person wrote becomes an `InputError` that says what is
+allowed, so that a recipe is refused when it is loaded and not in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.errors import InputError
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the nearest allowed name, else nothing."""
+    near = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def resolve(kind: str, name: str, builtins: Mapping[str, str]) -> Callable[..., Any]:
+    """The callable behind a name.
+
+    `builtins` maps our names to `module:attribute`; any other name must itself be of that form.
+    """
+    path = builtins.get(name, name)
+    if ":" not in path:
+        raise InputError(
+            f"unknown {kind} {name!r}.{did_you_mean(name, builtins)} Built in: "
+            f"{', '.join(sorted(builtins))}; or your own as `module:attribute`."
+        )
+    module_name, _, attribute = path.partition(":")
+    found = _import(kind, name, module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [key for key in vars(found) if not key.startswith("_")]
+            raise InputError(
+                f"{kind} {name!r}: module {module_name!r} has no {attribute!r}."
+                f"{did_you_mean(part, public)}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(
+            f"{kind} {name!r} is {type(found).__name__}, which cannot be called: name a class or a "
+            f"function that takes the options."
+        )
+    return found
+
+
+def construct(kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """`factory(**options)`, with wrong options explained."""
+    check_options(kind, name, factory, options)
+    try:
+        return factory(**options)
+    except InputError as error:
+        raise InputError(f"{kind} {name!r}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{kind} {name!r} refuses its options {dict(options)}: {error}") from error
+
+
+def require_methods(kind: str, name: str, part: object, methods: Iterable[str]) -> None:
+    missing = [method for method in methods if not callable(getattr(part, method, None))]
+    if missing:
+        raise InputError(
+            f"{kind} {name!r}: {type(part).__name__} lacks {', '.join(f'{m}()' for m in missing)}; "
+            f"a {kind} needs {', '.join(f'{m}()' for m in methods)}."
+        )
+
+
+def source_file(name: str) -> Path | None:
+    """The file of a user's `module:attribute` (it belongs to an artifact's identity), if any."""
+    if ":" not in name:
+        return None
+    file = getattr(_import("hook", name, name.partition(":")[0]), "__file__", None)
+    return Path(file) if file else None
+
+
+def _import(kind: str, name: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module + ".").startswith(error.name + "."):
+            raise InputError(
+                f"{kind} {name!r}: no module {error.name!r} can be imported; list its file or "
+                f"package folder in the recipe's `hooks:`, or install it."
+            ) from error
+        raise InputError(f"{kind} {name!r}: importing {module!r} failed: {error}") from error
+    except Exception as error:
+        raise InputError(
+            f"{kind} {name!r}: importing {module!r} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_options(
+    kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]
+) -> None:
+    """Raises `InputError` for an option that the factory does not take."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except ValueError:  # a callable of a C extension tells nothing of its parameters
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    allowed = [p.name for p in parameters.values() if p.kind is not p.POSITIONAL_ONLY]
+    for option in options:
+        if option not in allowed:
+            raise InputError(
+                f"{kind} {name!r} has no option {option!r}.{did_you_mean(option, allowed)} "
+                f"Allowed: {', '.join(allowed) or 'none'}."
+            )

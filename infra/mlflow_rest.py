@@ -1,0 +1,181 @@
+"""The few MLflow REST calls that Tributary makes.
+
+Why not MLflow's own client: importing it costs five CPU seconds, which every stage's job would pay.
+The REST interface is public, versioned and small (MLflow documentation, "REST API").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from infra.errors import InfrastructureError, TributaryError
+
+_API = "/api/2.0/mlflow"
+_MAX_METRICS = 1000
+"""metrics that one log-batch request may carry"""
+
+
+class MlflowRefused(TributaryError):
+    """MLflow is up and says no (a deleted run, a bad name): trying again will not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One point of a curve, as MLflow stores it; `timestamp` in Unix milliseconds."""
+
+    key: str
+    value: float
+    step: int
+    timestamp: int
+
+
+class MlflowRest:
+    """Synchronous; one instance a thread. Every call is bounded. Raises InfrastructureError."""
+
+    def __init__(self, uri: str, timeout: float = 10.0) -> None:
+        self.uri = uri.rstrip("/")
+        self._http = httpx.Client(base_url=self.uri, timeout=timeout, trust_env=False)
+
+    def experiment(self, name: str) -> str:
+        """Id of the experiment of that name, made if it is not there."""
+        found = self._call("GET", "/experiments/get-by-name", {"experiment_name": name}, (404,))
+        if found:
+            return found["experiment"]["experiment_id"]
+        made = self._call("POST", "/experiments/create", {"name": name}, (400,))
+        if made:
+            return made["experiment_id"]
+        again = self._call("GET", "/experiments/get-by-name", {"experiment_name": name})
+        return again["experiment"]["experiment_id"]
+
+    def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
+        body = {
+            "experiment_id": experiment,
+            "run_name": name,
+            "start_time": _now(),
+            "tags": _pairs(tags),
+        }
+        return self._call("POST", "/runs/create", body)["run"]["info"]["run_id"]
+
+    def find_run(self, experiment: str, tags: Mapping[str, str]) -> str | None:
+        """The newest run that carries all these tags."""
+        body = {
+            "experiment_ids": [experiment],
+            "filter": " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items()),
+            "max_results": 1,
+            "order_by": ["attributes.start_time DESC"],
+        }
+        runs = self._call("POST", "/runs/search", body).get("runs", [])
+        return runs[0]["info"]["run_id"] if runs else None
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return self._call("GET", "/runs/get", {"run_id": run_id})["run"]
+
+    def update_run(self, run_id: str, status: str) -> None:
+        body: dict[str, Any] = {"run_id": run_id, "status": status}
+        if status != "RUNNING":
+            body["end_time"] = _now()
+        self._call("POST", "/runs/update", body)
+
+    def log_batch(
+        self,
+        run_id: str,
+        metrics: Sequence[Metric] = (),
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        for chunk in _chunks(metrics, _MAX_METRICS):
+            rows = [
+                {"key": m.key, "value": m.value, "step": m.step, "timestamp": m.timestamp}
+                for m in chunk
+            ]
+            self._call("POST", "/runs/log-batch", {"run_id": run_id, "metrics": rows})
+        if params or tags:
+            body = {"run_id": run_id, "params": _pairs(params or {}), "tags": _pairs(tags or {})}
+            self._call("POST", "/runs/log-batch", body)
+
+    def last_step(self, run_id: str, key: str) -> int:
+        """The highest step that this metric has; -1 for none."""
+        history = self._call("GET", "/metrics/get-history", {"run_id": run_id, "metric_key": key})
+        return max((int(m.get("step", 0)) for m in history.get("metrics", [])), default=-1)
+
+    def log_dataset(self, run_id: str, name: str, digest: str, source: str, rows: int) -> None:
+        dataset = {
+            "name": name,
+            "digest": digest[:36],
+            "source_type": "tributary",
+            "source": source,
+            "profile": f'{{"num_rows": {rows}}}',
+        }
+        body = {"run_id": run_id, "datasets": [{"dataset": dataset, "tags": []}]}
+        self._call("POST", "/runs/log-inputs", body)
+
+    def upload(self, artifact_uri: str, name: str, data: bytes) -> str:
+        """Put one small file among a run's artifacts; -> the folder's URI."""
+        path = artifact_uri.removeprefix("mlflow-artifacts:").lstrip("/")
+        url = f"/api/2.0/mlflow-artifacts/artifacts/{path}/{name}"
+        self._send("PUT", url, content=data)
+        return f"{artifact_uri}/{name.rsplit('/', 1)[0]}" if "/" in name else artifact_uri
+
+    def model_version(
+        self, name: str, source: str, run_id: str, tags: Mapping[str, str], digest: str
+    ) -> str:
+        """Version of the registered model that has this digest, made if it is not there."""
+        self._call("POST", "/registered-models/create", {"name": name}, (400, 409))
+        query = {"filter": f"name='{name}'", "max_results": 200}
+        for version in self._call("GET", "/model-versions/search", query).get("model_versions", []):
+            if {"key": "tributary.digest", "value": digest} in version.get("tags", []):
+                return version["version"]
+        body = {
+            "name": name,
+            "source": source,
+            "tags": _pairs({**tags, "tributary.digest": digest}),
+        }
+        if run_id:
+            body["run_id"] = run_id
+        return self._call("POST", "/model-versions/create", body)["model_version"]["version"]
+
+    def alias(self, name: str, alias: str, version: str) -> None:
+        body = {"name": name, "alias": alias, "version": version}
+        self._call("POST", "/registered-models/alias", body)
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any], allowed: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        """The parsed reply; {} for a status that the caller allows."""
+        given: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
+        reply = self._send(method, _API + path, allowed=allowed, **given)
+        return reply.json() if reply.is_success and reply.content else {}
+
+    def _send(
+        self, method: str, url: str, *, allowed: tuple[int, ...] = (), **given: Any
+    ) -> httpx.Response:
+        try:
+            reply = self._http.request(method, url, **given)
+        except httpx.HTTPError as error:
+            raise InfrastructureError(
+                f"MLflow at {self.uri} does not answer ({type(error).__name__}: {error}); "
+                "`tributary status` shows the stack, `tributary up` mends it"
+            ) from error
+        if reply.is_success or reply.status_code in allowed:
+            return reply
+        message = f"MLflow at {self.uri} refused {method} {url}: {reply.status_code}"
+        kind = InfrastructureError if reply.status_code >= 500 else MlflowRefused
+        raise kind(f"{message} {reply.text[:300]}")
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": str(value)} for key, value in values.items()]
+
+
+def _chunks(items: Sequence[Metric], size: int) -> Iterator[Sequence[Metric]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,41 @@
+"""Which checkpoints of an unfinished stage are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import PositiveInt
+
+from infra.config import Config
+
+
+class Retention(Config):
+    """The newest always; further ones if asked for. All go when the stage is done."""
+
+    last: PositiveInt = 2
+    """newest checkpoints kept: with two, one may be damaged and the other continues the stage"""
+    every: PositiveInt | None = None
+    """also keep those whose step is a multiple of this; None keeps no such"""
+    best: bool = False
+    """also keep the one with the highest score: RL's mean outcome, SFT's lowest loss"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A whole checkpoint as the policy sees it. Example: Kept("step-00000010-a1", 10, 0.62)"""
+
+    name: str
+    step: int
+    score: float | None
+
+
+def retained(newest_first: Sequence[Kept], policy: Retention) -> set[str]:
+    """Names of the checkpoints that stay."""
+    kept = {c.name for c in newest_first[: policy.last]}
+    if policy.every is not None:
+        kept |= {c.name for c in newest_first if c.step % policy.every == 0}
+    scored = [(c.score, c.step, c.name) for c in newest_first if c.score is not None]
+    if policy.best and scored:
+        kept.add(max(scored)[2])
+    return kept

@@ -1,0 +1,21 @@
+"""The local stack of one home: Prefect server and worker, Ray head, MLflow server."""
+
+from infra.stack.checks import Check, doctor
+from infra.stack.clean import Leftover, clean
+from infra.stack.control import ServiceState, down, load_stack, status, up
+from infra.stack.record import WORK_POOL, Stack, require_ours
+
+__all__ = [
+    "WORK_POOL",
+    "Check",
+    "Leftover",
+    "ServiceState",
+    "Stack",
+    "clean",
+    "doctor",
+    "down",
+    "load_stack",
+    "require_ours",
+    "status",
+    "up",
+]

@@ -1,0 +1,181 @@
+"""What `tributary doctor` looks at: each check with the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import TributaryError
+from infra.home import SOURCE_ROOT, home, runtime_dir
+from infra.ports import is_free
+from infra.processes import family, is_alive
+from infra.stack.clean import clean
+from infra.stack.record import load_record
+from infra.stack.services import services
+
+FREE_GIB = 5.0
+SOCKET_PATH_BYTES = 107
+RAY_SOCKET_BYTES = 66
+"""how far below its folder Ray's longest socket name reaches"""
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;#]+)")
+_CUDA_PACKAGES = re.compile(r"nvidia-(cublas|cudnn|cuda|nccl|cusolver|cusparse)")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One fact about this machine. Example: Check("python", True, "3.11.7", mend="")"""
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str
+    """the command or act that makes it right; empty when it is"""
+
+
+def doctor() -> list[Check]:
+    """Every check, in the order in which they should be mended. Nothing is changed."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(_guarded, _CHECKS))
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    """A check that itself breaks is a finding too."""
+    try:
+        return check()
+    except (OSError, TributaryError, ImportError) as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        return Check(name, False, f"{type(error).__name__}: {error}", "see the error")
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    ok = version.startswith("3.11.")
+    return Check("python", ok, version, "" if ok else "install Python 3.11, then `make install`")
+
+
+def _packages() -> Check:
+    lock = SOURCE_ROOT / "locks" / ("cuda.txt" if _has_gpu() else "cpu.txt")
+    if not lock.exists():
+        return Check("packages", True, "no lock beside the code: an installed wheel", "")
+    pins = [match.groups() for line in lock.read_text().splitlines() if (match := _PIN.match(line))]
+    wrong = [f"{name} {found or 'missing'}, not {pin}" for name, pin in pins
+             if not _same_version(found := _installed(name), pin)]  # fmt: skip
+    if not wrong:
+        return Check("packages", True, f"{len(pins)} as in {lock.name}", "")
+    told = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+    return Check("packages", False, told, "`make clean install`")
+
+
+def _torch() -> Check:
+    version = _installed("torch")
+    if not version:
+        return Check("torch", False, "missing", "`make install`")
+    cuda = [d.name for d in importlib.metadata.distributions() if _CUDA_PACKAGES.match(d.name)]
+    if cuda and not _has_gpu():
+        told = f"{version} with {len(cuda)} CUDA packages on a machine without a GPU"
+        return Check("torch", False, told, "`make clean install` (uses locks/cpu.txt)")
+    return Check("torch", True, f"{version} for {'CUDA' if _has_gpu() else 'CPU'}", "")
+
+
+def _engines() -> Check:
+    names = ("megatron.core", "sglang", "sglang_router", "ray", "prefect", "mlflow")
+    missing = [name for name in names if not _is_importable(name)]
+    told = f"missing: {', '.join(missing)}" if missing else ", ".join(names)
+    return Check("engines", not missing, told, "`make install`" if missing else "")
+
+
+def _sandbox() -> Check:
+    from infra.sandbox import level
+
+    found = level()
+    mend = "allow user namespaces or run a kernel with Landlock, or `sandbox: unsafe` in the recipe"
+    told = f"level `{found.name}`: {found}"
+    return Check("sandbox", found.holds, told, "" if found.holds else mend)
+
+
+def _home() -> Check:
+    folder = home()
+    probe = folder / f".doctor.{os.getpid()}"
+    probe.write_text("")
+    probe.unlink()
+    free = shutil.disk_usage(folder).free / 2**30
+    ok = free >= FREE_GIB
+    mend = "" if ok else "free space, or set TRIBUTARY_HOME to a larger disk"
+    return Check("home", ok, f"{folder}: writable, {free:.1f} GiB free", mend)
+
+
+def _sockets() -> Check:
+    length = len(os.fsencode(runtime_dir() / "ray")) + RAY_SOCKET_BYTES
+    ok = length <= SOCKET_PATH_BYTES
+    told = f"longest socket path: {length} of {SOCKET_PATH_BYTES} bytes"
+    return Check("sockets", ok, told, "" if ok else "set TMPDIR to a shorter folder")
+
+
+def _leftovers() -> Check:
+    found = clean(dry=True)
+    told = f"{len(found)} things that a crash left" if found else "none"
+    return Check("leftovers", not found, told, "`tributary doctor --clean`" if found else "")
+
+
+def _ports() -> Check:
+    record = load_record()
+    if record is None or any(is_alive(r) for r in record.services.values()):
+        return Check("ports", True, "chosen free by `tributary up`, kept in stack.json", "")
+    taken = [f"{name} {port}" for name, port in record.ports.items() if not is_free(port)]
+    # `up` replaces them by itself; only links that someone kept will change.
+    told = (
+        f"taken since the last `up`: {', '.join(taken)}; others will be used" if taken else "free"
+    )
+    return Check("ports", True, told, "")
+
+
+def _stack() -> Check:
+    record = load_record()
+    if record is None or not record.services:
+        left = runtime_dir().exists()
+        told = f"down, but {runtime_dir()} is left" if left else "down"
+        return Check("stack", not left, told, "`tributary down`" if left else "")
+    dead = [name for name, found in record.services.items() if not is_alive(found)]
+    if len(dead) == len(record.services):
+        orphans = len(family([], record.mark))
+        told = f"all services ended without `tributary down`; {orphans} processes are left"
+        return Check("stack", False, told, "`tributary up`, or `tributary down`")
+    silent = [s.name for s in services(record) if s.name not in dead and not s.answers()]
+    broken = [f"{name} is dead" for name in dead] + [f"{name} is silent" for name in silent]
+    return Check("stack", not broken, "; ".join(broken) or "up", "`tributary up`" if broken else "")
+
+
+_CHECKS: tuple[Callable[[], Check], ...] = (
+    _python, _packages, _torch, _engines, _sandbox, _home, _sockets, _ports, _stack, _leftovers,
+)  # fmt: skip
+
+
+def _has_gpu() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _same_version(found: str, pin: str) -> bool:
+    # A local tag, as in 2.13.0+cpu, tells how it was built and not what it is.
+    return found.partition("+")[0] == pin.partition("+")[0]
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

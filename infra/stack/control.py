@@ -1,0 +1,230 @@
+"""Starts, repairs, shows and ends the local stack.
+
+    ray ------------------.
+    mlflow ---------------+--> ready
+    prefect server -> worker, deployments
+
+Everything that can start side by side does. What is started is written down at once, so an
+interrupted `up` leaves nothing unknown behind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import InfrastructureError
+from infra.home import home, runtime_dir
+from infra.ports import is_free
+from infra.processes import (
+    ProcessRecord,
+    family,
+    is_alive,
+    memory_bytes,
+    start,
+    terminate,
+    wait_ready,
+)
+from infra.stack.deploy import deploy, make_work_pool
+from infra.stack.record import (
+    Stack,
+    load_record,
+    new_stack,
+    require_ours,
+    save_record,
+    stack_lock,
+)
+from infra.stack.services import Service, services
+from infra.traces import dead_traces, remove_traces
+
+START_SECONDS = 240.0
+START_TRIES = 2
+"""Ray gives up after 30 s of its own, which a machine under load may need"""
+SILENT_SECONDS = 10.0
+"""how long a living service may fail to answer before it is restarted"""
+STOP_SECONDS = 8.0
+"""from SIGTERM to SIGKILL; Ray's GCS, which keeps nothing, waits for its dead parts much longer"""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """One service as of now."""
+
+    name: str
+    is_alive: bool
+    answers: bool
+    url: str
+    pid: int | None
+    memory: int
+    """bytes of it and all it started, as proportional set size"""
+    log: Path
+
+
+def up(say: Say = lambda text: None, timeout: float = START_SECONDS) -> Stack:
+    """Start what does not run; what runs and answers is left alone. `say` hears of each step.
+
+    Raises InfrastructureError with the log's end of what did not come up, InputError when another
+    checkout's stack runs in this home.
+    """
+    with stack_lock():
+        stack = _usable_record()
+        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        save_record(stack)
+        _Starter(stack, say, timeout).run()
+    return stack
+
+
+def down(say: Say = lambda text: None) -> int:
+    """End everything that belongs to this home's stack; returns the number of processes."""
+    with stack_lock():
+        stack = load_record()
+        ended = 0
+        if stack is not None:
+            ended = _end(stack, "prefect-worker")  # its flows' last reports find a server
+            ended += _end(stack, None)
+            save_record(stack.model_copy(update={"services": {}}))
+        shutil.rmtree(runtime_dir(), ignore_errors=True)
+        remove_traces(dead_traces())
+        say(f"ended {ended} processes")
+    return ended
+
+
+def load_stack() -> Stack | None:
+    """The running stack of this home; None when nothing of it runs."""
+    stack = load_record()
+    if stack is None or not any(is_alive(record) for record in stack.services.values()):
+        return None
+    return stack
+
+
+def status() -> list[ServiceState]:
+    """Every service, whether or not it runs; none when there was never a stack."""
+    stack = load_record()
+    if stack is None:
+        return []
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda service: _state(stack, service), services(stack)))
+
+
+def _state(stack: Stack, service: Service) -> ServiceState:
+    record = stack.services.get(service.name)
+    alive = record is not None and is_alive(record)
+    memory = 0
+    if record is not None and alive:
+        memory = memory_bytes(family([record], f"{stack.mark}/{service.name}"))
+    return ServiceState(
+        name=service.name, is_alive=alive, answers=alive and service.answers(), url=service.url,
+        pid=record.pid if record is not None and alive else None, memory=memory,
+        log=_log(service.name),
+    )  # fmt: skip
+
+
+def _usable_record() -> Stack:
+    """The record to start from: the last one while its dead services' ports can be had again."""
+    before = load_record()
+    if before is None:
+        return new_stack(None)
+    living = {name for name, record in before.services.items() if is_alive(record)}
+    if living:
+        require_ours(before)
+    if living and all(is_free(port) for port in _ports_of_the_dead(before, living)):
+        return before
+    _end(before, None)
+    return new_stack(before)
+
+
+def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:
+    """Ports that must be free for a repair, once what is left of the dead services is gone."""
+    dead = [s.name for s in services(stack) if s.name not in living]
+    for name in dead:
+        _end(stack, name)
+    prefixes = {"ray": "ray_", "mlflow": "mlflow", "prefect-server": "prefect"}
+    starts = tuple(prefixes[name] for name in dead if name in prefixes)
+    return [port for name, port in stack.ports.items() if starts and name.startswith(starts)]
+
+
+def _end(stack: Stack, service: str | None) -> int:
+    """End one service, or all, with everything it started."""
+    wanted = stack.services if service is None else {
+        k: v for k, v in stack.services.items() if k == service
+    }  # fmt: skip
+    mark = stack.mark if service is None else f"{stack.mark}/{service}"
+    processes = family(wanted.values(), mark)
+    terminate(processes, STOP_SECONDS)
+    late = family([], mark)  # started while the others were ending
+    terminate(late, 1.0)
+    return len(processes) + len(late)
+
+
+def _log(service: str) -> Path:
+    return home() / "logs" / f"{service}.log"
+
+
+class _Starter:
+    """One run of `up`: a thread a service, each waiting for those that it comes after."""
+
+    def __init__(self, stack: Stack, say: Say, timeout: float) -> None:
+        self._stack, self._say, self._timeout = stack, say, timeout
+        self._saving = threading.Lock()
+        self._services = services(stack)
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(len(self._services) + 1) as pool:
+            ready: dict[str, Future[None]] = {}
+            for service in self._services:  # listed after those that they wait for
+                ready[service.name] = pool.submit(self._bring_up, service, dict(ready))
+            deployed = pool.submit(self._deploy, ready["prefect-server"])
+            for future in [*ready.values(), deployed]:
+                future.result()
+
+    def _bring_up(self, service: Service, ready: Mapping[str, Future[None]]) -> None:
+        for name in service.after:
+            ready[name].result()
+        record = self._stack.services.get(service.name)
+        if record is not None and is_alive(record):
+            if _answers_soon(service):
+                return
+            self._say(f"{service.name} does not answer: restarting it")
+            _end(self._stack, service.name)
+        began = time.monotonic()
+        for tries in range(1, START_TRIES + 1):
+            try:
+                self._start(service)
+                break
+            except InfrastructureError:
+                _end(self._stack, service.name)
+                if tries == START_TRIES:
+                    raise
+                self._say(f"{service.name} did not start; trying again")
+        self._say(f"{service.name} is up after {time.monotonic() - began:.1f} s: {service.url}")
+
+    def _start(self, service: Service) -> None:
+        record = start(service.command, service.env, _log(service.name), home())
+        self._note(service.name, record)
+        wait_ready(service.name, record, service.answers, self._timeout)
+
+    def _deploy(self, server: Future[None]) -> None:
+        server.result()
+        make_work_pool(self._stack)
+        deploy(self._stack)
+
+    def _note(self, name: str, record: ProcessRecord) -> None:
+        with self._saving:
+            self._stack.services[name] = record
+            save_record(self._stack)
+
+
+def _answers_soon(service: Service) -> bool:
+    deadline = time.monotonic() + SILENT_SECONDS
+    while not service.answers():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,171 @@
+"""The programs of the local stack: how each is started, and how it shows that it answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from infra.home import home, runtime_dir
+from infra.processes import MARK_VARIABLE
+from infra.stack.record import WORK_POOL, Stack
+
+# The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
+# idle actors of a demo exist side by side.
+RAY_LOGICAL_CPUS = 64
+RAY_OBJECT_STORE_BYTES = 1 << 30
+PROBE_SECONDS = 3.0
+# Loopback needs neither proxies nor certificates, and loading the latter for each probe is slow.
+_http = httpx.Client(timeout=PROBE_SECONDS, trust_env=False, verify=False)
+# Another stack's or a cloud's settings in the caller's environment must not reach ours.
+_FOREIGN = ("PREFECT_", "RAY_", "MLFLOW_", "TRIBUTARY_")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One program. `after` names those that must answer before it starts."""
+
+    name: str
+    url: str
+    command: list[str]
+    env: dict[str, str]
+    answers: Callable[[], bool]
+    after: tuple[str, ...] = ()
+
+
+def services(stack: Stack) -> list[Service]:
+    return [_ray(stack), _prefect_server(stack), _mlflow(stack), _prefect_worker(stack)]
+
+
+def service_env(stack: Stack, service: str) -> dict[str, str]:
+    """The caller's environment without foreign settings, plus what reaches this stack, and the
+    mark of what the service starts."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
+    return threads | kept | stack.env() | marks
+
+
+def program(name: str) -> str:
+    """A program of the environment that we run in."""
+    return str(Path(sys.executable).parent / name)
+
+
+def get_json(url: str) -> object:
+    """The answer's JSON, or None when there is no good answer in time."""
+    try:
+        reply = _http.get(url)
+        return reply.json() if reply.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _prefect_server(stack: Stack) -> Service:
+    port = str(stack.ports["prefect"])
+    command = ["server", "start", "--host", "127.0.0.1", "--port", port, "--analytics-off"]
+    return Service(
+        "prefect-server",
+        stack.prefect_ui,
+        [program("prefect"), *command],
+        service_env(stack, "prefect-server") | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
+        lambda: get_json(f"{stack.prefect_api}/health") is True,
+    )
+
+
+def _prefect_worker(stack: Stack) -> Service:
+    worker = f"{WORK_POOL}-{stack.mark[:6]}"
+    command = ["worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", worker]
+    # Runs start within seconds instead of the default's ten.
+    env = service_env(stack, "prefect-worker") | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+    return Service(
+        "prefect-worker",
+        f"{stack.prefect_ui}/work-pools/work-pool/{WORK_POOL}",
+        [program("prefect"), *command],
+        env,
+        lambda: _worker_is_online(stack, worker),
+        after=("prefect-server",),
+    )
+
+
+def _worker_is_online(stack: Stack, worker: str) -> bool:
+    url = f"{stack.prefect_api}/work_pools/{WORK_POOL}/workers/filter"
+    try:
+        reply = _http.post(url, json={})
+        workers = reply.json() if reply.status_code == 200 else []
+    except (httpx.HTTPError, ValueError):
+        return False
+    return any(w["name"] == worker and w["status"] == "ONLINE" for w in workers)
+
+
+def _mlflow(stack: Stack) -> Service:
+    folder = home() / "mlflow"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        "server", "--host", "127.0.0.1", "--port", str(stack.ports["mlflow"]), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
+    ]  # fmt: skip
+    # The job executor is for GenAI features that we do not use, and costs over a gigabyte.
+    env = service_env(stack, "mlflow") | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    env.pop("MLFLOW_TRACKING_URI")
+    return Service(
+        "mlflow",
+        stack.mlflow_uri,
+        [program("mlflow"), *command],
+        env,
+        lambda: _is_ok(f"{stack.mlflow_uri}/health"),
+    )
+
+
+def _ray(stack: Stack) -> Service:
+    ports = {
+        "port": "ray_gcs", "dashboard-port": "ray_dashboard",
+        "object-manager-port": "ray_object_manager", "node-manager-port": "ray_node_manager",
+        "ray-client-server-port": "ray_client", "dashboard-agent-listen-port": "ray_agent_http",
+        "dashboard-agent-grpc-port": "ray_agent_grpc", "runtime-env-agent-port": "ray_runtime_env",
+        "metrics-export-port": "ray_metrics",
+    }  # fmt: skip
+    command = [
+        "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1",
+        "--include-dashboard=true", "--dashboard-host=127.0.0.1", "--include-log-monitor=false",
+        # 0: workers take ports of the system's choice, so two heads do not share a range.
+        "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={runtime_dir() / 'ray'}",
+        f"--num-cpus={RAY_LOGICAL_CPUS}", f"--object-store-memory={RAY_OBJECT_STORE_BYTES}",
+        *(f"--{option}={stack.ports[name]}" for option, name in ports.items()),
+    ]  # fmt: skip
+    env = service_env(stack, "ray") | {
+        # One idle worker per logical CPU would be started in advance.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        # Ray yields to everything else on the machine by default; our engines are its work.
+        "RAY_worker_niceness": "0",
+        # Ray rewrites its processes' titles; this keeps our mark readable behind them.
+        "SPT_NOENV": "1",
+    }
+    env.pop("RAY_ADDRESS")
+    return Service(
+        "ray",
+        stack.ray_dashboard,
+        [program("ray"), *command],
+        env,
+        lambda: _ray_has_a_node(stack),
+    )
+
+
+def _ray_has_a_node(stack: Stack) -> bool:
+    match get_json(f"{stack.ray_dashboard}/nodes?view=summary"):
+        case {"data": {"summary": [{"raylet": {"state": "ALIVE"}}, *_]}}:
+            return True
+        case _:
+            return False
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        return _http.get(url).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,81 @@
+"""What a storage backend's error means to a person: its cause, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from infra.errors import StorageError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_CREDENTIALS = {
+    "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken",
+    "InvalidToken", "Forbidden",
+}  # fmt: skip
+_TAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+
+
+def explain(error: Exception, action: str, place: str) -> StorageError:
+    """The error that a person sees. Only an unreachable store may be tried again by itself."""
+    cause, advice, passes = _diagnose(error, place)
+    told = StorageError(f"could not {action} {place or 'the store'}: {cause} ({error}). {advice}")
+    told.retryable = passes
+    return told
+
+
+def is_name_taken(error: Exception) -> bool:
+    """Whether a create-only write lost: servers say it in several ways."""
+    if isinstance(error, FileExistsError) or _code(error) in _TAKEN:
+        return True
+    # Ceph answers EINVAL with this code in the text.
+    return isinstance(error, OSError) and "PreconditionFailed" in str(error)
+
+
+def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
+    number = error.errno if isinstance(error, OSError) else None
+    remote = "://" in place and not place.startswith("file://")
+    if number in _FULL:
+        return "the disk or quota is full", "Free space there, or set `storage.root`", False
+    if remote and (isinstance(error, PermissionError) or _code(error) in _CREDENTIALS):
+        return (
+            "the credentials were refused",
+            "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) and the bucket's "
+            "policy: reading, listing, writing and deleting are needed",
+            False,
+        )
+    if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
+        return (
+            "there are no complete credentials",
+            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+            False,
+        )
+    if number in _REFUSED or isinstance(error, PermissionError):
+        return (
+            "the place is read-only for this user",
+            "Make it writable, or set `storage.root` or TRIBUTARY_HOME to a folder that is",
+            False,
+        )
+    if isinstance(error, NotADirectoryError | FileExistsError):
+        return "a part of the path is a file", "Give a folder as `storage.root`", False
+    if isinstance(error, FileNotFoundError):
+        return "there is no such bucket or folder", "Create it first, or mend `storage.root`", False
+    if isinstance(error, ConnectionError | TimeoutError) or "Connect" in type(error).__name__:
+        return (
+            "the store cannot be reached",
+            "Check the network and AWS_ENDPOINT_URL, then run again",
+            True,
+        )
+    if isinstance(error, ImportError | ValueError):
+        return "no such kind of store can be used", "Use file:// or s3:// in `storage.root`", False
+    return type(error).__name__, "See the cause and run again", False
+
+
+def _code(error: BaseException | None) -> str:
+    """The service's own error code, from the error or what caused it."""
+    while error is not None:
+        response: Any = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""

@@ -1,0 +1,93 @@
+"""What a process of ours leaves outside the home: named by home and pid, removed once it is over.
+
+    /tmp/tributary-<home>-<pid>[-...]            its temporary folders
+    /dev/shm/*tributary-<home>-<pid>[_-...]      its shared memory
+    HOME/shared-memory/<name>                    a note of shared memory that others named
+
+Where a process that owns none of these dies, nothing has to be done. A pid that was given to
+another process keeps its traces until that one ends as well: too late rather than too early.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from infra.home import home, runtime_dir
+from infra.scratch import remove
+
+SHARED_MEMORY = Path("/dev/shm")
+_PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")
+
+
+def trace_name(pid: int) -> str:
+    """What the name of everything that the process leaves holds. Example: tributary-3f09c2b1-77"""
+    return f"{runtime_dir().name}-{pid}"
+
+
+def private_folder(pid: int) -> Path:
+    """The process's own temporary folder; short, for it holds sockets. Not made here."""
+    return runtime_dir().parent / trace_name(pid)
+
+
+def note_torch_memory(name: str) -> None:
+    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home."""
+    folder = home() / "shared-memory"
+    folder.mkdir(exist_ok=True)
+    (folder / name.strip("/")).touch()
+
+
+def traces(pid: int | None = None) -> list[Path]:
+    """Every trace of one process of this home, or of all of them."""
+    anyone = re.escape(runtime_dir().name) + (rf"-{pid}" if pid is not None else r"-(\d+)")
+    folder = re.compile(rf"{anyone}(-.*)?")
+    memory = re.compile(rf".*{anyone}([_.-].*)?")
+    return [
+        *_named(runtime_dir().parent, folder),
+        *_named(SHARED_MEMORY, memory),
+        *(note for note in _notes() if pid in (None, _torch_pid(note))),
+    ]
+
+
+def dead_traces() -> list[Path]:
+    """Traces of this home whose process is gone."""
+    owner = re.compile(re.escape(runtime_dir().name) + r"-(\d+)")
+    found: list[Path] = []
+    for path in traces():
+        match = owner.search(path.name)
+        pid = int(match.group(1)) if match else _torch_pid(path)
+        if pid is not None and not psutil.pid_exists(pid):
+            found.append(path)
+    return found
+
+
+def remove_traces(paths: Iterable[Path]) -> None:
+    """Remove them; one that is gone already, or that nobody may remove, is passed over."""
+    for path in paths:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                remove(str(path))
+                continue
+            if path.parent == home() / "shared-memory":
+                (SHARED_MEMORY / path.name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+
+
+def _notes() -> list[Path]:
+    return _named(home() / "shared-memory", re.compile(r"torch_\d+_.*"))
+
+
+def _torch_pid(path: Path) -> int | None:
+    match = _PID_IN_TORCH_NAME.match(path.name)
+    return int(match.group(1)) if match else None

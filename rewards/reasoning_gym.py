@@ -1,0 +1,41 @@
+"""The `reasoning-gym` reward: the dataset's own `score_answer`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from typing import Any
+
+from engines.types import Transcript, Verdict
+from rewards.shaping import format_fault
+from rewards.text import boxed
+
+
+class ReasoningGymScore:
+    r"""The dataset's score of the answer, 0 to 1; a malformed or empty reply scores 0.
+
+    The answer is what stands in a single `\boxed{...}`, or the whole reply without one. The
+    reference names the entry: `{"dataset", "config", "seed", "index"}`.
+    """
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        if fault := format_fault(transcript):
+            return Verdict(0.0, reason=fault)
+        boxes = boxed(transcript.answer)
+        answer = boxes[0] if len(boxes) == 1 else transcript.answer.strip()
+        return Verdict(await asyncio.to_thread(_score, transcript.problem.reference, answer))
+
+
+def _score(reference: Any, answer: str) -> float:
+    config = json.dumps(reference["config"], sort_keys=True)
+    dataset = _dataset(reference["dataset"], config, reference["seed"])
+    score = dataset.score_answer(answer, entry=dataset[reference["index"]])
+    return min(1.0, max(0.0, float(score)))
+
+
+@functools.lru_cache(maxsize=32)
+def _dataset(name: str, config: str, seed: int) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, **json.loads(config), seed=seed, size=1)

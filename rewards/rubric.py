@@ -1,0 +1,107 @@
+"""A rubric: several weighted rewards make one training reward, with its breakdown kept.
+
+Exactly one term is the *outcome*: the domain verifier's own verdict from 0 to 1. It is reported
+free of the other terms. How a rollout ended comes first:
+
+    malformed            -> outcome 0, reward 0, no term is asked
+    truncated            -> outcome 0, the other terms are asked
+    aborted or failed    -> failed judgement, never trained on
+    completed            -> every term is asked, all at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.types import Reward, Status, Transcript, Verdict
+from infra.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One weighted reward, e.g. `Term("math", 1.0, True, Math())`."""
+
+    name: str
+    weight: float
+    outcome: bool
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a rubric says of a rollout.
+
+    Example: reward=0.9, breakdown={"outcome": 1.0, "length": -0.1, "length/excess": 12.0}
+    """
+
+    reward: float
+    breakdown: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    failed: bool = False
+    """a reward raised or gave no usable number: the sample is recorded, not trained on"""
+
+
+class Rubric:
+    """Training reward = sum of weight x score."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        names = [term.name for term in terms]
+        outcomes = [term.name for term in terms if term.outcome]
+        if len(outcomes) != 1:
+            raise InputError(
+                f"a rubric needs exactly one term with `outcome: true`, not {len(outcomes)} "
+                f"({', '.join(outcomes) or 'none'} of {', '.join(names) or 'no terms'})."
+            )
+        if len(set(names)) < len(names):
+            raise InputError(f"a rubric names a reward twice: {', '.join(names)}.")
+        self._terms = tuple(terms)
+
+    async def judge(self, transcript: Transcript) -> Judgement:
+        """Never raises for a reward's fault: the judgement then says `failed` and why."""
+        status, reason = transcript.status, transcript.reason
+        if status in (Status.ABORTED, Status.FAILED):
+            return Judgement(0.0, reason=reason or status.value, failed=True)
+        if status is Status.MALFORMED:
+            return Judgement(0.0, {"outcome": 0.0}, reason or "malformed")
+        asked = [t for t in self._terms if not (t.outcome and status is Status.TRUNCATED)]
+        verdicts = await asyncio.gather(
+            *(term.reward(transcript) for term in asked), return_exceptions=True
+        )
+        given: dict[str, Verdict] = {}
+        for term, verdict in zip(asked, verdicts, strict=True):
+            if isinstance(verdict, BaseException) and not isinstance(verdict, Exception):
+                raise verdict  # cancellation is not a reward's fault
+            if fault := _fault(term, verdict):
+                return Judgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
+            assert isinstance(verdict, Verdict)
+            given[term.name] = verdict
+        return self._combine(given, reason)
+
+    def _combine(self, given: dict[str, Verdict], reason: str) -> Judgement:
+        total, breakdown, reasons = 0.0, {}, [reason]
+        for term in self._terms:
+            verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
+            key = "outcome" if term.outcome else term.name
+            total += term.weight * verdict.score
+            breakdown[key] = float(verdict.score)
+            breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
+            reasons.append(verdict.reason)
+        return Judgement(total, breakdown, "; ".join(filter(None, reasons)))
+
+
+def _fault(term: Term, verdict: object) -> str:
+    """What makes this no verdict, in words; empty if it is one."""
+    if isinstance(verdict, BaseException):
+        return f"raised {type(verdict).__name__}: {verdict}"
+    if not isinstance(verdict, Verdict):
+        return f"returned {type(verdict).__name__}, not a Verdict"
+    numbers: list[Any] = [verdict.score, *verdict.parts.values()]
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+        return f"returned {', '.join(map(str, numbers))}: every score must be a finite number"
+    if term.outcome and not 0 <= verdict.score <= 1:
+        return f"scored {verdict.score}: an outcome lies between 0 and 1"
+    return ""

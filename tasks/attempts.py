@@ -1,0 +1,233 @@
+"""One durable stage, without Prefect:
+
+    look-up -> done, or: newest attempt alive? -> follow it : claim the next -> submit -> follow
+
+Whoever asks for the same stage at the same time, from this home or another, ends at one job: the
+claim in the store decides. An attempt is over when its `end.json` says so, when its job is over,
+or, when the job is out of our reach, when its heartbeat has not changed for a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.artifacts import ArtifactRecord, ArtifactStore
+from infra.digest import CodeIdentity
+from infra.errors import StageFailed
+from infra.storage import Store
+from tasks.claims import Claim, Claims, End, Owner
+from tasks.launch import Launcher, job_command, log_path
+from tasks.protocol import JobInput, Watch, dispatch, job_path
+from tasks.stage import Resources, StageResources, StageSpec
+
+MAX_TRIES = 3
+"""attempts that one run makes at a stage whose failures may pass by themselves"""
+EXPIRY_SECONDS = 60.0
+"""silence after which a heartbeat that we only see through the store counts as dead"""
+SUBMIT_SECONDS = 10.0
+"""what a claim's owner may take until its job is known"""
+TAIL_LINES = 40
+
+
+class StageStopped(Exception):
+    """The stage's job ended after a checkpoint because someone asked it to."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One stage with its inputs known, ready to be looked up or run."""
+
+    name: str
+    spec: StageSpec
+    inputs: Mapping[str, ArtifactRecord]
+    resources: StageResources
+    digest: str
+    code: CodeIdentity
+    mlflow_run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run's stages are kept and run."""
+
+    store: Store
+    artifacts: ArtifactStore
+    launcher: Launcher
+    home_id: str
+    run: str
+    pool: Resources
+    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """environment of the jobs: Ray's address, thread limits"""
+    mlflow_uri: str = ""
+    mlflow_experiment: str = ""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    poll_seconds: float = 0.5
+    expiry_seconds: float = EXPIRY_SECONDS
+
+
+def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactRecord, bool]:
+    """The stage's artifact, and whether it was there before we came.
+
+    Raises `StageFailed` with the last lines of its log, or `StageStopped`.
+    """
+    found = place.artifacts.find(work.spec.kind, work.digest)
+    if found is not None:
+        return found, True
+    claims = Claims(place.store, work.spec.kind, work.digest)
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    for tries in range(1, MAX_TRIES + 1):
+        claim = _live_or_new(work, place, claims)
+        end = _follow(work, place, claims, claim, _Tail(watch, tail))
+        found = place.artifacts.find(work.spec.kind, work.digest)
+        if found is not None:
+            return found, False
+        stopped = end.outcome == "stopped"
+        if place.cancelled.is_set() or (stopped and claim.owner.run == place.run):
+            raise StageStopped(f"stage {work.name} stopped; its last checkpoint is kept")
+        if not stopped and (not end.retryable or tries == MAX_TRIES):
+            raise StageFailed(_failure(work, place, claim, end, tail))
+        watch.warn(f"attempt {claim.number} is lost ({end.message}); trying again")
+        tail.clear()
+    raise StageFailed(
+        f"stage {work.name}: stopped {MAX_TRIES} times by other runs; try again later"
+    )
+
+
+def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
+    """Ray submission id; the store's root keeps two stores on one cluster apart."""
+    return f"stage-{kind}-{digest[:12]}-{hashlib.sha256(root.encode()).hexdigest()[:6]}-a{attempt}"
+
+
+def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
+    """The newest attempt while nothing says that it is over; else a new one of ours."""
+    while True:
+        newest = claims.latest()
+        if newest is not None and newest.end is None and not _known_dead(place, newest):
+            return newest
+        number = 1 if newest is None else newest.number + 1
+        job = job_id(work.spec.kind, work.digest, place.store.root, number)
+        owner = Owner(home=place.home_id, launcher=place.launcher.name, job=job, run=place.run)
+        claim = claims.take(number, owner)
+        if claim is not None:
+            _submit(work, place, claims, claim)
+            return claim
+
+
+def _known_dead(place: Place, claim: Claim) -> bool:
+    """Whether an attempt of our own home has no live job; others are judged by their heartbeat."""
+    if not _reachable(place, claim):
+        return False
+    deadline = time.monotonic() + SUBMIT_SECONDS
+    # Between a claim and its submission the job is unknown; so it is when Ray's head was lost.
+    while (state := place.launcher.state(claim.owner.job)) == "unknown":
+        if time.monotonic() > deadline:
+            return True
+        place.cancelled.wait(place.poll_seconds)
+    return state == "over"
+
+
+def _reachable(place: Place, claim: Claim) -> bool:
+    return (claim.owner.home, claim.owner.launcher) == (place.home_id, place.launcher.name)
+
+
+def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None:
+    given = JobInput(
+        job=claim.owner.job,
+        stage=work.name,
+        kind=work.spec.kind,
+        spec=work.spec.model_dump(mode="json"),
+        digest=work.digest,
+        attempt=claim.number,
+        inputs=dict(work.inputs),
+        resources=work.resources,
+        pool=place.pool,
+        hooks=dict(place.hooks),
+        code=work.code.model_dump(),
+        mlflow_uri=place.mlflow_uri,
+        mlflow_experiment=place.mlflow_experiment,
+        mlflow_run=work.mlflow_run,
+    )
+    try:
+        place.store.write(job_path(given.job), given.model_dump_json().encode())
+        place.launcher.submit(given.job, job_command(place.store.root, given.job), place.env)
+    except Exception as error:
+        claims.finish(
+            claim.number,
+            End(outcome="failed", error=type(error).__name__, message=str(error), retryable=True),
+        )
+        raise
+
+
+def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: Watch) -> End:
+    """Wait until the attempt is over, one way or another, and say how."""
+    mine = claim.owner.run == place.run
+    watch.started(claim.owner.job, claim.number, mine)
+    if _reachable(place, claim):
+        place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch))
+    else:
+        watch.line(f"attempt {claim.number} runs elsewhere (run {claim.owner.run}); waiting for it")
+        _wait_elsewhere(work, place, claims, claim)
+    end = claims.end_of(claim.number)
+    if end is None and place.cancelled.is_set() and not mine:
+        raise StageStopped(f"stage {work.name}: left to the run {claim.owner.run} that started it")
+    if end is None:
+        end = End(
+            outcome="failed",
+            error="JobLost",
+            retryable=True,
+            message="its job ended without a word: killed, or out of memory?",
+        )
+        claims.finish(claim.number, end)
+    return end
+
+
+def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None:
+    """Wait for a job that we see only through the store."""
+    pulse, changed = claims.pulse(claim.number), time.monotonic()
+    while time.monotonic() - changed < place.expiry_seconds:
+        if claims.end_of(claim.number) is not None or place.cancelled.is_set():
+            return
+        if place.artifacts.find(work.spec.kind, work.digest) is not None:
+            return
+        latest = claims.pulse(claim.number)
+        if latest != pulse:
+            pulse, changed = latest, time.monotonic()
+        place.cancelled.wait(place.poll_seconds)
+
+
+def _failure(work: StageWork, place: Place, claim: Claim, end: End, tail: deque[str]) -> str:
+    lines = "\n".join(f"  | {line}" for line in tail) or "  | (its log is not on this machine)"
+    return (
+        f"stage {work.name} failed: {end.error}: {end.message}\n"
+        f"attempt {claim.number}, job {claim.owner.job}\n"
+        f"last lines of {log_path(claim.owner.job)}:\n"
+        f"{lines}\nresume with: tributary resume {place.run}"
+    )
+
+
+@dataclass(slots=True)
+class _Tail:
+    """A watch that also keeps the last lines, for the message of a failure."""
+
+    inner: Watch
+    lines: deque[str]
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+        self.inner.line(text)
+
+    def progress(self, done: int, total: int, message: str) -> None:
+        self.inner.progress(done, total, message)
+
+    def warn(self, message: str) -> None:
+        self.lines.append(f"warning: {message}")
+        self.inner.warn(message)
+
+    def started(self, job: str, attempt: int, mine: bool) -> None:
+        self.inner.started(job, attempt, mine)

@@ -1,0 +1,76 @@
+"""`base`: the model that every expert starts from: small and random, or imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import Config
+from tasks.domain import HookSpec
+from tasks.stage import StageContext, StageSpec
+
+if TYPE_CHECKING:
+    from engines.types import Demonstration
+
+
+class RandomModel(Config):
+    """A small Qwen3 with random weights and a tokenizer trained on the curricula's own text."""
+
+    hidden_size: PositiveInt = 128
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    head_dim: PositiveInt = 32
+    ffn_size: PositiveInt = 256
+    vocab_size: PositiveInt = 512
+    max_length: PositiveInt = 512
+    embedding_std: PositiveFloat = 0.2
+    """linears start at fan-in scale, output projections at a tenth of it; 0.02 everywhere does not
+    let copying form in a small budget"""
+    tokenizer_texts: PositiveInt = 2000
+    """demonstrations a curriculum contributes to the tokenizer's training text"""
+
+
+class BaseSettings(Config):
+    """Either `random` or `folder`."""
+
+    random: RandomModel | None = None
+    folder: str | None = None
+    """an HF folder of a supported family (qwen2, qwen3, llama): a path, relative to the recipe's
+    file, or any fsspec URL"""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> BaseSettings:
+        if (self.random is None) == (self.folder is None):
+            raise ValueError("say exactly one of `random: {...}` and `folder: PATH`")
+        return self
+
+
+class BaseSpec(StageSpec):
+    kind: ClassVar[str] = "base"
+    settings: BaseSettings
+    curricula: list[HookSpec] = Field(default_factory=list)
+    """whose demonstrations the tokenizer of a random model is trained on"""
+    format: Literal["glm"] = "glm"
+    """special tokens and chat template of a random model"""
+
+
+async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
+    """Fill `context.out` with an HF folder. Raises InputError."""
+    if spec.settings.folder is not None:
+        from tasks.base_import import import_model
+
+        return import_model(spec.settings.folder, context.out)
+    assert spec.settings.random is not None
+    from tasks.base_random import write_random_model
+
+    texts = _demonstrations(spec, spec.settings.random.tokenizer_texts)
+    return write_random_model(context.out, spec.settings.random, texts, spec.seed)
+
+
+def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
+    from curricula.registry import build
+
+    built = [build(c.name, c.options) for c in spec.curricula]
+    return [d for curriculum in built for d in curriculum.demonstrations(count, spec.seed)]

@@ -1,0 +1,163 @@
+"""`distill`: sample from experts, verify, filter, and write a dataset with provenance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from engines.sglang.spec import FleetSpec
+from infra.config import Config
+from infra.errors import TrainingStopped
+from tasks.domain import Domain
+from tasks.stage import StageContext, StageSpec
+
+if TYPE_CHECKING:
+    from engines.rollout.dataset import DistilledRow
+    from engines.rollout.episode import Rollout
+    from engines.rollout.seams import LiveDomain
+    from engines.sglang.fleet import Fleet
+
+COUNTS_FILE = "counts.json"
+
+
+class DistillSettings(Config):
+    problems: PositiveInt = 2000
+    """problems a domain"""
+    samples: PositiveInt = 1
+    """rollouts a problem"""
+    temperature: float = Field(default=1.0, gt=0)
+    min_tokens: PositiveInt = 1
+    """shorter answers are dropped"""
+    min_outcome: float = Field(default=1.0, ge=0, le=1)
+    """rollouts whose outcome is lower are dropped as wrong"""
+    near_duplicate: float = Field(default=0.95, gt=0, le=1)
+    """MinHash Jaccard similarity above which a later sample is a duplicate"""
+    fleet: FleetSpec = FleetSpec()
+
+
+class DistillSpec(StageSpec):
+    """Inputs: one model by each domain's name. Artifact: `data.parquet` and `counts.json`."""
+
+    kind: ClassVar[str] = "distill"
+    settings: DistillSettings
+    domains: list[Domain] = Field(min_length=1)
+
+
+async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
+    """Sample each domain from its expert, filter, and write what is left. Raises EngineError."""
+    from engines.rollout.dataset import DATA_FILE, write_dataset
+    from tasks.resources import lease_fleet, open_parts, require_inputs, together
+
+    require_inputs(context, [d.name for d in spec.domains])
+    first = context.inputs[spec.domains[0].name]
+    rows: list[DistilledRow] = []
+    counts: dict[str, dict[str, int]] = {}
+    tokens = 0
+    async with AsyncExitStack() as stack:
+        fleet, (_, domains) = await together(
+            lease_fleet(stack, context, spec.settings.fleet, first),
+            open_parts(first, spec.domains),
+        )
+        began = time.monotonic()
+        sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
+        for position, domain in enumerate(domains):
+            rollouts = await _sample(spec, context, fleet, domain, version=position)
+            tokens += sum(r.sample.num_trained_tokens for r in rollouts)
+            # the filters run in a thread while the next expert generates
+            sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
+            context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
+        worked = time.monotonic() - began
+        for domain, task in zip(domains, sifting, strict=True):
+            kept, counts[domain.name] = await task
+            rows += [_row(context, domain.name, rollout) for rollout in kept]
+    _check_counts(context, counts)
+    write_dataset(context.out / DATA_FILE, rows)
+    (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
+    return {
+        "rows": float(len(rows)),
+        **{f"{d}/{name}": float(n) for d, c in counts.items() for name, n in c.items()},
+        "generated_tokens": float(tokens),
+        "generate_tokens_per_s": tokens / max(worked, 1e-9),
+        "work_seconds": worked,
+    }
+
+
+async def _sample(
+    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, version: int
+) -> list[Rollout]:
+    """All rollouts of a domain from its expert, whose weights become `version` of the fleet."""
+    from engines.chat import Chat
+    from engines.rollout.episode import Roller
+    from engines.rollout.sweep import sweep
+    from tasks.resources import context_length
+
+    model: Path = context.inputs[domain.name]
+    settings = spec.settings
+    if version > 0:
+        await fleet.load(model, version)
+    roller = Roller(
+        generate=fleet.client.generate,
+        chat=Chat.load(model),
+        context_length=context_length(settings.fleet, model),
+        seed=spec.seed,
+    )
+    groups = await sweep(
+        roller,
+        domain,
+        domain.curriculum.problems("distill", settings.problems, spec.seed),
+        samples=settings.samples,
+        temperature=settings.temperature,
+        version=version,
+    )
+    return [rollout for group in groups for rollout in group]
+
+
+def _sift(
+    settings: DistillSettings, rollouts: list[Rollout]
+) -> tuple[list[Rollout], dict[str, int]]:
+    from engines.rollout.filters import sift
+
+    return sift(
+        rollouts,
+        min_tokens=settings.min_tokens,
+        min_outcome=settings.min_outcome,
+        near_duplicate=settings.near_duplicate,
+    )
+
+
+def _row(context: StageContext, role: str, rollout: Rollout) -> DistilledRow:
+    from engines.rollout.dataset import DistilledRow
+
+    origin = context.input_records.get(role, {})
+    sample = rollout.sample
+    return DistilledRow(
+        tokens=sample.tokens,
+        loss_mask=sample.loss_mask,
+        # the recipe's name of the domain: its curriculum may serve another one as well
+        problem=replace(rollout.transcript.problem, domain=role),
+        turns=rollout.transcript.messages,
+        expert=role,
+        artifact_digest=str(origin.get("digest", "")),
+        sample_index=sample.sample_index,
+        weight_version=sample.oldest_version,
+        rewards=sample.rewards,
+    )
+
+
+def _check_counts(context: StageContext, counts: dict[str, dict[str, int]]) -> None:
+    """Raises TrainingStopped if no domain has a row left; warns of each that has none."""
+    empty = {name: count for name, count in counts.items() if not count["kept"]}
+    for name, count in empty.items():
+        context.reporter.warn(f"distill: no rollout of {name} passed the filters: {count}")
+    if len(empty) == len(counts):
+        raise TrainingStopped(
+            f"distill: no rollout passed the filters, so there is nothing to learn from: {counts}. "
+            "Train the experts longer, or lower `min_outcome`"
+        )

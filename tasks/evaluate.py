@@ -1,0 +1,87 @@
+"""`evaluate`: outcome of models on fixed held-out problems, sampled and greedy."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from engines.sglang.spec import FleetSpec
+from infra.config import Config
+from tasks.domain import Domain
+from tasks.stage import StageContext, StageSpec
+
+SCORES_FILE = "scores.json"
+
+if TYPE_CHECKING:
+    from tasks.evaluate_cells import CellResult
+
+
+class EvaluateSettings(Config):
+    problems: PositiveInt = 128
+    """held-out problems a domain, fixed by seed"""
+    samples: PositiveInt = 4
+    """samples a problem at temperature 1 where a model is at home"""
+    samples_elsewhere: PositiveInt = 1
+    """samples a problem in the other domains"""
+    fleet: FleetSpec = FleetSpec()
+
+
+class EvaluateSpec(StageSpec):
+    """Inputs: models by name. Artifact: `scores.json` and `rollouts.parquet`."""
+
+    kind: ClassVar[str] = "evaluate"
+    settings: EvaluateSettings
+    domains: list[Domain] = Field(min_length=1)
+    home: dict[str, list[str]]
+    """model name -> domains sampled in full, with greedy"""
+    nothink: list[str] = Field(default_factory=list)
+    """models evaluated once more with thinking off, as NAME-nothink"""
+
+
+async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
+    """Score every input model on every domain. Raises EngineError, InputError."""
+    from engines.chat import Chat
+    from engines.rollout.episode import Roller
+    from engines.rollout.gallery import Gallery
+    from tasks.evaluate_cells import cells_of, mirrored, roll_cells, scores_of
+    from tasks.resources import context_length, lease_fleet, open_parts, require_inputs, together
+
+    require_inputs(context, sorted({*spec.home, *spec.nothink}))
+    models = list(context.inputs.items())
+    first = models[0][1]
+    results: list[CellResult] = []
+    async with AsyncExitStack() as stack:
+        fleet, (chat, domains) = await together(
+            lease_fleet(stack, context, spec.settings.fleet, first),
+            open_parts(first, spec.domains),
+        )
+        gallery = Gallery(chat)
+        began = time.monotonic()
+        for version, (name, folder) in enumerate(models):
+            if version > 0:
+                await fleet.load(folder, version)
+            roller = Roller(
+                generate=fleet.client.generate,
+                chat=Chat.load(folder),
+                context_length=context_length(spec.settings.fleet, folder),
+                seed=spec.seed,
+            )
+            results += await roll_cells(roller, cells_of(spec, name, domains), version, gallery)
+            context.reporter.progress(version + 1, len(models), f"evaluated {name}")
+        worked = time.monotonic() - began
+    results = mirrored(results, spec.nothink)
+    for result in results:
+        if result.failure:
+            context.reporter.warn(f"{result.model} on {result.domain}: {result.failure}")
+    (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
+    gallery.write(context.out)
+    return {
+        **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results},
+        "generated_tokens": float(sum(r.tokens for r in results)),
+        "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
+        "work_seconds": worked,
+    }

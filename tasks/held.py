@@ -1,0 +1,121 @@
+"""What a checkpoint holds: every attribute of every object that lives through a training loop.
+
+    trainer/           Megatron's distributed checkpoint: weights, optimizer, schedule, step count
+                       and every rank's random states (torch, numpy, python, Megatron's)
+    state.json         where the stage stands: see `tasks.rl_record`, `tasks.sft_record`
+    rollouts.parquet   the rollouts shown so far (rl)
+    notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them, whole
+
+An attribute is either in one of these, or is made again from the spec, or needs nothing because it
+is empty between two steps. `tests/unit/test_held.py` reads the sources and fails when an object of
+the loop has an attribute that is not listed here, or the other way round. Sampling seeds are no
+state: they follow from stage seed, problem id, sample index, policy version and turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Where = Literal["trainer", "state.json", "rollouts.parquet", "notes", "spec", "handle", "empty"]
+"""`spec`: made again from the stage's spec. `handle`: a reference to another object or process.
+`empty`: holds nothing between two steps"""
+
+HELD: Mapping[str, Mapping[str, Where]] = {
+    "engines/megatron/trainer.py:Trainer": {
+        "_model": "spec",
+        "_reference": "spec",
+        "policy": "trainer",
+        "_ddp": "trainer",
+        "_optimizer": "trainer",
+        "_scheduler": "trainer",
+        "steps_done": "trainer",
+        "spec": "spec",
+        "seed": "spec",
+        "layout": "spec",
+        "shape": "spec",
+        "config": "spec",
+        "_optimizer_spec": "spec",
+        "_run_schedule": "handle",
+    },
+    "tasks/rl_record.py:RlRecord": {
+        "step": "state.json",
+        "version": "state.json",
+        "cursor": "state.json",
+        "_totals": "state.json",
+        "_kept": "state.json",
+        "_unsaved": "state.json",
+        "_watch": "handle",
+        "_gallery": "handle",
+        "_reporter": "handle",
+        "_steps": "spec",
+        "solved": "empty",
+    },
+    "tasks/sft_record.py:SftRecord": {
+        "step": "state.json",
+        "_losses": "state.json",
+        "_tokens": "state.json",
+        "_seconds": "state.json",
+        "_unsaved": "state.json",
+        "_reporter": "handle",
+        "_steps": "spec",
+    },
+    "engines/rollout/bounds.py:Watch": {
+        "outcomes": "state.json",
+        "entropies": "state.json",
+        "solved_reward": "spec",
+        "min_outcome": "spec",
+        "max_entropy": "spec",
+        "max_failed_share": "spec",
+    },
+    "engines/rollout/gallery.py:Gallery": {"_rows": "rollouts.parquet", "_chat": "handle"},
+    "engines/rollout/source.py:ProblemSource": {
+        "_turn": "state.json",
+        "_starts": "state.json",
+        "_domains": "spec",
+        "_split": "spec",
+        "_seed": "spec",
+    },
+    "engines/rollout/producer.py:Producer": {
+        "source": "handle",
+        "_roller": "handle",
+        "_journal": "handle",
+        "_wanted": "spec",
+        "_group_size": "spec",
+        "_oversample": "spec",
+        "_rounds": "spec",
+        "_temperature": "spec",
+    },
+    "engines/rollout/journal.py:RolloutJournal": {
+        "_notes": "notes",
+        "_waiting": "empty",
+        "_writing": "empty",
+    },
+    "engines/rollout/buffer.py:RolloutBuffer": {
+        "_version": "state.json",
+        "_max_staleness": "spec",
+        "_in_flight": "empty",
+        "_ready": "empty",
+        "_surplus": "empty",
+        "_changed": "empty",
+    },
+    "engines/rollout/consumer.py:Consumer": {
+        "_version": "state.json",
+        "_trainer": "handle",
+        "_endpoints": "handle",
+        "_algorithm": "spec",
+    },
+    "engines/rollout/episode.py:Roller": {
+        "_generate": "handle",
+        "_chat": "handle",
+        "_context": "spec",
+        "_seed": "spec",
+    },
+}
+
+WITHIN_A_STEP = (
+    "engines/rollout/buffer.py:StepBatch",
+    "engines/rollout/consumer.py:StepResult",
+    "engines/rollout/session.py:TokenSession",
+)
+"""objects that no step hands to the next"""

@@ -1,0 +1,187 @@
+"""What Ray runs for a stage: `python -P -m tasks.job ROOT JOB`.
+
+    JobInput from the store -> verified local inputs -> the body -> files uploaded -> manifest last
+
+A heartbeat shows other homes that the attempt lives. SIGTERM asks the body to leave a checkpoint
+and stop. However it ends, the attempt's `end.json` says so: exit 0 done, 1 failed, 3 stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.errors import FencedOut, TributaryError
+from infra.home import home
+from infra.storage import Store
+from infra.user_files import install_hooks
+from tasks.claims import Claims, End
+from tasks.protocol import JobInput, emit, job_path
+from tasks.registry import body_of, spec_of
+from tasks.reporter import JobReporter, open_reporter
+from tasks.stage import StageContext, StopFlag, Stopped
+
+HEARTBEAT_SECONDS = 5.0
+EXIT_FAILED, EXIT_STOPPED = 1, 3
+
+
+def main(root: str, job: str) -> int:
+    """Run the job; returns its exit code."""
+    store = Store(root)
+    given = JobInput.model_validate_json(store.read(job_path(job)))
+    claims = Claims(store, given.kind, given.digest)
+    stop = StopFlag()
+    signal.signal(signal.SIGTERM, lambda *_: _request(stop))
+    with _heartbeat(claims, given.attempt):
+        end = _attempt(store, given, stop)
+    claims.finish(given.attempt, end)
+    return {"done": 0, "failed": EXIT_FAILED, "stopped": EXIT_STOPPED}[end.outcome]
+
+
+def _request(stop: StopFlag) -> None:
+    stop.requested = True
+
+
+def _attempt(store: Store, given: JobInput, stop: StopFlag) -> End:
+    try:
+        record = _run(store, given, stop)
+        print(f"stage {given.stage} is done: {record.url}", flush=True)
+        return End(outcome="done", exit_code=0)
+    except Stopped:
+        return End(outcome="stopped", message="asked to stop; the last checkpoint is kept")
+    except TributaryError as error:
+        return _failed(error, error.retryable, error.exit_code)
+    except Exception as error:
+        return _failed(error, retryable=False, exit_code=1)
+
+
+def _failed(error: Exception, retryable: bool, exit_code: int) -> End:
+    traceback.print_exc()
+    sys.stderr.flush()
+    return End(
+        outcome="failed",
+        error=type(error).__name__,
+        message=str(error)[:4000],
+        retryable=retryable,
+        exit_code=exit_code,
+    )
+
+
+def _run(store: Store, given: JobInput, stop: StopFlag) -> ArtifactRecord:
+    started = time.monotonic()
+    install_hooks(given.hooks)
+    spec = spec_of(given.kind).model_validate(given.spec)
+    artifacts = ArtifactStore(store, home() / "cache")
+    with _folders(given.job) as (out, scratch), open_reporter(given) as reporter:
+        context = StageContext(
+            name=given.stage,
+            holder=given.job,
+            inputs=_local_inputs(artifacts, given),
+            input_records={role: r.model_dump() for role, r in given.inputs.items()},
+            out=out,
+            scratch=scratch,
+            checkpoints=StageCheckpoints(
+                store,
+                given.kind,
+                given.digest,
+                given.attempt,
+                scratch,
+                given.resources.checkpoints,
+            ),
+            resources=given.resources,
+            pool=given.pool,
+            reporter=reporter,
+            stop=stop,
+            hooks=given.hooks,
+        )
+        metrics = asyncio.run(body_of(given.kind)(spec, context))
+        return _commit(artifacts, given, out, metrics, time.monotonic() - started, reporter)
+
+
+def _local_inputs(artifacts: ArtifactStore, given: JobInput) -> dict[str, Path]:
+    """Verified local folders by role, fetched side by side."""
+    with ThreadPoolExecutor(max(1, len(given.inputs))) as pool:
+        folders = pool.map(artifacts.local, given.inputs.values())
+        return dict(zip(given.inputs, folders, strict=True))
+
+
+def _commit(
+    artifacts: ArtifactStore,
+    given: JobInput,
+    out: Path,
+    metrics: dict[str, float],
+    seconds: float,
+    reporter: JobReporter,
+) -> ArtifactRecord:
+    """Upload and create the manifest; when another attempt was first, theirs is the artifact."""
+    try:
+        record = artifacts.commit(
+            given.kind,
+            given.digest,
+            given.attempt,
+            out,
+            identity=given.spec,
+            inputs={role: r.digest for role, r in given.inputs.items()},
+            code=given.code,
+            metrics=metrics,
+            seeds={"seed": int(given.spec.get("seed", 0))},
+            mlflow_run_id=given.mlflow_run,
+            seconds=seconds,
+        )
+    except FencedOut:
+        winner = artifacts.find(given.kind, given.digest)
+        if winner is None:
+            raise
+        return winner
+    reporter.finish(record)
+    return record
+
+
+@contextlib.contextmanager
+def _folders(job: str) -> Generator[tuple[Path, Path]]:
+    """Empty `out` and `scratch` of this attempt, removed when it ends."""
+    folder = home() / "work" / job
+    out, scratch = folder / "out", folder / "scratch"
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in (out, scratch):
+        path.mkdir(parents=True)
+    try:
+        yield out, scratch
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _heartbeat(claims: Claims, attempt: int) -> Generator[None]:
+    over = threading.Event()
+
+    def beat() -> None:
+        number = 0
+        while not over.wait(HEARTBEAT_SECONDS if number else 0):
+            number += 1
+            try:
+                claims.beat(attempt, number)
+            except TributaryError as error:  # the body must not die of a slow store
+                emit("warn", message=f"heartbeat: {error}")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=HEARTBEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

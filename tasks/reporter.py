@@ -1,0 +1,65 @@
+"""Where a body's numbers go: metrics to MLflow, progress and warnings to who follows the job."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.artifacts import ArtifactRecord
+from tasks.protocol import JobInput, emit
+
+if TYPE_CHECKING:
+    from infra.tracking import Tracker
+
+PROGRESS_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class JobReporter:
+    """The `Reporter` of a job. Without a tracker, metrics are only printed."""
+
+    run: str
+    tracker: Tracker | None
+    _last_progress: float = 0.0
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if self.tracker is not None:
+            self.tracker.log(self.run, step, dict(values))
+        shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
+        print(f"step {step}: {shown}", flush=True)
+
+    def progress(self, done: int, total: int, message: str = "") -> None:
+        now = time.monotonic()
+        if done < total and now - self._last_progress < PROGRESS_SECONDS:
+            return
+        self._last_progress = now
+        emit("progress", done=done, total=total, message=message)
+
+    def warn(self, message: str) -> None:
+        emit("warn", message=message)
+
+    def dataset(self, name: str, rows: int, source: str) -> None:
+        if self.tracker is not None:
+            self.tracker.dataset(self.run, name, rows, source)
+
+    def finish(self, record: ArtifactRecord) -> None:
+        if self.tracker is not None:
+            self.tracker.log(self.run, 0, {f"final/{k}": v for k, v in record.metrics.items()})
+
+
+@contextlib.contextmanager
+def open_reporter(given: JobInput) -> Generator[JobReporter]:
+    """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
+    if not given.mlflow_run:
+        yield JobReporter("", None)
+        return
+    from infra.tracking import Tracker
+
+    tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
+    try:
+        yield JobReporter(given.mlflow_run, tracker)
+    finally:
+        tracker.flush()

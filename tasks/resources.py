@@ -1,0 +1,120 @@
+"""What the stages that generate share: their engines, their chat format, their domains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from engines.megatron.spec import Optimizer, Trainer
+from engines.sglang.spec import FleetSpec
+from infra.errors import InputError
+from tasks.domain import Domain, open_domain
+from tasks.stage import StageContext
+
+if TYPE_CHECKING:
+    from engines.chat import Chat
+    from engines.megatron.group import TrainerGroup
+    from engines.rollout.seams import LiveDomain
+    from engines.sglang.fleet import Fleet
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+async def together(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Both at once; when one fails the other is cancelled and awaited, then the error is raised."""
+    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(one, two)
+    except BaseException:
+        one.cancel()
+        two.cancel()
+        await asyncio.gather(one, two, return_exceptions=True)
+        raise
+
+
+async def lease_fleet(
+    stack: AsyncExitStack, context: StageContext, spec: FleetSpec, model: Path
+) -> Fleet:
+    """Lease the stage's servers with `model`'s weights (version 0); released with the stack."""
+    from engines.sglang.fleet import Fleet
+
+    fleet = await Fleet.lease(
+        spec,
+        model,
+        servers=context.resources.servers,
+        tp=context.resources.tp_per_server,
+        pool_servers=context.pool.servers,
+        holder=context.holder,
+    )
+    stack.push_async_callback(fleet.release)
+    return fleet
+
+
+async def lease_trainer(
+    stack: AsyncExitStack,
+    context: StageContext,
+    spec: Trainer,
+    optimizer: Optimizer,
+    model: Path,
+    *,
+    seed: int,
+    total_steps: int,
+) -> TrainerGroup:
+    """Lease the stage's trainer ranks, loaded with `model`; released with the stack.
+
+    `total_steps` counts optimizer steps of the whole stage.
+    """
+    from engines.megatron.group import TrainerGroup
+
+    trainer = await TrainerGroup.lease(
+        context.resources.trainer,
+        pool_ranks=context.pool.trainer_ranks,
+        holder=context.holder,
+        spec=spec,
+        optimizer=optimizer,
+        model=model,
+        seed=seed,
+        total_steps=total_steps,
+        hooks=context.hooks,
+    )
+    stack.push_async_callback(trainer.release)
+    return trainer
+
+
+async def open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:
+    """The model's chat format and the live domains, built in a thread: their imports take time."""
+    return await asyncio.to_thread(_open_parts, model, domains)
+
+
+def _open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:
+    from engines.chat import Chat
+
+    return Chat.load(model), [open_domain(d) for d in domains]
+
+
+def require_inputs(context: StageContext, roles: Sequence[str]) -> None:
+    """Raises InputError when the stage was not given an input that it needs."""
+    missing = [role for role in roles if role not in context.inputs]
+    if missing:
+        raise InputError(
+            f"stage {context.name!r} has no input {', '.join(missing)}; "
+            f"it was given {', '.join(sorted(context.inputs)) or 'none'}"
+        )
+
+
+def context_length(spec: FleetSpec, model: Path) -> int:
+    """Longest sequence the engine takes: the spec's, else the model's own. Raises InputError."""
+    if spec.context_length is not None:
+        return spec.context_length
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise InputError(
+            f"{model / 'config.json'} has no max_position_embeddings; set `fleet.context_length`"
+        )
+    return length

@@ -1,0 +1,216 @@
+"""`rl`: reinforcement learning with verifiable rewards over one or more domains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from engines.algorithms.spec import Algorithm
+from engines.megatron.spec import Optimizer, Trainer
+from engines.sglang.spec import FleetSpec
+from infra.config import Config
+from tasks.domain import Domain
+from tasks.stage import StageContext, StageSpec, Stopped
+
+if TYPE_CHECKING:
+    from engines.chat import Chat
+    from engines.megatron.group import TrainerGroup
+    from engines.rollout.producer import Producer
+    from engines.rollout.seams import LiveDomain
+    from engines.sglang.fleet import Fleet
+    from tasks.rl_record import RlRecord
+
+_TRAINER_FOLDER = "trainer"
+
+
+class Bounds(Config):
+    """When to stop early, with a reason."""
+
+    solved_reward: float = Field(default=0.97, ge=0)
+    """mean outcome of three steps in a row at which the stage ends as solved"""
+    min_outcome: float = Field(default=0.0, ge=0, le=1)
+    """a 5-step mean outcome below this is a collapse: the run stops"""
+    max_entropy: float | None = None
+    """a 5-step mean entropy (nats a token) above this is a collapse"""
+    max_failed_share: float = Field(default=0.2, ge=0, le=1)
+    """share of failed samples in a step above which the run stops"""
+
+
+class RlSettings(Config):
+    steps: PositiveInt
+    problems_per_step: PositiveInt = 32
+    group_size: PositiveInt = 8
+    oversample: float = Field(default=1.5, ge=1)
+    """problems asked for over problems still needed, in each round of generation"""
+    refill_rounds: int = Field(default=1, ge=0)
+    """most further rounds of a step, in which fresh problems replace zero-variance groups"""
+    max_staleness: int = Field(default=0, ge=0, le=0)
+    """policy versions between sampling and training; 0 is synchronous"""
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer
+    trainer: Trainer = Trainer()
+    fleet: FleetSpec = FleetSpec()
+    bounds: Bounds = Bounds()
+    checkpoint_every: PositiveInt = 10
+    """steps"""
+
+
+class RlSpec(StageSpec):
+    """Input: `model`."""
+
+    kind: ClassVar[str] = "rl"
+    settings: RlSettings
+    domains: list[Domain] = Field(min_length=1)
+    """problems of a step are drawn from them in turn"""
+
+
+async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
+    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`.
+
+    Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
+    """
+    from engines.rollout.bounds import Watch
+    from engines.rollout.gallery import Gallery
+    from tasks.resources import open_parts, together
+    from tasks.rl_record import RlRecord
+
+    model = context.inputs["model"]
+    async with AsyncExitStack() as stack:
+        (trainer, fleet), (chat, domains) = await together(
+            _lease(stack, spec, context, model), open_parts(model, spec.domains)
+        )
+        watch = Watch(**spec.settings.bounds.model_dump())
+        record = RlRecord(
+            watch=watch,
+            gallery=Gallery(chat),
+            reporter=context.reporter,
+            steps=spec.settings.steps,
+        )
+        await _resume(context, record, trainer, fleet)
+        began = time.monotonic()
+        await _train(
+            spec,
+            context,
+            record,
+            _producer(spec, context, chat, domains, fleet),
+            trainer,
+            fleet,
+        )
+        worked = time.monotonic() - began
+        await trainer.export(context.out, model)
+        record.write_rollouts(context.out)
+        return {**record.summary(), "work_seconds": worked}
+
+
+async def _lease(
+    stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
+) -> tuple[TrainerGroup, Fleet]:
+    """Ranks first, then servers: every stage in this order, or two could wait for each other."""
+    from tasks.resources import lease_fleet, lease_trainer
+
+    settings = spec.settings
+    trainer = await lease_trainer(
+        stack,
+        context,
+        settings.trainer,
+        settings.optimizer,
+        model,
+        seed=spec.seed,
+        total_steps=settings.steps * settings.algorithm.mini_batches,
+    )
+    return trainer, await lease_fleet(stack, context, settings.fleet, model)
+
+
+def _producer(
+    spec: RlSpec, context: StageContext, chat: Chat, domains: list[LiveDomain], fleet: Fleet
+) -> Producer:
+    from engines.rollout.episode import Roller
+    from engines.rollout.journal import RolloutJournal
+    from engines.rollout.producer import Producer
+    from engines.rollout.source import ProblemSource
+    from tasks.resources import context_length
+
+    settings = spec.settings
+    return Producer(
+        roller=Roller(
+            generate=fleet.client.generate,
+            chat=chat,
+            context_length=context_length(settings.fleet, context.inputs["model"]),
+            seed=spec.seed,
+        ),
+        source=ProblemSource(domains, split="rl", seed=spec.seed),
+        groups_per_step=settings.problems_per_step,
+        group_size=settings.group_size,
+        oversample=settings.oversample,
+        rounds=1 + settings.refill_rounds,
+        temperature=settings.algorithm.temperature,
+        journal=RolloutJournal(context.checkpoints),
+    )
+
+
+async def _resume(
+    context: StageContext, record: RlRecord, trainer: TrainerGroup, fleet: Fleet
+) -> None:
+    """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
+    latest = await asyncio.to_thread(context.checkpoints.latest)
+    if latest is None:
+        return
+    _, folder = latest
+    record.restore(folder)
+    await trainer.load(folder / _TRAINER_FOLDER)
+    await trainer.publish(fleet.server_urls, record.version)
+
+
+async def _train(
+    spec: RlSpec,
+    context: StageContext,
+    record: RlRecord,
+    producer: Producer,
+    trainer: TrainerGroup,
+    fleet: Fleet,
+) -> None:
+    """Run the loop from where the record stands to the end of the stage."""
+    from engines.rollout.buffer import RolloutBuffer
+    from engines.rollout.consumer import Consumer, StepResult
+    from engines.rollout.loop import train_loop
+
+    settings = spec.settings
+
+    async def after_step(result: StepResult) -> bool:
+        record.observe(result)
+        over = record.solved or record.step == settings.steps
+        stopping = context.stop.requested and not over
+        if stopping or (record.step % settings.checkpoint_every == 0 and not over):
+            await _checkpoint(context, record, trainer)
+        if stopping:
+            raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
+        return over
+
+    if record.cursor is not None:
+        producer.source.seek(record.cursor)
+    await train_loop(
+        producer,
+        Consumer(
+            trainer=trainer,
+            endpoints=fleet.server_urls,
+            algorithm=settings.algorithm,
+            version=record.version,
+        ),
+        RolloutBuffer(max_staleness=settings.max_staleness, version=record.version),
+        first=record.step + 1,
+        last=settings.steps,
+        after_step=after_step,
+    )
+
+
+async def _checkpoint(context: StageContext, record: RlRecord, trainer: TrainerGroup) -> None:
+    folder = context.scratch / f"checkpoint-{record.step}"
+    folder.mkdir(parents=True)
+    await trainer.save(folder / _TRAINER_FOLDER)
+    record.save(folder)
+    await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)

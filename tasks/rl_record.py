@@ -1,0 +1,127 @@
+"""What an RL stage remembers: its progress, its totals, a gallery, and how to continue."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engines.rollout.bounds import Watch
+from engines.rollout.consumer import StepResult
+from engines.rollout.gallery import Gallery
+from engines.rollout.metrics import batch_samples, mean, most_frequent_reason, step_metrics
+from engines.rollout.source import Cursor
+from tasks.stage import Reporter
+
+_STATE_FILE = "state.json"
+_TOTALS = (
+    "generate_seconds",
+    "train_seconds",
+    "publish_seconds",
+    "generated_tokens",
+    "train_tokens",
+)
+_WINDOW = 3
+"""steps at either end whose mean outcome the summary compares"""
+
+
+class RlRecord:
+    """Follows a run step by step; saved with each checkpoint, restored by a resumed attempt."""
+
+    def __init__(self, *, watch: Watch, gallery: Gallery, reporter: Reporter, steps: int) -> None:
+        self._watch = watch
+        self._gallery = gallery
+        self._reporter = reporter
+        self._steps = steps
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._kept: dict[str, list[float]] = {"mismatch_mean": [], "mismatch_max": [], "mfu": []}
+        self._unsaved: dict[int, dict[str, float]] = {}
+        self.step = 0
+        self.version = 0
+        self.cursor: Cursor | None = None
+        self.solved = False
+
+    def observe(self, result: StepResult) -> None:
+        """Take one step in and report it. Raises TrainingStopped when a bound is broken."""
+        metrics = step_metrics(result)
+        self.step, self.version, self.cursor = result.step, result.version, result.batch.cursor
+        for name in _TOTALS:
+            self._totals[name] += metrics.get(name, 0.0)
+        for name, values in self._kept.items():
+            if name in metrics:
+                values.append(metrics[name])
+        self._gallery.add_step(f"step {result.step}", result.batch.rolled)
+        self._unsaved[result.step] = metrics
+        self._reporter.metrics(result.step, metrics)
+        self._reporter.progress(
+            result.step,
+            self._steps,
+            f"outcome {metrics['outcome_mean']:.3f}, "
+            f"{len(result.batch.groups)} of {result.batch.wanted} groups",
+        )
+        reason = most_frequent_reason(batch_samples(result.batch))
+        if reason:
+            self._reporter.warn(f"step {result.step}: samples failed: {reason}")
+        self.solved = self._watch.observe(result.step, metrics, reason)
+
+    def summary(self) -> dict[str, float]:
+        """The artifact's metrics. Times in seconds, summed over all attempts."""
+        totals = self._totals
+        outcomes = self._watch.outcomes
+        return {
+            "steps": float(self.step),
+            "version": float(self.version),
+            "solved": float(self.solved),
+            "outcome_first": mean(outcomes[:_WINDOW]),
+            "outcome_last": mean(outcomes[-_WINDOW:]),
+            "mismatch_mean": mean(self._kept["mismatch_mean"]),
+            "mismatch_max": max(self._kept["mismatch_max"], default=0.0),
+            "mfu": mean(self._kept["mfu"]),
+            "generate_tokens_per_s": _rate(totals, "generated_tokens", "generate_seconds"),
+            "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
+            **{name: totals[name] for name in _TOTALS},
+        }
+
+    @property
+    def score(self) -> float:
+        """What makes one checkpoint better than another: the last step's mean outcome."""
+        return self._watch.outcomes[-1]
+
+    def write_rollouts(self, folder: Path) -> None:
+        """Write the gallery of all steps as `rollouts.parquet`."""
+        self._gallery.write(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write what `restore` needs into a checkpoint's folder."""
+        state = {
+            "step": self.step,
+            "version": self.version,
+            "cursor": asdict(self.cursor) if self.cursor else None,
+            "history": self._watch.history(),
+            "totals": self._totals,
+            "kept": self._kept,
+            "metrics": self._unsaved,
+        }
+        (folder / _STATE_FILE).write_text(json.dumps(state))
+        self._gallery.write(folder)
+        self._unsaved = {}
+
+    def restore(self, folder: Path) -> None:
+        """Take a checkpoint's record up, and report the steps since the one before it again:
+        points still on their way when the attempt was killed would be missing otherwise, and the
+        tracker drops those it has."""
+        state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
+        self.step, self.version = state["step"], state["version"]
+        self.cursor = Cursor(**state["cursor"]) if state["cursor"] else None
+        self._watch.restore(state["history"])
+        self._totals.update(state["totals"])
+        self._kept.update(state["kept"])
+        self._gallery.restore(folder)
+        for step, values in state["metrics"].items():
+            self._reporter.metrics(int(step), values)
+
+
+def _rate(totals: dict[str, float], tokens: str, seconds: str) -> float:
+    return totals[tokens] / totals[seconds] if totals[seconds] else 0.0

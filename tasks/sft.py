@@ -1,0 +1,155 @@
+"""`sft`: supervised fine-tuning on demonstrations of a curriculum or on a distilled dataset."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from engines.megatron.spec import Optimizer, Trainer
+from infra.config import Config
+from tasks.domain import Domain
+from tasks.stage import StageContext, StageSpec, Stopped
+
+if TYPE_CHECKING:
+    from engines.megatron.group import TrainerGroup
+    from tasks.sft_data import SftData
+    from tasks.sft_record import SftRecord
+
+_TRAINER_FOLDER = "trainer"
+_CALL_S = 1.0
+"""seconds of training that one call to the trainer is sized for: long enough that its cost
+vanishes, short enough that progress is seen and a stop obeyed"""
+_MAX_STEPS_A_CALL = 50
+
+
+class SftSettings(Config):
+    steps: PositiveInt
+    batch_size: PositiveInt = 16
+    """sequences an optimizer step"""
+    optimizer: Optimizer
+    trainer: Trainer = Trainer()
+    demonstrations: PositiveInt = 2000
+    """solved problems drawn from the curriculum (not used with a dataset)"""
+    nothink_share: float = Field(default=0.0, ge=0, le=1)
+    """share of thinking samples repeated with the thinking removed (hybrid models)"""
+    checkpoint_every: PositiveInt = 200
+    """steps"""
+
+
+class SftSpec(StageSpec):
+    """Inputs: `model`, and `data` (a distilled dataset) unless `domain` is set."""
+
+    kind: ClassVar[str] = "sft"
+    settings: SftSettings
+    domain: Domain | None = None
+    """draw demonstrations here; None trains on the `data` input"""
+
+
+async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
+    """Train `inputs["model"]`; `context.out` becomes an HF folder.
+
+    Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
+    """
+    from tasks.resources import lease_trainer, require_inputs, together
+    from tasks.sft_data import load_data
+    from tasks.sft_record import SftRecord
+
+    require_inputs(context, ["model"] if spec.domain is not None else ["model", "data"])
+    settings, model = spec.settings, context.inputs["model"]
+    async with AsyncExitStack() as stack:
+        trainer, data = await together(
+            lease_trainer(
+                stack,
+                context,
+                settings.trainer,
+                settings.optimizer,
+                model,
+                seed=spec.seed,
+                total_steps=settings.steps,
+            ),
+            asyncio.to_thread(load_data, spec, model, context.inputs.get("data")),
+        )
+        _report(context, data)
+        record = SftRecord(reporter=context.reporter, steps=settings.steps)
+        await _resume(context, record, trainer)
+        began = time.monotonic()
+        await _train(spec, context, data, record, trainer)
+        worked = time.monotonic() - began
+        await trainer.export(context.out, model)
+        return {
+            **record.summary(),
+            "sequences": float(len(data.sequences)),
+            "too_long": float(data.too_long),
+            "without_thinking": float(data.without_thinking),
+            "work_seconds": worked,
+        }
+
+
+def _report(context: StageContext, data: SftData) -> None:
+    context.reporter.dataset(context.name, len(data.sequences), data.source)
+    if data.too_long:
+        context.reporter.warn(
+            f"{data.too_long} of {data.too_long + len(data.sequences)} sequences are longer than "
+            "the model's context and were left out"
+        )
+
+
+async def _resume(context: StageContext, record: SftRecord, trainer: TrainerGroup) -> None:
+    """Continue from the newest checkpoint, if there is one."""
+    latest = await asyncio.to_thread(context.checkpoints.latest)
+    if latest is not None:
+        _, folder = latest
+        record.restore(folder)
+        await trainer.load(folder / _TRAINER_FOLDER)
+
+
+async def _train(
+    spec: SftSpec,
+    context: StageContext,
+    data: SftData,
+    record: SftRecord,
+    trainer: TrainerGroup,
+) -> None:
+    """Train from where the record stands to the end of the stage."""
+    from tasks.sft_data import batches_for_steps
+
+    settings = spec.settings
+    a_call = 1
+    while record.step < settings.steps:
+        to_checkpoint = settings.checkpoint_every - record.step % settings.checkpoint_every
+        count = min(a_call, to_checkpoint, settings.steps - record.step)
+        batches = batches_for_steps(
+            len(data.sequences),
+            settings.batch_size,
+            spec.seed,
+            record.step,
+            record.step + count,
+        )
+        began = time.monotonic()
+        record.observe(
+            await trainer.sft_steps([[data.sequences[i] for i in batch] for batch in batches])
+        )
+        a_call = _next_size(count, time.monotonic() - began)
+        over = record.step == settings.steps
+        stopping = context.stop.requested and not over
+        if stopping or (record.step % settings.checkpoint_every == 0 and not over):
+            await _checkpoint(context, record, trainer)
+        if stopping:
+            raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
+
+
+def _next_size(steps: int, seconds: float) -> int:
+    """Optimizer steps of the next call, given how long the last call's took."""
+    return max(1, min(_MAX_STEPS_A_CALL, round(steps * _CALL_S / max(seconds, 1e-3))))
+
+
+async def _checkpoint(context: StageContext, record: SftRecord, trainer: TrainerGroup) -> None:
+    folder = context.scratch / f"step-{record.step}"
+    folder.mkdir()
+    record.save(folder)
+    await trainer.save(folder / _TRAINER_FOLDER)
+    await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)

@@ -1,0 +1,75 @@
+"""What a supervised stage remembers: its progress and totals, saved with each checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tasks.stage import Reporter
+
+_STATE_FILE = "state.json"
+_WINDOW = 20
+"""last steps whose mean loss the summary gives"""
+
+
+class SftRecord:
+    """Follows a run step by step; restored by a resumed attempt."""
+
+    def __init__(self, *, reporter: Reporter, steps: int) -> None:
+        self._reporter = reporter
+        self._steps = steps
+        self.step = 0
+        self._losses: list[float] = []
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._unsaved: dict[int, dict[str, float]] = {}
+
+    def observe(self, steps: list[dict[str, float]]) -> None:
+        """Take the metrics of the next steps in, and report them."""
+        for metrics in steps:
+            self.step += 1
+            self._tokens += metrics["tokens"]
+            self._seconds += metrics["seconds"]
+            self._losses = [*self._losses, metrics["loss"]][-_WINDOW:]
+            self._unsaved[self.step] = metrics
+            self._reporter.metrics(self.step, metrics)
+        self._reporter.progress(self.step, self._steps, f"loss {self._losses[-1]:.4f}")
+
+    def summary(self) -> dict[str, float]:
+        """The artifact's metrics. Seconds are the trainer's own, summed over all attempts."""
+        return {
+            "steps": float(self.step),
+            "loss": fmean(self._losses) if self._losses else 0.0,
+            "train_tokens": self._tokens,
+            "train_seconds": self._seconds,
+            "train_tokens_per_s": self._tokens / self._seconds if self._seconds else 0.0,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write what `restore` needs into a checkpoint's folder."""
+        state = {
+            "step": self.step,
+            "losses": self._losses,
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "metrics": self._unsaved,
+        }
+        (folder / _STATE_FILE).write_text(json.dumps(state))
+        self._unsaved = {}
+
+    @property
+    def score(self) -> float:
+        """What makes one checkpoint better than another: the lower mean loss."""
+        return -fmean(self._losses)
+
+    def restore(self, folder: Path) -> None:
+        """Take a checkpoint's record up, and report the steps since the one before it again:
+        points still on their way when the attempt was killed would be missing otherwise, and the
+        tracker drops those it has."""
+        state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
+        self.step, self._losses = state["step"], state["losses"]
+        self._tokens, self._seconds = state["tokens"], state["seconds"]
+        for step, metrics in state["metrics"].items():
+            self._reporter.metrics(int(step), metrics)

@@ -1,0 +1,128 @@
+"""The stage protocol: what a stage is told, and what it may use.
+
+A stage = a spec (pydantic, everything in it changes the result) + input artifacts -> one artifact.
+The body is `async def run(spec, context) -> dict[str, float]`: it fills `context.out` and returns
+the artifact's summary metrics. It knows neither Prefect nor the store nor the attempt protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pydantic import Field, PositiveInt
+
+from engines.megatron.spec import Parallel
+from infra.config import Config
+from infra.retention import Retention
+
+
+class StageSpec(Config):
+    """Base of every stage's spec; each field enters the digest."""
+
+    kind: ClassVar[str]
+    seed: int = 0
+
+
+class StageResources(Config):
+    """Where a stage runs; never changes what it produces beyond floating-point order."""
+
+    trainer: Parallel = Parallel()
+    """layout of the trainer's ranks"""
+    servers: PositiveInt = 1
+    """SGLang servers leased for generation"""
+    tp_per_server: PositiveInt = 1
+    """devices of one server"""
+    checkpoints: Retention = Retention()
+    """which checkpoints are kept while the stage is not done"""
+
+
+class Resources(Config):
+    """What the recipe may use of the cluster, and how stages share it."""
+
+    default: StageResources = StageResources()
+    """every stage that is not named below"""
+    stages: dict[str, StageResources] = Field(default_factory=dict)
+    """by stage name, e.g. `unified-sft`"""
+    concurrent_stages: PositiveInt = 2
+    """experts side by side"""
+    trainer_ranks: PositiveInt = 2
+    """warm trainer processes of the pool"""
+    servers: PositiveInt = 2
+    """SGLang servers of the fleet manager"""
+
+    def of(self, stage: str) -> StageResources:
+        return self.stages.get(stage, self.default)
+
+
+class Checkpoints(Protocol):
+    """A stage's durable checkpoints: whole folders, newest valid first; outlive attempts."""
+
+    def save(self, step: int, folder: Path, score: float | None = None) -> None:
+        """Move a finished local folder into durable storage; visible only when complete.
+
+        Of checkpoints with a `score`, the highest is the best.
+        """
+        ...
+
+    def latest(self) -> tuple[int, Path] | None:
+        """Step and verified local copy of the newest complete checkpoint, if any."""
+        ...
+
+    def note(self, step: int, data: bytes) -> None:
+        """Keep a piece of a step's work at once, before any checkpoint holds it."""
+        ...
+
+    def notes(self, step: int) -> list[bytes]:
+        """What this and earlier attempts noted of a step, oldest first."""
+        ...
+
+
+@dataclass(slots=True)
+class StageContext:
+    """What a body may use. All paths are local; the wrapper moves them to and from the store."""
+
+    name: str
+    """the stage's name in the recipe, e.g. `reasoning-rl`"""
+    holder: str
+    """unique id of this attempt: the Ray submission id; holds leases"""
+    inputs: Mapping[str, Path]
+    """verified folders of the input artifacts by role, e.g. {"model": ...}"""
+    input_records: Mapping[str, Mapping[str, Any]]
+    """their manifests' records (digest, kind, metrics), for provenance"""
+    out: Path
+    """empty folder to fill"""
+    scratch: Path
+    """for temporary files; removed when the attempt ends"""
+    checkpoints: Checkpoints
+    resources: StageResources
+    pool: Resources
+    reporter: Reporter
+    stop: StopFlag = field(default_factory=lambda: StopFlag())
+    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """text of the user's own files by relative path, for processes that the stage starts"""
+
+
+class Reporter(Protocol):
+    """Where a body's numbers and words go (MLflow, the Prefect progress artifact, the log)."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def progress(self, done: int, total: int, message: str = "") -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def dataset(self, name: str, rows: int, source: str) -> None: ...
+
+
+@dataclass(slots=True)
+class StopFlag:
+    """Set by SIGTERM: the body saves a checkpoint at its next step and raises `Stopped`."""
+
+    requested: bool = False
+
+
+class Stopped(Exception):
+    """The body left a checkpoint and ended early because it was asked to."""

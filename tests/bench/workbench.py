@@ -1,0 +1,115 @@
+"""What the rows share: the demo's model, briefly trained, and its domains.
+
+Everything runs in the bench's own process and its children, without Ray, so that a figure is the
+engine's own; only the stages' overhead is measured on the whole stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.batching import TokenSequence
+from engines.chat import Chat
+from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.trainer import Trainer, start_parallel, stop_parallel
+from engines.rollout.seams import LiveDomain
+from flows.load import load_recipe
+from flows.recipe import Recipe
+from infra.ports import free_ports
+from tasks import base
+from tasks.domain import HookSpec, build_curriculum, open_domain
+from tests.stage_parts import stage_context
+
+COLD_START_STEPS = 300
+_DEMONSTRATIONS = 600
+_BATCH = 16
+_END = "eos_token_id"
+CONSTANT = Optimizer(lr=1e-6)
+"""slow enough that the last step of a measurement works on the same numbers as the first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """A model that answers in its domains' format and is right now and then."""
+
+    folder: Path
+    recipe: Recipe
+    model: Path
+    endless: Path
+    """the same weights, but no token ends a turn by itself: only what a request says"""
+    chat: Chat
+    demonstrations: list[TokenSequence]
+    """solved problems of all domains, shuffled"""
+
+    def domain(self, name: str) -> LiveDomain:
+        return open_domain(self.recipe.experts[name].domain)
+
+    def endless_chat(self) -> Chat:
+        """For turns that take their whole budget."""
+        chat = Chat.load(self.model)
+        chat.stop_token_ids = ()
+        return chat
+
+    def trainer(self, model: Path | None = None, optimizer: Optimizer = CONSTANT) -> Trainer:
+        return Trainer(TrainerSpec(), optimizer, Parallel(), model or self.model, 0, 1_000_000)
+
+    def batches(self, count: int, start: int = 0) -> list[list[TokenSequence]]:
+        """Batches of demonstrations, laid end to end."""
+        size = len(self.demonstrations)
+        return [
+            [self.demonstrations[i % size] for i in range(n * _BATCH, (n + 1) * _BATCH)]
+            for n in range(start, start + count)
+        ]
+
+
+@contextmanager
+def workbench(folder: Path) -> Generator[Workbench]:
+    """The model is made and trained here; this process is a trainer rank meanwhile."""
+    recipe = load_recipe("cpu-demo")
+    start = _random_base(recipe, folder)
+    chat = Chat.load(start)
+    start_parallel(0, 1, f"tcp://127.0.0.1:{free_ports(1)[0]}", Parallel())
+    try:
+        demonstrations = _demonstrations(recipe, chat)
+        model, endless = folder / "model", folder / "endless"
+        shared = Workbench(folder, recipe, model, endless, chat, demonstrations)
+        settings = recipe.experts["reasoning"].sft.optimizer
+        trainer = Trainer(TrainerSpec(), settings, Parallel(), start, 0, COLD_START_STEPS)
+        trainer.sft_steps(shared.batches(COLD_START_STEPS))
+        trainer.export(model, start)
+        _without_end(model, endless)
+        yield shared
+    finally:
+        stop_parallel()
+
+
+def _random_base(recipe: Recipe, folder: Path) -> Path:
+    curricula = [HookSpec(**d.curriculum.model_dump()) for d in recipe.domains]
+    context = stage_context(folder, "base", {})
+    spec = base.BaseSpec(settings=recipe.base, curricula=curricula)
+    asyncio.run(base.run(spec, context))
+    return context.out
+
+
+def _without_end(model: Path, copy: Path) -> None:
+    shutil.copytree(model, copy)
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({k: v for k, v in fields.items() if k != _END}))
+
+
+def _demonstrations(recipe: Recipe, chat: Chat) -> list[TokenSequence]:
+    found = [
+        TokenSequence(*chat.training_ids(shown.problem, shown.turns))
+        for domain in recipe.domains
+        for shown in build_curriculum(domain).demonstrations(_DEMONSTRATIONS, 0)
+    ]
+    return random.Random(0).sample(found, len(found))

@@ -1,0 +1,230 @@
+"""Where cells run: a Ray of their own, the undisturbed reference, and one store for each cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.chaos.cells import Cell
+from tests.ray_parts import own_ray
+
+RUN_S = 180.0
+MOMENT_S = 60.0
+TRIES = 3
+"""the run, and `tributary resume` after it"""
+_TITLES = {
+    "rank": "ray::TrainerRank",
+    "server": "sglang::scheduler",
+    "manager": "ray::FleetManager",
+}
+_COUNTS = ("steps", "version", "generated_tokens", "train_tokens")
+"""what a lost or doubled sample would change"""
+_REDONE = {"between-stages": ("rl", "evaluate")}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a cell ended."""
+
+    cell: Cell
+    holds: bool
+    seconds: float
+    said: str
+    """why it does not hold, or how it went on"""
+
+
+class Ground:
+    """A home, a cluster, and the reference's store."""
+
+    def __init__(self, home: Path, address: str) -> None:
+        self.home, self._signals = home, home / "chaos"
+        self._signals.mkdir()
+        self._env = os.environ | {"TRIBUTARY_HOME": str(home), "RAY_ADDRESS": address}
+        self._seconds = 0.0
+
+    def reference(self) -> float:
+        """Run the expert undisturbed; -> seconds."""
+        began = time.monotonic()
+        done = self._start("run", self._store("reference"), "reference").wait(600)
+        if done != 0:
+            raise RuntimeError(f"the undisturbed run failed: {self._log('reference')}")
+        return time.monotonic() - began
+
+    def run(self, cell: Cell, delay: float) -> Result:
+        """Disturb a run of the stages that the cell redoes; everything else is cached."""
+        began = time.monotonic()
+        name = cell.name.replace(" ", "-")
+        store = self._copy(name, _REDONE.get(cell.moment, ("rl",)))
+        said = self._disturbed(cell, name, store, delay)
+        differs = self._differs(store)
+        leftovers = self._leftovers(store)
+        failed = said if said.startswith("!") else ""
+        problem = "; ".join(part for part in (failed, differs, leftovers) if part)
+        seconds = time.monotonic() - began
+        shutil.rmtree(store.parent, ignore_errors=True)
+        return Result(cell, not problem, seconds, problem or said)
+
+    def _disturbed(self, cell: Cell, name: str, store: Path, delay: float) -> str:
+        """Run, kill, resume until it is done; -> what was needed. A leading ! says it failed."""
+        (self._signals / "reached").unlink(missing_ok=True)
+        if cell.moment != "between-stages":
+            (self._signals / f"armed-{cell.moment}").touch()
+        flow = self._start("run", store, name)
+        try:
+            if not self._await_moment(cell, store, flow):
+                return "! the moment never came: " + self._log(name)
+            time.sleep(delay)
+            killed = self._kill(cell.part, store, flow)
+            (self._signals / "reached").unlink(missing_ok=True)
+            if not killed:
+                return f"! no {cell.part} to kill"
+            for tries in range(TRIES):
+                code = flow.wait(RUN_S)
+                if code == 0:
+                    how = f"resumed {tries} times" if tries else "went on by itself"
+                    return f"{how}, {self._attempts(store)} attempts"
+                flow = self._start("resume", store, name)
+            return "! never completed: " + self._log(name)
+        except subprocess.TimeoutExpired:
+            return f"! not done after {RUN_S:.0f} s: " + self._log(name)
+        finally:
+            for armed in self._signals.glob("armed-*"):
+                armed.unlink()
+            if flow.poll() is None:
+                flow.kill()
+                flow.wait()
+
+    def _await_moment(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
+        deadline = time.monotonic() + MOMENT_S
+        manifests = store / "artifacts" / "rl"
+        while time.monotonic() < deadline:
+            if cell.moment != "between-stages":
+                came = (self._signals / "reached").exists()
+            else:
+                came = any(manifests.glob("*/manifest.json"))
+            if came:
+                return True
+            if flow.poll() is not None:
+                return False
+            time.sleep(0.01)
+        return False
+
+    def _kill(self, part: str, store: Path, flow: subprocess.Popen[bytes]) -> bool:
+        if part == "flow":
+            flow.kill()
+            return True
+        found = [p for p in psutil.Process().children(recursive=True) if _is(p, part, str(store))]
+        for process in found[:1]:
+            process.send_signal(signal.SIGKILL)
+        return bool(found)
+
+    def _copy(self, name: str, kinds: tuple[str, ...]) -> Path:
+        """The reference's store less the artifacts of the stages that are to be redone."""
+        store = self._store(name)
+        shutil.copytree(
+            self._store("reference") / "artifacts", store / "artifacts", copy_function=os.link
+        )
+        for kind in kinds:
+            shutil.rmtree(store / "artifacts" / kind / self._digest(kind))
+        return store
+
+    def _digest(self, kind: str) -> str:
+        """Folder of the reference's only artifact of a kind."""
+        (manifest,) = self._store("reference").glob(f"artifacts/{kind}/*/manifest.json")
+        return manifest.parent.name
+
+    def _differs(self, store: Path) -> str:
+        """What of the redone RL stage is not as in the reference; empty when nothing."""
+        short = self._digest("rl")
+        path = store / "artifacts" / "rl" / short / "manifest.json"
+        if not path.exists():
+            return "no artifact"
+        found, expected = (
+            _content(p / "artifacts" / "rl" / short / "manifest.json")
+            for p in (store, self._store("reference"))
+        )
+        return ", ".join(f"{key} differs" for key in expected if found.get(key) != expected[key])
+
+    def _attempts(self, store: Path) -> int:
+        """At the RL stage: one if its job outlived the kill."""
+        return len(list(store.glob("attempts/rl/*/*.claim.json")))
+
+    def _leftovers(self, store: Path) -> str:
+        left = [p for p in psutil.Process().children(recursive=True) if _is(p, "job", str(store))]
+        return f"{len(left)} jobs left" if left else ""
+
+    def _store(self, name: str) -> Path:
+        return self.home / "stores" / name / "store"
+
+    def _start(self, command: str, store: Path, name: str) -> subprocess.Popen[bytes]:
+        store.mkdir(parents=True, exist_ok=True)
+        cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
+        resume = ["-c", cli, "resume", name]
+        program = resume if command == "resume" else ["-m", "tests.chaos.flow", str(store), name]
+        with (self.home / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", *program],
+                env=self._env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def _log(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text(errors="replace")[-1500:]
+
+
+@contextmanager
+def ground() -> Generator[Ground]:
+    """A fresh home with a cluster; both end with the block."""
+    home = Path(tempfile.mkdtemp(prefix="tr-chaos-"))
+    inject = Path(__file__).with_name("inject")
+    root = Path(__file__).resolve().parents[2]
+    settings = {
+        "TRIBUTARY_HOME": str(home),
+        "TRIBUTARY_CHAOS": str(home / "chaos"),
+        "PYTHONPATH": f"{inject}{os.pathsep}{root}",
+    }
+    try:
+        with own_ray(settings, num_gpus=0) as address:
+            yield Ground(home, address)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def jitter(seed: int, cell: Cell) -> float:
+    """Seconds between the moment and the kill: the same for a seed and a cell."""
+    return random.Random(f"{seed}/{cell.name}").uniform(0.0, 0.3)
+
+
+def _is(process: psutil.Process, part: str, store: str) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+    except psutil.Error:
+        return False
+    if part == "job":
+        return "tasks.job" in line and store in line
+    return line.startswith(_TITLES[part])
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What must be equal: checksums of all files, and the counts."""
+    manifest = json.loads(path.read_text())
+    files = {file["path"]: file["sha256"] for file in manifest["files"]}
+    return files | {name: manifest["metrics"][name] for name in _COUNTS}

@@ -1,0 +1,40 @@
+"""What any test may ask for: the whole local stack, started once and always ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from infra.stack import Stack, down, up
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStack:
+    stack: Stack
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def running_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    """A stack in a home of its own. Tests take `stack`, which also points their process at it."""
+    folder = str(tmp_path_factory.mktemp("home"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRIBUTARY_HOME", folder)
+            started = up()
+            env = started.env()
+        yield RunningStack(started, env)
+    finally:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRIBUTARY_HOME", folder)
+            down()
+
+
+@pytest.fixture
+def stack(running_stack: RunningStack, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The running stack, with TRIBUTARY_HOME, PREFECT_API_URL, RAY_ADDRESS, ... set to it."""
+    for name, value in running_stack.env.items():
+        monkeypatch.setenv(name, value)
+    return running_stack.stack

@@ -1,0 +1,92 @@
+"""A machine as a user has it: a home with its stack, a store in S3, the command `tributary`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+BUCKET = "tributary-e2e"
+STORE = f"s3://{BUCKET}/store"
+
+
+class Machine:
+    """A home with its stack, and a store in S3."""
+
+    def __init__(self, home: Path, s3: str) -> None:
+        self.env = os.environ | {
+            "TRIBUTARY_HOME": str(home),
+            "AWS_ENDPOINT_URL": s3,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        self.s3 = boto3.client(
+            "s3", endpoint_url=s3, region_name="us-east-1",
+            aws_access_key_id="test", aws_secret_access_key="test",
+        )  # fmt: skip
+        self.program = str(Path(sys.executable).parent / "tributary")
+
+    def call(self, *arguments: str, timeout: float = 900) -> str:
+        done = subprocess.run(
+            [self.program, *arguments], env=self.env, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self.program, *arguments], env=self.env, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    @property
+    def prefect_api(self) -> str:
+        return f"http://127.0.0.1:{self.port('prefect')}/api"
+
+    def port(self, service: str) -> int:
+        stack = json.loads((Path(self.env["TRIBUTARY_HOME"]) / "stack.json").read_text())
+        return stack["ports"][service]
+
+    def report(self, run: str) -> dict[str, Any]:
+        return json.loads(self.call("report", run, "--json", timeout=60))
+
+    def run_id(self, name: str) -> str:
+        """Empty until the run is on record."""
+        runs = Path(self.env["TRIBUTARY_HOME"]) / "runs"
+        entries = [json.loads(file.read_text()) for file in runs.glob("*.json")]
+        return next((entry["run"] for entry in entries if entry["name"] == name), "")
+
+    def stage(self, run: str, stage: str) -> dict[str, Any]:
+        """A stage's record as the store has it; empty before it is looked at."""
+        path = f"store/runs/{self.run_id(run)}/stages/{stage}.json"
+        try:
+            return json.load(self.s3.get_object(Bucket=BUCKET, Key=path)["Body"])
+        except self.s3.exceptions.NoSuchKey:
+            return {}
+
+    def attempts(self, stage: dict[str, Any]) -> int:
+        """How many attempts at a stage were ever claimed."""
+        prefix = f"store/attempts/{stage['kind']}/{stage['digest'][:12]}/"
+        listed = self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+        return sum(entry["Key"].endswith(".claim.json") for entry in listed.get("Contents", []))
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.5)
+
+
+def settings(name: str, seed: int) -> list[str]:
+    """Arguments of a run with this name and seed whose store is in S3."""
+    return ["--name", name, "--set", f"seed={seed}", "--set", f"storage.root={STORE}"]

@@ -1,0 +1,165 @@
+"""The whole recipe on the whole stack: Prefect, Ray, Megatron-core, SGLang, MLflow, S3 storage.
+
+One stack serves both tests. The second run has its flow killed in mid-RL and is then resumed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from infra.mlflow_rest import MlflowRest
+from tests.e2e.machine import Machine, settings, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+EXPERTS = ["reasoning", "agent", "general"]
+
+
+def test_the_recipe_runs_to_its_report_and_is_cached_the_second_time(machine: Machine) -> None:
+    machine.call("run", "cpu-smoke", *settings("first", 0))
+    report = machine.report("first")
+    assert report["state"] == "completed"
+    assert [s["name"] for s in report["stages"]][-1] == "evaluate"
+    models = ["base", *(m for e in EXPERTS for m in (f"{e}-sft", e)), "unified-sft", "unified"]
+    assert set(report["scores"]) == {*models, "unified-nothink"}
+    assert all(0 <= score <= 1 for row in report["scores"].values() for score in row.values())
+    assert set(report["greedy"]["unified"]) == set(EXPERTS)
+    origins = _check_mlflow(machine, "first", report)
+
+    began = time.monotonic()
+    machine.call("run", "cpu-smoke", *settings("second", 0))
+    again = machine.report("second")
+    assert all(stage["cached"] for stage in again["stages"])
+    assert again["scores"] == report["scores"]
+    assert time.monotonic() - began < 120
+    _check_cached_in_mlflow(machine, "second", origins)
+
+
+def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
+    # Steps enough for the stage to be under way when its flow is killed.
+    longer = ["--set", "experts.reasoning.rl.steps=8"]
+    command = machine.start("run", "cpu-smoke", *settings("killed", 1), *longer)
+    try:
+        until(lambda: _is_training(machine.stage("killed", "reasoning-rl")), 600)
+        for process in _flow_processes(machine):
+            process.send_signal(signal.SIGKILL)
+        interrupted = machine.stage("killed", "reasoning-rl")
+        stages = machine.report("killed")["stages"]
+        finished = {stage["name"]: stage for stage in stages if stage["artifact"]}
+        command.wait(120)
+    finally:
+        if command.poll() is None:
+            command.kill()
+    assert _is_training(interrupted), "the flow died in mid-RL and nobody marked its stage since"
+    assert {"base", "reasoning-sft"} <= set(finished)
+    machine.call("resume", "killed")
+    report = machine.report("killed")
+    assert report["state"] == "completed"
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    for name, before in finished.items():
+        assert stages[name]["artifact"] == before["artifact"]
+        assert stages[name]["seconds"] == before["seconds"]
+    assert machine.attempts(stages["reasoning-rl"]) == 1, "its job outlived the flow"
+
+
+def _is_training(stage: dict[str, Any]) -> bool:
+    return stage.get("state") == "running" and stage["done"] > 0
+
+
+class Mlflow:
+    """The stack's MLflow, asked over REST."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.uri = f"http://127.0.0.1:{machine.port('mlflow')}"
+        self.rest = MlflowRest(self.uri)
+        self.experiment = self.rest.experiment("tributary")
+
+    def parent(self, run: str) -> str:
+        found = self.rest.find_run(
+            self.experiment, {"tributary.run": run, "tributary.role": "recipe"}
+        )
+        assert found, f"MLflow has no run of {run}"
+        return found
+
+    def nested(self, parent: str, stage: str) -> dict[str, Any]:
+        """Id, status, tags and last metrics of a stage's run."""
+        found = self.rest.find_run(
+            self.experiment, {"mlflow.parentRunId": parent, "tributary.stage": stage}
+        )
+        assert found, f"MLflow has no nested run of {stage}"
+        run = self.rest.run(found)
+        pairs = {k: run["data"].get(k, []) for k in ("tags", "metrics")}
+        return {"id": found, "status": run["info"]["status"]} | {
+            kind: {pair["key"]: pair["value"] for pair in found} for kind, found in pairs.items()
+        }
+
+    def alias(self, model: str, alias: str) -> dict[str, str]:
+        """Tags of the version that an alias points at."""
+        url = f"{self.uri}/api/2.0/mlflow/registered-models/alias"
+        reply = httpx.get(url, params={"name": model, "alias": alias}, timeout=10)
+        version = reply.raise_for_status().json()["model_version"]
+        return {tag["key"]: tag["value"] for tag in version["tags"]}
+
+
+def _check_mlflow(machine: Machine, name: str, report: dict[str, Any]) -> dict[str, str]:
+    """One parent, a nested run a stage with lineage and curves, models with aliases; -> the nested
+    runs' ids by stage."""
+    mlflow = Mlflow(machine)
+    parent = mlflow.parent(machine.run_id(name))
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    nested = {stage: mlflow.nested(parent, stage) for stage in stages}
+    for stage, run in nested.items():
+        assert run["status"] == "FINISHED"
+        assert run["tags"]["tributary.digest"] == stages[stage]["digest"]
+    assert mlflow.rest.run(parent)["info"]["status"] == "FINISHED"
+
+    # A step without one usable group trains nothing; not every stage's steps are such.
+    curves = [nested[f"{e}-rl"]["metrics"].keys() for e in EXPERTS]
+    assert any(keys >= {"entropy", "grad_norm", "mismatch_mean"} for keys in curves)
+
+    lineage = {"unified-sft": ("data", "distill"), "distill": ("agent", "agent-rl")}
+    lineage |= {f"{e}-rl": ("model", f"{e}-sft") for e in EXPERTS}
+    for stage, (role, source) in lineage.items():
+        assert nested[stage]["tags"][f"tributary.input.{role}"] == stages[source]["digest"]
+    for expert in [*EXPERTS, "unified"]:
+        assert "outcome_mean" in nested[f"{expert}-rl"]["metrics"]
+        made = {alias: stages[f"{expert}-{alias}"]["digest"] for alias in ("sft", "rl")}
+        for alias, digest in made.items():
+            tags = mlflow.alias(f"cpu-smoke-{expert}", alias)
+            assert tags["tributary.digest"] == digest
+        best = mlflow.alias(f"cpu-smoke-{expert}", "best")
+        assert best["tributary.digest"] in made.values()
+    return {stage: run["id"] for stage, run in nested.items()}
+
+
+def _check_cached_in_mlflow(machine: Machine, name: str, origins: dict[str, str]) -> None:
+    """Each cached stage has an entry with its metrics and a link to the run that made it."""
+    mlflow = Mlflow(machine)
+    parent = mlflow.parent(machine.run_id(name))
+    for stage, origin in origins.items():
+        run = mlflow.nested(parent, stage)
+        assert run["tags"]["tributary.cached"] == "true"
+        assert run["tags"]["tributary.origin_run"] == origin
+        assert origin in run["tags"]["mlflow.note.content"]
+        assert any(key.startswith("final/") for key in run["metrics"])
+
+
+def _flow_processes(machine: Machine) -> list[psutil.Process]:
+    """The process that the worker started for the flow run of this home."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        try:
+            home = process.environ().get("TRIBUTARY_HOME")
+        except psutil.Error:
+            continue
+        if "prefect" in line and "engine" in line and home == machine.env["TRIBUTARY_HOME"]:
+            found.append(process)
+    assert found, "no flow process to kill"
+    return found

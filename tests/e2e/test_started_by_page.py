@@ -1,0 +1,124 @@
+"""The other deployments, started as Prefect's page starts them, on what the recipe left cached."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from flows.load import load_recipe
+from tests.e2e.machine import STORE, Machine
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+FOURTH = Path(__file__).parents[2] / "examples" / "fourth_expert" / "recipe.yaml"
+EXPERTS = ["reasoning", "agent", "general"]
+
+
+class Page:
+    """What Prefect's page sends."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._api = httpx.Client(base_url=machine.prefect_api, timeout=60)
+
+    def submit(self, flow: str, parameters: dict[str, Any]) -> httpx.Response:
+        deployment = self._api.get(f"/deployments/name/{flow}/{flow}").raise_for_status().json()
+        path = f"/deployments/{deployment['id']}/create_flow_run"
+        return self._api.post(path, json={"parameters": parameters})
+
+    def ended(self, flow_run: str, seconds: float) -> tuple[str, str]:
+        """Type and message of the state in which a flow run ends."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self._api.get(f"/flow_runs/{flow_run}").raise_for_status().json()["state"]
+            if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+                return state["type"], state["message"] or ""
+            time.sleep(0.5)
+        raise AssertionError(f"flow run {flow_run} did not end in {seconds:.0f} s")
+
+    def count(self) -> int:
+        return self._api.post("/flow_runs/count", json={}).raise_for_status().json()
+
+
+@pytest.fixture
+def page(machine: Machine) -> Page:
+    return Page(machine)
+
+
+@pytest.fixture
+def smoke(machine: Machine) -> dict[str, Any]:
+    """The recipe whose stages are stored, as JSON."""
+    if not machine.run_id("first"):
+        machine.call("run", "cpu-smoke", "--name", "first", "--set", f"storage.root={STORE}")
+    return load_recipe("cpu-smoke", [f"storage.root={STORE}"]).model_dump(mode="json")
+
+
+def _run(machine: Machine, page: Page, flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The report of a deployment's run that has to succeed."""
+    made = page.submit(flow, parameters)
+    assert made.is_success, made.text
+    state = page.ended(made.json()["id"], 900)
+    assert state[0] == "COMPLETED", state
+    return machine.report("")  # the latest run
+
+
+def _made(report: dict[str, Any]) -> set[str]:
+    return {stage["name"] for stage in report["stages"] if not stage["cached"]}
+
+
+def test_a_users_own_expert_is_trained_alone(machine: Machine, page: Page) -> None:
+    recipe = load_recipe(str(FOURTH), [f"storage.root={STORE}"]).model_dump(mode="json")
+    report = _run(machine, page, "expert", {"recipe": recipe, "name": "sorting"})
+    assert [s["name"] for s in report["stages"]] == [
+        "base",
+        "sorting-sft",
+        "sorting-rl",
+        "evaluate",
+    ]
+    assert set(report["scores"]) == {"base", "sorting-sft", "sorting"}
+    assert set(report["scores"]["sorting"]) == {"sorting"}
+
+
+def test_self_distillation_adds_rounds_to_what_is_there(
+    machine: Machine, page: Page, smoke: dict[str, Any]
+) -> None:
+    report = _run(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
+    rounds = {"reasoning-distill-r1", "reasoning-sft-r1", "reasoning-rl-r1"}
+    assert _made(report) == rounds | {"evaluate"}
+    assert set(report["scores"]) == {"base", "reasoning-sft", "reasoning"}
+
+
+def test_any_folder_is_evaluated(machine: Machine, page: Page, smoke: dict[str, Any]) -> None:
+    report = machine.report("first")
+    folder = next(s["artifact"] for s in report["stages"] if s["name"] == "unified-rl")
+    compared = _run(machine, page, "evaluate", {"recipe": smoke, "models": {"candidate": folder}})
+    assert set(compared["scores"]) == {"candidate"}
+    assert set(compared["greedy"]["candidate"]) == set(EXPERTS)
+
+
+def test_a_recipe_of_a_wrong_shape_is_refused_before_a_run_exists(
+    page: Page, smoke: dict[str, Any]
+) -> None:
+    before = page.count()
+    sft = {**smoke["unified"]["sft"], "steps": "many"}
+    wrong = {**smoke, "unified": {**smoke["unified"], "sft": sft}}
+    refused = page.submit("post-train", {"recipe": wrong})
+    assert refused.status_code in (409, 422)
+    assert "steps" in refused.text
+    assert page.count() == before
+
+
+def test_a_recipe_that_cannot_work_fails_before_any_stage(
+    machine: Machine, page: Page, smoke: dict[str, Any]
+) -> None:
+    odd = {**smoke["resources"], "trainer_ranks": 3}
+    odd["stages"] = {**odd["stages"], "unified-sft": {"trainer": {"tp": 3}}}
+    made = page.submit("post-train", {"recipe": {**smoke, "resources": odd}})
+    assert made.is_success, made.text
+    kind, message = page.ended(made.json()["id"], 120)
+    assert kind == "FAILED"
+    assert "tp 3" in message
+    assert "unified-sft" in message

@@ -1,0 +1,101 @@
+"""Real engines that several files share; each ends with the test session."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engines.sglang.http import call
+from engines.sglang.router import Router
+from engines.sglang.server import Server
+from engines.sglang.slots import ServerSlots
+from engines.sglang.spec import FleetSpec
+from tests.ray_parts import own_ray
+from tests.stage_parts import stage_context
+from tests.tiny import tiny_model
+
+
+@dataclass(slots=True)
+class SglangPair:
+    """Two servers of one architecture, the router before both, and folders they can load."""
+
+    slots: ServerSlots
+    router: Router
+    model: Path
+    other_model: Path
+    """same architecture, other weights"""
+
+    names = ("server-0", "server-1")
+
+    @property
+    def urls(self) -> list[str]:
+        return [self.slots[name].url for name in self.names]
+
+    def server(self, name: str) -> Server:
+        server = self.slots[name].server
+        assert server is not None
+        return server
+
+    def is_generating(self) -> bool:
+        """Whether a server works on a request just now."""
+        loads = [call(url, "/v1/loads", timeout=10)["loads"] for url in self.urls]
+        return any(load["num_running_reqs"] > 0 for each in loads for load in each)
+
+    def reset(self, version: int = 0) -> None:
+        """Both servers alive, in the router, serving `model` as `version`."""
+        self.slots.prepare(self.names, FleetSpec(), self.model, 1, version)
+
+
+@pytest.fixture(scope="session")
+def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPair]:
+    folder = tmp_path_factory.mktemp("sglang")
+    model = tiny_model(folder / "model")
+    other = tiny_model(folder / "other", seed=1)
+    slots = ServerSlots(folder / "logs")
+    try:
+        slots.grow(2)
+        router = slots.prepare(SglangPair.names, FleetSpec(), model, 1, 0)
+        yield SglangPair(slots, router, model, other)
+    finally:
+        slots.close()
+
+
+@pytest.fixture
+def sglang_pair(running_pair: SglangPair) -> SglangPair:
+    """The shared pair, back in its first state whatever the test before did to it."""
+    running_pair.reset()
+    return running_pair
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray of the module's own, with a home of its own; its actors end with it."""
+    home = tempfile.mkdtemp(prefix="tr-")  # socket paths are at most 107 bytes long
+    with own_ray({"TRIBUTARY_HOME": home}, num_gpus=0):
+        yield
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def stage_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stages")
+
+
+@pytest.fixture(scope="module")
+def small_base(stage_root: Path) -> Path:
+    """A random base of two layers, as the base stage makes it."""
+    from tasks import base
+
+    random = {"layers": 2, "hidden_size": 64, "tokenizer_texts": 200}
+    # near-uniform logits: rollouts that differ
+    settings = {"random": random | {"embedding_std": 0.02}}
+    spec = base.BaseSpec.model_validate({"settings": settings, "curricula": [{"name": "general"}]})
+    context = stage_context(stage_root, "base", {})
+    asyncio.run(base.run(spec, context))
+    return context.out

@@ -1,0 +1,106 @@
+"""Tiny HF folders of every supported family, and batches for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engines.batching import TokenSequence
+from engines.megatron.spec import Parallel
+from engines.types import Sample, Status
+from infra.ports import free_ports
+
+VOCAB = 96
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def make_model(name: str, folder: Path) -> Any:
+    """Save a random model with large weights, so that errors show, to `folder`; returns it."""
+    import torch
+    import transformers as hf
+
+    configs: dict[str, Any] = {
+        "qwen2": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=False),
+        "qwen2-tied": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=True),
+        "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+        "llama": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=False),
+        "llama3": lambda: hf.LlamaConfig(
+            **SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE
+        ),
+    }
+    config = configs[name]()
+    torch.manual_seed(3)
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = 0.1 * torch.randn(parameter.shape)
+            parameter.copy_(parameter + noise if parameter.dim() == 1 else parameter * 4)
+    model.save_pretrained(folder)
+    return model
+
+
+def sequences(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
+    """Random tokens; the first third of each sequence is a prompt."""
+    draw = random.Random(seed)
+    return [
+        TokenSequence(
+            [draw.randrange(VOCAB) for _ in range(length)],
+            [0] * (length // 3) + [1] * (length - length // 3),
+        )
+        for length in lengths
+    ]
+
+
+def samples(
+    batch: list[TokenSequence], logprobs: list[list[float]], group_size: int = 4
+) -> list[Sample]:
+    """Rollouts of those sequences with the given engine logprobs and alternating rewards."""
+    return [
+        Sample(
+            problem_id=f"p{i // group_size}",
+            domain="test",
+            group_id=f"g{i // group_size}",
+            rollout_id=f"r{i}",
+            sample_index=i % group_size,
+            tokens=s.tokens,
+            loss_mask=s.loss_mask,
+            logprobs=[x * m for x, m in zip(values, s.loss_mask, strict=True)],
+            weight_versions=[0 if m else -1 for m in s.loss_mask],
+            status=Status.COMPLETED,
+            token_budget=len(s.tokens),
+            reward=float(i % 3 == 0) + 0.25 * (i % 2),
+        )
+        for i, (s, values) in enumerate(zip(batch, logprobs, strict=True))
+    ]
+
+
+@contextmanager
+def one_rank() -> Generator[None]:
+    """This process as the only rank of a trainer, until the block ends."""
+    from engines.megatron.trainer import start_parallel, stop_parallel
+
+    (port,) = free_ports(1)
+    start_parallel(0, 1, f"tcp://127.0.0.1:{port}", Parallel())
+    try:
+        yield
+    finally:
+        stop_parallel()

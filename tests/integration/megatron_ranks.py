@@ -1,0 +1,98 @@
+"""Rank processes that outlive a test: started once, handed jobs, each job in any layout."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import Trainer as TrainerSpec
+
+REPLY_TIMEOUT = 120.0
+ALONE = Parallel()
+SPEC = TrainerSpec(micro_batch_tokens=96)
+OPTIMIZER = Optimizer(lr=1e-3, weight_decay=0.01, warmup_steps=2)
+
+
+@dataclass(frozen=True)
+class TrainerArgs:
+    """What a job builds its Trainer from."""
+
+    model: Path
+    parallel: Parallel = ALONE
+    spec: TrainerSpec = SPEC
+    optimizer: Optimizer = OPTIMIZER
+    seed: int = 5
+    total_steps: int = 10
+
+
+class Ranks:
+    """Two warm processes; a layout of one uses the first of them only."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, job: Callable[..., Any], args: TrainerArgs, *rest: Any) -> Any:
+        """`job(trainer, *rest)` on every rank of the layout; returns rank 0's answer, or raises
+        the error of the first rank that had one."""
+        world = args.parallel.world_size
+        rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+        for rank, pipe in enumerate(self._pipes[:world]):
+            pipe.send((job, args, rest, rank, rendezvous))
+        answers = []
+        for pipe in self._pipes[:world]:
+            assert pipe.poll(REPLY_TIMEOUT), "a rank did not answer in time"
+            answers.append(pipe.recv())
+        for error, _ in answers:
+            if error is not None:
+                raise error
+        return answers[0][1]
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(10)
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    from engines.megatron.trainer import Trainer, start_parallel, stop_parallel
+
+    torch.set_num_threads(1)
+    while True:
+        job, args, rest, rank, rendezvous = pipe.recv()
+        try:
+            start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
+            trainer = Trainer(
+                args.spec, args.optimizer, args.parallel, args.model, args.seed, args.total_steps
+            )
+            answer = (None, job(trainer, *rest))
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            answer = (error, None)
+        finally:
+            stop_parallel()
+        pipe.send(answer)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

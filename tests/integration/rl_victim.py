@@ -1,0 +1,79 @@
+"""An RL stage that kills its own process at a chosen moment: `rl_victim ROOT MODEL MOMENT`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.artifacts import StageCheckpoints
+from infra.storage import Store
+from tasks import rl
+from tests.stage_parts import ListReporter, stage_context
+
+MOMENTS = ("mid-generation", "mid-checkpoint", "after-training")
+"""of step 3; of step 4, whose checkpoint is torn; of step 5"""
+
+
+def rl_spec() -> rl.RlSpec:
+    """Five steps, a checkpoint after every second."""
+    domain = {
+        "name": "general",
+        "curriculum": {"name": "general"},
+        "rewards": [
+            {"name": "constraints", "outcome": True},
+            # A random model solves nothing: this gives groups a spread that follows the text.
+            {"name": "tests.stage_parts:by_content"},
+        ],
+        "max_new_tokens": 24,
+    }
+    settings = {
+        "steps": 5,
+        "problems_per_step": 4,
+        "group_size": 4,
+        "oversample": 2.0,
+        "optimizer": {"lr": 3e-3},
+        "checkpoint_every": 2,
+    }
+    return rl.RlSpec.model_validate({"settings": settings, "domains": [domain]})
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Reporter(ListReporter):
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if step == 5:
+            _die()
+
+
+class DyingStore(Store):
+    """Dies before a checkpoint's manifest is written, or after the first note of step 3."""
+
+    moment = ""
+
+    def write(self, path: str, data: bytes) -> None:
+        if self.moment == "mid-checkpoint" and path.endswith("step-00000004-a2/manifest.json"):
+            _die()
+        super().write(path, data)
+        if self.moment == "mid-generation" and "notes/step-00000003" in path:
+            _die()
+
+
+def main(root: Path, model: Path, moment: str) -> None:
+    context = stage_context(root, "cut", {"model": model})
+    attempt = int((root / "cut" / "attempts").read_text())
+    store = DyingStore(f"file://{root / 'cut' / 'store'}")
+    store.moment = moment
+    context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
+    if moment == "after-training":
+        context.reporter = Reporter()
+    asyncio.run(rl.run(rl_spec(), context))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

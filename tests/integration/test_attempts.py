@@ -1,0 +1,236 @@
+"""The durable stage with real jobs in processes of their own: one job a stage, whatever happens.
+
+The stage is a `base` whose tokenizer is trained on a user's curriculum: its hook file travels with
+the job and misbehaves as a file beside it says.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.artifacts import ArtifactRecord, ArtifactStore
+from infra.errors import StageFailed
+from infra.storage import Store
+from tasks.attempts import Place, StageStopped, StageWork, run_stage
+from tasks.base import BaseSettings, BaseSpec, RandomModel
+from tasks.claims import Claims, Owner
+from tasks.domain import HookSpec
+from tasks.identity import stage_code, stage_digest
+from tasks.launch import LocalLauncher
+from tasks.protocol import job_path
+from tasks.stage import Resources, StageResources
+
+pytestmark = pytest.mark.integration
+
+MOODY = '''
+"""A curriculum that does what a file says, once."""
+import os, signal, time
+from pathlib import Path
+from engines.types import Demonstration, Message, Problem
+
+class Moody:
+    def __init__(self, mood):
+        self.mood = Path(mood)
+
+    def environment(self):
+        return None
+
+    def problems(self, split, count, seed, start=0):
+        return []
+
+    def demonstrations(self, count, seed):
+        mood, _, rest = self.mood.read_text().partition("\\n")
+        self.mood.write_text(rest)
+        if mood == "raise":
+            raise RuntimeError("no demonstrations today")
+        if mood == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mood == "wait":
+            while self.mood.with_suffix(".hold").exists():
+                time.sleep(0.02)
+        problem = Problem("p", "moody", (Message("user", "a b c"),))
+        return [Demonstration(problem, (Message("assistant", "c b a"),))] * count
+'''
+
+
+class Seen:
+    """A watch that remembers."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.jobs: list[tuple[str, int, bool]] = []
+        self.begun = threading.Event()
+
+    def line(self, text: str) -> None: ...
+
+    def progress(self, done: int, total: int, message: str) -> None: ...
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def started(self, job: str, attempt: int, mine: bool) -> None:
+        self.jobs.append((job, attempt, mine))
+        self.begun.set()
+
+
+class Bench:
+    """One stage, and any number of runs that want it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mood = folder / "mood"
+        self.mood.write_text("")
+        self.hold = folder / "mood.hold"
+        hook = folder / "moody.py"
+        hook.write_text(MOODY)
+        self.store = Store(f"file://{folder}/store")
+        self.launchers: list[LocalLauncher] = []
+        random = RandomModel(
+            hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300,
+            tokenizer_texts=8,
+        )  # fmt: skip
+        curriculum = HookSpec(name="moody:Moody", options={"mood": str(self.mood)})
+        spec = BaseSpec(settings=BaseSettings(random=random), curricula=[curriculum])
+        code = stage_code(BaseSpec(settings=BaseSettings(random=random)), [hook])
+        digest = stage_digest(spec, {}, code)
+        self.work = StageWork("base", spec, {}, StageResources(), digest, code)
+        self.claims = Claims(self.store, "base", digest)
+
+    def place(self, run: str, home: str = "one", expiry: float = 60.0) -> Place:
+        launcher = LocalLauncher()
+        self.launchers.append(launcher)
+        return Place(
+            store=self.store, artifacts=ArtifactStore(self.store, self.mood.parent / "cache"),
+            launcher=launcher, home_id=home, run=run, pool=Resources(),
+            hooks={"moody.py": MOODY}, poll_seconds=0.05, expiry_seconds=expiry,
+        )  # fmt: skip
+
+    def run(self, place: Place, seen: Seen | None = None) -> tuple[ArtifactRecord, bool]:
+        return run_stage(self.work, place, seen or Seen())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    bench = Bench(tmp_path)
+    yield bench
+    bench.hold.unlink(missing_ok=True)
+    for launcher in bench.launchers:
+        for job in list(launcher._children):
+            launcher.stop(job)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.02)
+
+
+def test_a_stage_runs_once_and_is_found_afterwards(bench: Bench) -> None:
+    made, cached = bench.run(bench.place("first"))
+    again, cached_again = bench.run(bench.place("second"))
+    assert (cached, cached_again) == (False, True)
+    assert again == made
+    assert bench.place("x").artifacts.local(made).joinpath("config.json").is_file()
+
+
+def test_two_runs_at_once_share_one_job_also_from_two_homes(bench: Bench) -> None:
+    bench.mood.write_text("wait\n")
+    bench.hold.touch()
+    seen = [Seen(), Seen(), Seen()]
+    places = [bench.place("a"), bench.place("b"), bench.place("c", home="two")]
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(bench.run, p, s) for p, s in zip(places, seen, strict=True)]
+        for one in seen:
+            assert one.begun.wait(30)
+        bench.hold.unlink()
+        records = [future.result() for future in futures]
+    assert len({record.digest for record, _ in records}) == 1
+    assert {job for one in seen for job, _, _ in one.jobs} == {seen[0].jobs[0][0]}
+    assert sum(mine for one in seen for _, _, mine in one.jobs) == 1
+
+
+def test_a_failure_carries_the_log_and_the_command_that_resumes(bench: Bench) -> None:
+    bench.mood.write_text("raise\n")
+    with pytest.raises(StageFailed) as caught:
+        bench.run(bench.place("today"))
+    said = str(caught.value)
+    assert "RuntimeError: no demonstrations today" in said
+    assert "in demonstrations" in said
+    assert "tributary resume today" in said
+    assert bench.run(bench.place("today"))[1] is False  # the next try makes it
+
+
+def test_a_killed_job_is_tried_again(bench: Bench) -> None:
+    bench.mood.write_text("die\n")
+    seen = Seen()
+    bench.run(bench.place("run"), seen)
+    assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
+    assert "killed" in seen.warnings[0]
+
+
+def test_a_job_that_dies_each_time_fails_the_stage(bench: Bench) -> None:
+    bench.mood.write_text("die\n" * 5)
+    with pytest.raises(StageFailed, match="attempt 3"):
+        bench.run(bench.place("run"))
+
+
+def test_a_silent_attempt_of_another_home_expires(bench: Bench) -> None:
+    owner = Owner(home="gone", launcher="local", job="nowhere", run="old")
+    assert bench.claims.take(1, owner) is not None
+    seen = Seen()
+    record, cached = bench.run(bench.place("new", expiry=0.3), seen)
+    assert not cached
+    assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
+    assert "/a2" in record.url
+
+
+def test_a_flow_that_comes_back_attaches_to_the_job_that_still_runs(bench: Bench) -> None:
+    bench.mood.write_text("wait\n")
+    bench.hold.touch()
+    lost = bench.place("run")
+    seen = Seen()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(bench.run, lost, seen)
+        assert seen.begun.wait(30)
+        back = Seen()
+        second = pool.submit(
+            bench.run, bench.place("run"), back
+        )  # same run, another process's view
+        assert back.begun.wait(30)
+        bench.hold.unlink()
+        assert first.result()[0] == second.result()[0]
+    assert back.jobs == seen.jobs
+
+
+def test_a_cancelled_run_stops_its_job(bench: Bench) -> None:
+    bench.mood.write_text("wait\n")
+    bench.hold.touch()
+    place, seen = bench.place("run"), Seen()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(bench.run, place, seen)
+        assert seen.begun.wait(30)
+        job = seen.jobs[0][0]
+        _until(lambda: bench.claims.pulse(1) != b"")
+        place.cancelled.set()
+        child = place.launcher._children[job]  # pyright: ignore
+        psutil.Process(child.pid).kill()
+        with pytest.raises(StageStopped):
+            running.result(timeout=30)
+
+
+def test_what_a_job_is_given_holds_no_path_of_the_flow(bench: Bench) -> None:
+    bench.run(bench.place("run"))
+    claim = bench.claims.latest()
+    assert claim is not None
+    given = json.loads(bench.store.read(job_path(claim.owner.job)))
+    assert given["hooks"] == {"moody.py": MOODY}
+    assert given["inputs"] == {}

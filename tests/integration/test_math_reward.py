@@ -1,0 +1,83 @@
+"""The math reward's judge: math-verify in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+
+import pytest
+
+from engines.types import Message, Problem, Status, Transcript
+from rewards.math import Math
+from rewards.math_judge import MathJudge, TookTooLong
+
+pytestmark = pytest.mark.integration
+
+ENDLESS = "9^{9^{9^9}}"
+
+
+@pytest.fixture(scope="module")
+def judge():
+    judge = MathJudge(time_limit=20.0)
+    yield judge
+    judge.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "is_equal"),
+    [
+        ("1/2", r"\frac{1}{2}", True),
+        ("0.5", "1/2", True),
+        ("x+1", "1+x", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        ("1/2", "1/3", False),
+        ("x+1", "x-1", False),
+        ("2", "nonsense words", False),
+    ],
+)
+async def test_answers_are_compared_as_mathematics(judge, gold, answer, is_equal):
+    assert await judge.equal(gold, answer) is is_equal
+
+
+async def test_many_questions_at_once_get_their_own_answers(judge):
+    answers = await asyncio.gather(*(judge.equal(f"{n}/7", f"{2 * n}/14") for n in range(1, 9)))
+    wrong = await asyncio.gather(*(judge.equal(f"{n}/7", f"{n}/8") for n in range(1, 9)))
+    assert all(answers)
+    assert not any(wrong)
+
+
+async def test_an_endless_comparison_is_cut_off_and_the_next_one_works():
+    judge = MathJudge(time_limit=2.0)
+    try:
+        started = time.monotonic()
+        with pytest.raises(TookTooLong, match="no verdict within 2 s"):
+            await judge.equal("2", ENDLESS)
+        judge.time_limit = 20.0
+        assert await judge.equal("1/2", "0.5")
+        assert time.monotonic() - started < 60
+    finally:
+        judge.close()
+
+
+async def test_a_killed_worker_is_replaced(judge):
+    assert await judge.equal("1/2", "0.5")
+    process = judge._process
+    process.kill()
+    process.wait()
+    assert await judge.equal("1/2", "0.5")
+
+
+def test_a_pickled_judge_starts_its_own_worker():
+    copy = pickle.loads(pickle.dumps(MathJudge(3.0)))
+    assert copy.time_limit == 3.0
+    assert copy._process is None
+
+
+async def test_an_endless_answer_scores_zero_with_its_reason():
+    problem = Problem("p", "reasoning", (), {"answer": "2"})
+    answer = Message("assistant", rf"\boxed{{{ENDLESS}}}")
+    verdict = await Math(time_limit=1.0)(Transcript(problem, (answer,), Status.COMPLETED, 9))
+    assert verdict.score == 0.0
+    assert "no verdict within 1 s" in verdict.reason

@@ -1,0 +1,62 @@
+"""The reasoning-gym adapter and its reward, on the real library."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from engines.types import Message, Status, Transcript
+from infra.errors import InputError
+
+with warnings.catch_warnings():  # one of the library's own dependencies compiles with a warning
+    warnings.simplefilter("ignore")
+    import reasoning_gym as _  # noqa: F401
+
+from curricula.registry import build
+from rewards.registry import build as build_reward
+
+pytestmark = pytest.mark.integration
+
+DATASETS = ["chain_sum", "leg_counting", "gcd", "number_sorting", "word_sorting"]
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+async def test_gold_answers_score_one_boxed_or_not_and_silence_scores_zero(dataset):
+    reward = build_reward("reasoning-gym")
+    for shown in build("reasoning-gym", {"dataset": dataset}).demonstrations(5, seed=0):
+        gold = shown.turns[0].content
+        for content, score in ((gold, 1.0), (rf"\boxed{{{gold}}}", 1.0), ("", 0.0)):
+            turns = (Message("assistant", content),)
+            verdict = await reward(Transcript(shown.problem, turns, Status.COMPLETED, 9))
+            assert verdict.score == score, (content, verdict)
+
+
+def test_splits_share_no_question_and_held_out_ones_are_distinct():
+    curriculum = build("reasoning-gym", {"dataset": "gcd", "config": {"max_numbers": 3}})
+    questions = {
+        split: [p.messages[0].content for p in curriculum.problems(split, 60, seed=0)]
+        for split in ("sft", "rl", "distill", "heldout")
+    }
+    assert sum(len(set(found)) for found in questions.values()) == len(
+        set().union(*questions.values())
+    )
+    assert len(set(questions["heldout"])) == 60
+    assert [
+        p.messages[0].content for p in curriculum.problems("rl", 20, seed=0, start=40)
+    ] == questions["rl"][40:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "chain_sums"}, "Did you mean 'chain_sum'"),
+        ({"dataset": "chain_sum", "config": {"max_termz": 3}}, "max_termz"),
+        ({"dataset": "chain_sum", "config": {"min_terms": 9, "max_terms": 3}}, "`config`"),
+        ({"dataset": "chain_sum", "config": {"seed": 3}}, "may not set seed"),
+        ({}, "dataset"),
+    ],
+)
+def test_a_wrong_dataset_or_config_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        build("reasoning-gym", options)

@@ -1,0 +1,109 @@
+"""RL, evaluate and distill bodies on a real trainer, real servers and a real Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engines.rollout.dataset import read_dataset
+from engines.rollout.gallery import read_rollouts
+from tasks import distill, evaluate, rl
+from tasks.stage import Stopped
+from tests.stage_parts import ListReporter, stage_context
+
+pytestmark = pytest.mark.integration
+
+# A random model solves nothing: `parity` gives its groups the spread without which no step updates.
+DOMAIN = {
+    "name": "general",
+    "curriculum": {"name": "general"},
+    "rewards": [
+        {"name": "constraints", "outcome": True},
+        {"name": "tests.stage_parts:parity"},
+    ],
+    "max_new_tokens": 12,
+}
+
+
+def rl_spec(steps: int) -> rl.RlSpec:
+    settings = {
+        "steps": steps,
+        "problems_per_step": 4,
+        "group_size": 4,
+        "optimizer": {"lr": 1e-2},
+        "checkpoint_every": 2,
+    }
+    return rl.RlSpec.model_validate({"settings": settings, "domains": [DOMAIN]})
+
+
+async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    """One test for the chain: each engine start it saves is seconds."""
+    root, model = stage_root, small_base
+    first = stage_context(root, "rl", {"model": model})
+    first.stop.requested = True
+    with pytest.raises(Stopped, match="after step 1"):
+        await rl.run(rl_spec(3), first)
+
+    second = stage_context(root, "rl", {"model": model})
+    metrics = await rl.run(rl_spec(3), second)
+    reporter = second.reporter
+    assert isinstance(reporter, ListReporter)
+    assert sorted(reporter.steps) == [1, 2, 3], "the checkpoint's steps are reported again"
+    assert [reporter.steps[n]["version"] for n in (2, 3)] == [2.0, 3.0]
+    assert metrics["steps"] == 3.0
+    for step in reporter.steps.values():
+        assert 0 < step["mismatch_mean"] <= 2e-5
+        assert step["entropy"] > 0
+        assert step["publish_bytes"] > 0
+        assert step["groups_kept"] == 4
+    shown = list(read_rollouts(second.out / "rollouts.parquet"))
+    assert {r.label for r in shown} == {"step 1", "step 2", "step 3"}
+    assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
+
+    await _evaluates_differently(root, model, second.out)
+    await _distills_to_rows(root, second.out)
+
+
+async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None:
+    context = stage_context(root, "evaluate", {"base": model, "general": trained})
+    spec = evaluate.EvaluateSpec.model_validate(
+        {
+            "settings": {"problems": 8, "samples": 2},
+            "domains": [DOMAIN],
+            "home": {"general": ["general"]},
+        }
+    )
+    await evaluate.run(spec, context)
+    tables = json.loads((context.out / "scores.json").read_text())
+    assert set(tables["scores"]) == {"base", "general"}
+    assert set(tables["greedy"]) == {"general"}
+    rows = list(read_rollouts(context.out / "rollouts.parquet"))
+    by_model = {
+        name: {r.problem_id: r.response for r in rows if r.label == f"{name} score"}
+        for name in ("base", "general")
+    }
+    assert by_model["base"].keys() == by_model["general"].keys()
+    assert by_model["base"] != by_model["general"]
+
+
+async def _distills_to_rows(root: Path, trained: Path) -> None:
+    record = {"digest": "d" * 64}
+    context = stage_context(root, "distill", {"general": trained}, records={"general": record})
+    spec = distill.DistillSpec.model_validate(
+        {
+            "settings": {"problems": 12, "min_outcome": 0.0},
+            "domains": [{**DOMAIN, "max_new_tokens": 200}],
+        }
+    )
+    metrics = await distill.run(spec, context)
+    counts = json.loads((context.out / "counts.json").read_text())["general"]
+    rows = read_dataset(context.out)
+    assert counts["sampled"] == 12
+    assert counts["kept"] == len(rows) == metrics["rows"]
+    assert sum(counts.values()) == 12 + 12
+    assert {(r.expert, r.artifact_digest) for r in rows} == {("general", "d" * 64)}
+    assert all(r.problem.id.startswith("general/distill/") for r in rows)

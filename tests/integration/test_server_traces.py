@@ -1,0 +1,78 @@
+"""What a server leaves outside its home is gone soon after it, however it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.sglang.server import Server
+from engines.sglang.spec import FleetSpec
+from engines.sglang.zygote import Zygote
+from infra.stack.clean import clean
+from infra.traces import SHARED_MEMORY, dead_traces, traces
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def zygote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    with Zygote(tmp_path / "logs") as zygote:
+        yield zygote
+
+
+def _serve(zygote: Zygote, folder: Path, name: str) -> Server:
+    server = Server(zygote, name, FleetSpec(), folder)
+    server.wait_ready()
+    places = {path.parent for path in traces(server.pid)}
+    assert places >= {SHARED_MEMORY}, "it has shared memory under its own name"
+    assert len(places) == 2
+    return server
+
+
+def _outside() -> set[Path]:
+    return {p for place in (SHARED_MEMORY, Path(tempfile.gettempdir())) for p in place.iterdir()}
+
+
+def _until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_server_however_it_ends(zygote: Zygote, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    before = _outside()
+    stopped, killed, kept = (_serve(zygote, model, name) for name in ("one", "two", "three"))
+    made = {path for server in (stopped, killed, kept) for path in traces(server.pid)}
+    assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
+
+    stopped.stop()
+    os.killpg(killed.pid, signal.SIGKILL)
+    # nobody asks for the killed one: its nursery notices by itself
+    _until(lambda: not traces(killed.pid) and not traces(stopped.pid))
+    assert traces(kept.pid)
+    kept.probe()
+
+    zygote.close()
+    assert not traces()
+    mine = {path for path in _outside() - before if "sglang" in path.name}
+    assert not mine & made
+
+
+def test_what_a_crash_left_is_found_and_removed(zygote: Zygote, tmp_path: Path) -> None:
+    server = _serve(zygote, tiny_model(tmp_path / "model"), "one")
+    assert not dead_traces()
+    assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
+    zygote._process.kill()  # the kernel ends the server, and nobody is left to clear up
+    _until(lambda: set(dead_traces()) == set(traces()) != set())
+    clean()
+    assert not traces()

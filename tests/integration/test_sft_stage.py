@@ -1,0 +1,99 @@
+"""The supervised stage on the real trainer: it learns, and a stopped one continues as if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from engines.chat import Chat
+from tasks.sft import SftSpec, run
+from tasks.stage import StageContext, Stopped
+from tests.chat_parts import random_base
+from tests.ray_parts import own_ray
+from tests.stage_parts import ListReporter, stage_context
+
+pytestmark = pytest.mark.integration
+
+STEPS, STOP_AT = 30, 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with own_ray():
+        yield
+
+
+class StoppingReporter(ListReporter):
+    """Asks the stage to stop when a step is reported, as SIGTERM would."""
+
+    context: StageContext
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        super().metrics(step, values)
+        self.context.stop.requested |= step == STOP_AT
+
+
+def spec() -> SftSpec:
+    return SftSpec.model_validate(
+        {
+            "settings": {
+                "steps": STEPS,
+                "batch_size": 8,
+                "demonstrations": 64,
+                "optimizer": {"lr": 2e-3, "warmup_steps": 3, "decay": "cosine"},
+                "checkpoint_every": 10,
+            },
+            "domain": {
+                "name": "general",
+                "curriculum": {"name": "general"},
+                "rewards": [{"name": "constraints", "outcome": True}],
+            },
+        }
+    )
+
+
+def losses(context: StageContext) -> list[float]:
+    assert isinstance(context.reporter, ListReporter)
+    return [context.reporter.steps[step]["loss"] for step in sorted(context.reporter.steps)]
+
+
+async def test_it_learns_and_a_stopped_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    model = random_base(tmp_path / "base")
+    whole = stage_context(tmp_path, "whole", {"model": model})
+    metrics = await run(spec(), whole)
+    seen = losses(whole)
+    assert len(seen) == STEPS
+    assert np.mean(seen[-5:]) < 0.7 * np.mean(seen[:5])
+    assert metrics["loss"] == pytest.approx(np.mean(seen[-20:]))
+    assert metrics["train_tokens_per_s"] > 0
+
+    cut = stage_context(tmp_path, "cut", {"model": model})
+    reporter = StoppingReporter()
+    reporter.context, cut.reporter = cut, reporter
+    with pytest.raises(Stopped):
+        await run(spec(), cut)
+    rest = stage_context(tmp_path, "cut", {"model": model})
+    await run(spec(), rest)
+    assert isinstance(rest.reporter, ListReporter)
+    steps = reporter.steps | rest.reporter.steps
+    assert [steps[step]["loss"] for step in sorted(steps)] == seen
+    assert min(rest.reporter.steps) == 11, "the steps of its last checkpoint are reported again"
+
+    one, two = weights(whole), weights(rest)
+    assert one.keys() == two.keys() == weights_of(model).keys()
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(two[name], tensor, err_msg=name)
+    assert Chat.load(whole.out).stop_token_ids == Chat.load(model).stop_token_ids
+
+
+def weights(context: StageContext) -> dict[str, Any]:
+    return weights_of(context.out)
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "model.safetensors")

@@ -1,0 +1,76 @@
+"""The CPU engine answers a request with the same bits whatever happens around it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engines.sglang.client import GenerationClient
+from engines.sglang.http import call
+from engines.types import Generation, Sampling
+from tests.integration.conftest import SglangPair
+
+pytestmark = pytest.mark.integration
+
+Turns = list[tuple[list[int], Sampling]]
+
+
+def prompt(i: int) -> list[int]:
+    return [(11 * i + 3 * j) % 256 for j in range(3 + (7 * i) % 45)]
+
+
+def sampled(count: int) -> Turns:
+    return [(prompt(i), Sampling(20 + i % 30, seed=77 + i)) for i in range(count)]
+
+
+async def generate(pair: SglangPair, turns: Turns, max_batch: int) -> list[Generation]:
+    async with GenerationClient(pair.router.url, max_batch=max_batch) as client:
+        return list(await asyncio.gather(*(client.generate(ids, s) for ids, s in turns)))
+
+
+def bits(generations: list[Generation]) -> list[tuple[list[int], list[float]]]:
+    return [(g.token_ids, g.logprobs) for g in generations]
+
+
+async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
+    sglang_pair: SglangPair,
+) -> None:
+    turns = sampled(48)
+    together = bits(await generate(sglang_pair, turns, 16))
+    for url in sglang_pair.urls:
+        call(url, "/flush_cache", {}, timeout=30)
+    alone: list[Generation] = []
+    for turn in turns:
+        alone += await generate(sglang_pair, [turn], 1)
+    assert bits(alone) == together
+    for max_batch in (2, 5, 48):
+        assert bits(await generate(sglang_pair, turns[::-1], max_batch))[::-1] == together
+
+
+async def test_a_cached_prefix_gives_the_same_bits_as_a_prompt_read_anew(
+    sglang_pair: SglangPair,
+) -> None:
+    """The second turn of an episode finds its first in the cache, or not after an eviction."""
+    first = sampled(12)
+    answers = await generate(sglang_pair, first, 16)
+    second: Turns = [
+        ([*ids, *answer.token_ids, 10, 20, 30 + i], Sampling(24, seed=i))
+        for i, ((ids, _), answer) in enumerate(zip(first, answers, strict=True))
+    ]
+    cached = bits(await generate(sglang_pair, second, 16))
+    for url in sglang_pair.urls:
+        call(url, "/flush_cache", {}, timeout=30)
+    assert bits(await generate(sglang_pair, second, 3)) == cached
+
+
+async def test_greedy_and_filtered_neighbours_leave_a_sample_as_it_is(
+    sglang_pair: SglangPair,
+) -> None:
+    turns = sampled(12)
+    greedy: Turns = [(prompt(i), Sampling(24, temperature=0.0, seed=1)) for i in range(12)]
+    narrow: Turns = [(prompt(i), Sampling(24, top_p=0.6, seed=5 + i)) for i in range(12)]
+    apart = [bits(await generate(sglang_pair, kind, 16)) for kind in (turns, greedy, narrow)]
+    mixed = [turn for three in zip(turns, greedy, narrow, strict=True) for turn in three]
+    found = bits(await generate(sglang_pair, mixed, 36))
+    assert [found[0::3], found[1::3], found[2::3]] == apart

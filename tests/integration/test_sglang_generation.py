@@ -1,0 +1,130 @@
+"""Generation by the real SGLang behind the real router."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from engines.sglang.client import GenerationClient
+from engines.sglang.http import call
+from engines.types import Generation, Sampling
+from infra.errors import EngineError
+from tests.integration.conftest import SglangPair
+
+pytestmark = pytest.mark.integration
+
+
+def _prompt(i: int) -> list[int]:
+    return [(7 * i + j) % 256 for j in range(5 + i % 9)]
+
+
+async def _generate(
+    pair: SglangPair, turns: list[tuple[list[int], Sampling]], max_batch: int = 16
+) -> list[Generation]:
+    async with GenerationClient(pair.router.url, max_batch=max_batch) as client:
+        return await asyncio.gather(*(client.generate(ids, s) for ids, s in turns))
+
+
+def _hf_logprobs(model: Any, prompt: list[int], tokens: list[int], temperature: float) -> Any:
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+    scores = (logits / temperature).log_softmax(-1)
+    return scores[torch.arange(len(tokens)), torch.tensor(tokens)]
+
+
+async def test_a_seeded_turn_is_the_same_alone_and_in_any_batch(sglang_pair: SglangPair) -> None:
+    turns = [(_prompt(i), Sampling(8 + i % 5, temperature=0.9, seed=1000 + i)) for i in range(32)]
+    together = await _generate(sglang_pair, turns)
+    alone = await _generate(sglang_pair, turns, max_batch=1)
+    reversed_ = (await _generate(sglang_pair, turns[::-1], max_batch=7))[::-1]
+    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+    assert [g.token_ids for g in together] == [g.token_ids for g in reversed_]
+
+
+async def test_one_prompt_with_other_seeds_or_no_seed_gives_other_samples(
+    sglang_pair: SglangPair,
+) -> None:
+    for seeds in (range(16), [None] * 16):
+        turns = [(_prompt(3), Sampling(12, seed=seed)) for seed in seeds]
+        samples = {tuple(g.token_ids) for g in await _generate(sglang_pair, turns)}
+        assert len(samples) == 16
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_are_those_of_the_sampled_distribution(
+    sglang_pair: SglangPair, temperature: float
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(sglang_pair.model).eval()
+    turns = [(_prompt(i), Sampling(20, temperature=temperature, seed=i)) for i in range(24)]
+    differences: list[float] = []
+    generations = await _generate(sglang_pair, turns)
+    for (prompt, _), generation in zip(turns, generations, strict=True):
+        expected = _hf_logprobs(model, prompt, generation.token_ids, temperature)
+        differences += [
+            abs(a - b) for a, b in zip(generation.logprobs, expected.tolist(), strict=True)
+        ]
+    assert sum(differences) / len(differences) <= 2e-5
+    assert max(differences) <= 2e-4
+
+
+async def test_each_turn_of_a_batch_keeps_its_own_sampling(sglang_pair: SglangPair) -> None:
+    greedy = Sampling(6, temperature=0.0)
+    stopped = (await _generate(sglang_pair, [(_prompt(1), greedy)]))[0].token_ids[0]
+    turns = [
+        (_prompt(1), greedy),
+        (_prompt(1), Sampling(3, seed=5)),
+        (_prompt(1), Sampling(6, temperature=0.0, stop_token_ids=(stopped,))),
+        (_prompt(2), Sampling(9, temperature=1.0, top_p=0.5, seed=6)),
+    ]
+    all_, short, stop, nucleus = await _generate(sglang_pair, turns)
+    assert (len(all_.token_ids), all_.finish) == (6, "length")
+    assert (len(short.token_ids), short.finish) == (3, "length")
+    assert (stop.token_ids, stop.finish) == ([stopped], "stop")
+    assert len(nucleus.token_ids) == 9
+    assert all_.weight_versions == [0] * 6
+
+
+async def test_a_refused_turn_raises_with_the_engines_words(sglang_pair: SglangPair) -> None:
+    with pytest.raises(EngineError, match=r"(?i)length|long|exceed"):
+        await _generate(sglang_pair, [(list(range(256)) * 3, Sampling(4))])
+
+
+async def test_an_aborted_turn_says_so(sglang_pair: SglangPair) -> None:
+    async with GenerationClient(sglang_pair.router.url) as client:
+        turn = asyncio.create_task(
+            client.generate(_prompt(1), Sampling(400, stop_token_ids=(), seed=8))
+        )
+        await _until_running(sglang_pair)
+        for url in sglang_pair.urls:
+            await asyncio.to_thread(call, url, "/abort_request", {"abort_all": True}, timeout=10)
+        generation = await turn
+    assert generation.finish == "abort"
+    assert 0 < len(generation.token_ids) < 400
+
+
+async def test_a_server_killed_in_mid_batch_costs_no_turn_and_doubles_none(
+    sglang_pair: SglangPair,
+) -> None:
+    turns = [(_prompt(i), Sampling(120, seed=i)) for i in range(48)]
+    expected = await _generate(sglang_pair, turns)
+    async with GenerationClient(sglang_pair.router.url) as client:
+        running = asyncio.gather(*(client.generate(ids, sampling) for ids, sampling in turns))
+        await _until_running(sglang_pair)
+        os.killpg(sglang_pair.server("server-1").pid, signal.SIGKILL)
+        survived = await running
+        assert client.counts.turns == len(turns)
+    assert [g.token_ids for g in survived] == [g.token_ids for g in expected]
+
+
+async def _until_running(pair: SglangPair) -> None:
+    """Return once a server works on a request (bounded by the test's own limit)."""
+    while not await asyncio.to_thread(pair.is_generating):
+        pass

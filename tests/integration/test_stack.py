@@ -1,0 +1,92 @@
+"""The local stack as a whole: it comes up, repairs itself, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import ray
+
+from infra.home import runtime_dir
+from infra.processes import MARK_VARIABLE, find
+from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
+from infra.stack.record import load_record
+
+pytestmark = pytest.mark.integration
+
+
+def test_every_service_answers_on_loopback(stack: Stack) -> None:
+    assert load_stack() == stack
+    states = {state.name: state for state in status()}
+    assert set(states) == {"prefect-server", "prefect-worker", "mlflow", "ray"}
+    assert all(state.answers for state in states.values())
+    assert all(state.memory > 10 << 20 for state in states.values())
+    assert httpx.get(f"{stack.mlflow_uri}/health").text == "OK"
+
+
+def test_up_while_up_changes_nothing(stack: Stack) -> None:
+    assert up() == stack
+
+
+def test_what_prefect_yaml_names_is_deployed_to_our_pool(stack: Stack) -> None:
+    found = httpx.post(f"{stack.prefect_api}/deployments/filter", json={}).json()
+    assert {"post-train", "expert", "distill-rounds", "evaluate"} <= {d["name"] for d in found}
+    assert {d["work_pool_name"] for d in found} == {WORK_POOL}
+
+
+def test_a_driver_joins_ray_without_a_token_and_no_worker_idles(stack: Stack) -> None:
+    before = len(_workers(stack))
+    ray.init(stack.ray_address, logging_level="ERROR", log_to_driver=False)
+    try:
+        assert ray.cluster_resources()["CPU"] == 64
+    finally:
+        ray.shutdown()
+    assert len(_workers(stack)) <= before + 1
+
+
+def test_up_repairs_what_died(stack: Stack) -> None:
+    record = stack.services["mlflow"]
+    victim = find(record)
+    assert victim is not None
+    family = [victim, *victim.children(recursive=True)]
+    victim.kill()
+    psutil.wait_procs([victim], 10)
+    mended = up()
+    assert mended.mlflow_uri == stack.mlflow_uri
+    assert mended.services["mlflow"].pid != record.pid
+    assert mended.services["ray"] == stack.services["ray"]
+    assert all(state.answers for state in status())
+    assert not any(process.is_running() for process in family), "its orphans are gone as well"
+    stack.services.update(mended.services)
+
+
+def test_a_second_home_shares_no_port_and_no_folder(stack: Stack, tmp_path: Path) -> None:
+    from infra.stack.record import new_stack
+
+    ours = runtime_dir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_HOME", str(tmp_path / "second"))
+        other = new_stack(load_record())
+        assert runtime_dir() != ours
+    assert not set(other.ports.values()) & set(stack.ports.values())
+
+
+def test_the_doctor_finds_a_healthy_stack(stack: Stack) -> None:
+    checks = {check.name: check for check in doctor()}
+    assert checks["stack"].detail == "up"
+    assert checks["home"].ok
+    assert checks["python"].ok
+
+
+def _workers(stack: Stack) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get(MARK_VARIABLE) == f"{stack.mark}/ray"
+            if is_ours and process.name().startswith("ray::"):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,336 @@
+"""The pool and the group on a real Ray, with rank processes that hold no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import cloudpickle
+
+from engines.batching import TokenSequence
+from engines.megatron.group import TrainerGroup, prewarm
+from engines.megatron.pools import open_pool
+from engines.megatron.rank import Place, Rank, TrainerJob, TrainerRank, place_of_this_process
+from engines.megatron.spec import Optimizer, Parallel, Trainer
+from engines.raylink import connect
+from infra.errors import (
+    AgreementError,
+    EngineError,
+    InfrastructureError,
+    InputError,
+    LeaseLost,
+    TrainingStopped,
+)
+from tests.ray_parts import own_ray
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.integration
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class StandInRank:
+    """Does what the name of a folder to save says; `logprobs` tells who it is."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.gpu = int(os.environ.get("CUDA_VISIBLE_DEVICES") or -1)
+        assert ("OMP_NUM_THREADS" in environment) == (self.gpu < 0), "CPU ranks have one thread"
+        self.job: TrainerJob | None = None
+        self.rank = -1
+
+    def place(self) -> Place:
+        return place_of_this_process()
+
+    def free_port(self) -> int:
+        return 1
+
+    def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
+        assert self.job is None, "this rank was not reset"
+        assert rendezvous.startswith("tcp://")
+        assert rendezvous.endswith(":1")
+        if job.model == Path("bad-model"):
+            raise InputError("no such model")
+        self.job, self.rank = job, rank
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        assert self.job is not None
+        if method == "logprobs":
+            return [[os.getpid(), self.rank, self.gpu]] if self.rank == 0 else None
+        rank, _, deed = str(arguments[0]).partition("-")
+        if int(rank) != self.rank:
+            if deed != "hang":
+                threading.Event().wait()  # as a rank does whose peer left a collective
+        elif deed == "die":
+            os._exit(7)
+        elif deed == "disagree":
+            raise AgreementError("sample s3 differs by 0.2 at position 7")
+        elif deed == "bug":
+            raise ZeroDivisionError("float division by zero")
+        elif deed == "hang":
+            threading.Event().wait()
+        return None
+
+    def stop(self) -> None:
+        self.job, self.rank = None, -1
+
+
+class BrokenRank(StandInRank):
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(environment)
+        raise ImportError("no module named megatron")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    with own_ray(num_gpus=2) as address:  # logical ones
+        yield address
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: str) -> Any:
+    del cluster
+    return new_pool()
+
+
+def new_pool(rank_class: type[Rank] = StandInRank, name: str = "", gpus: float = 0) -> Any:
+    return open_pool(rank_class, name or f"test-pool-{time.monotonic_ns()}", gpus)
+
+
+async def settled(pool: Any) -> None:
+    """All ranks are ready: those of the test before are reset or replaced."""
+    while (status := await pool.status.remote()).ready < status.size:
+        await asyncio.sleep(0.01)
+
+
+async def leased(pool: Any, ranks: int = 1, holder: str = "h", **more: Any) -> TrainerGroup:
+    model = more.pop("model", Path("model"))
+    return await TrainerGroup.lease(
+        Parallel(dp=ranks),
+        more.pop("pool_ranks", 2),
+        holder,
+        Trainer(),
+        Optimizer(lr=1e-3),
+        model,
+        0,
+        10,
+        pool=pool,
+        **{"wait_s": 60.0, **more},
+    )
+
+
+async def pid(group: TrainerGroup) -> int:
+    return int((await group.logprobs([[0]]))[0][0])
+
+
+async def test_released_ranks_are_reset_and_reused(pool: Any) -> None:
+    await settled(pool)
+    async with await leased(pool) as first:
+        before = await pid(first)
+    await settled(pool)
+    async with await leased(pool) as second:
+        assert await pid(second) == before
+
+
+async def test_rank_zero_answers_for_all(pool: Any) -> None:
+    async with await leased(pool, 2) as group:
+        assert (await group.logprobs([[0]]))[0][1] == 0
+
+
+async def test_requests_are_served_in_order_of_arrival(pool: Any) -> None:
+    served: list[str] = []
+
+    async def stage(holder: str, ranks: int) -> None:
+        async with await leased(pool, ranks, holder):
+            served.append(holder)
+
+    first = await leased(pool)
+    # `pair` needs both ranks; `single` could have the free one but came later.
+    pair = asyncio.create_task(stage("pair", 2))
+    while (await pool.status.remote()).waiting < 1:
+        await asyncio.sleep(0)
+    single = asyncio.create_task(stage("single", 1))
+    while (await pool.status.remote()).waiting < 2:
+        await asyncio.sleep(0)
+    await first.release()
+    await asyncio.gather(pair, single)
+    assert served == ["pair", "single"]
+
+
+async def test_waiting_is_bounded_and_says_who_holds_the_ranks(pool: Any) -> None:
+    async with await leased(pool, 2, "stage-rl-ab12"):
+        with pytest.raises(EngineError, match="held by stage-rl-ab12"):
+            await leased(pool, 1, wait_s=0.2)
+        assert (await pool.status.remote()).waiting == 0
+
+
+async def test_a_request_that_is_given_up_leaves_the_queue(pool: Any) -> None:
+    async with await leased(pool, 2):
+        request = asyncio.create_task(leased(pool, 1))
+        while (await pool.status.remote()).waiting < 1:
+            await asyncio.sleep(0)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        while (await pool.status.remote()).waiting:
+            await asyncio.sleep(0)
+
+
+async def test_a_pool_grows_when_asked_for_more_and_retires_only_when_idle(cluster: str) -> None:
+    del cluster
+    pool = new_pool()
+    with pytest.raises(InputError, match=r"needs 4 ranks.*pool has 2"):
+        await leased(pool, 4)
+    await prewarm(1, pool)
+    assert (await pool.status.remote()).size == 1
+    async with await leased(pool, 1, pool_ranks=2):
+        assert (await pool.status.remote()).size == 2
+        assert await pool.retire.remote() is False
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        await pool.retire.remote()
+
+
+async def test_our_own_errors_come_back_as_they_were_raised(pool: Any) -> None:
+    async with await leased(pool, 2) as group:
+        with pytest.raises(AgreementError, match="sample s3 differs"):
+            await group.save(Path("1-disagree"))
+    with pytest.raises(InputError, match="no such model"):
+        await leased(pool, model=Path("bad-model"))
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("die", "on rank 0 .*ActorDiedError"),
+        ("bug", "float division by zero"),
+        ("hang", "no answer"),
+    ],
+)
+async def test_a_broken_rank_says_where_and_is_replaced(pool: Any, deed: str, says: str) -> None:
+    async with await leased(pool) as group:
+        before = await pid(group)
+        bound = 1.0 if deed == "hang" else 60.0
+        with pytest.raises(EngineError, match=says) as caught:
+            await group.save(Path(f"0-{deed}"), timeout_s=bound)
+        assert f"pid {before}, log /" in str(caught.value)
+        with pytest.raises(EngineError, match="broke before"):
+            await group.logprobs([[0]])
+    async with await leased(pool, 2) as group:
+        assert await pid(group) != before
+    assert not Path(f"/proc/{before}").exists()
+
+
+async def test_a_rank_that_died_idle_is_replaced_before_it_is_leased(pool: Any) -> None:
+    await settled(pool)
+    async with await leased(pool) as group:
+        before = await pid(group)
+    await settled(pool)
+    os.kill(before, signal.SIGKILL)
+    async with await leased(pool, (await pool.status.remote()).size, pool_ranks=9) as group:
+        assert await pid(group) != before
+
+
+async def test_ranks_that_cannot_start_are_an_error_that_says_why(cluster: str) -> None:
+    del cluster
+    broken = new_pool(BrokenRank)
+    with pytest.raises(EngineError, match=r"do not start: .*no module named megatron"):
+        await leased(broken)
+    ray.kill(broken)
+
+
+async def test_a_killed_driver_loses_its_ranks_at_once(cluster: str) -> None:
+    name = f"test-pool-{time.monotonic_ns()}"
+    code = f"""
+import asyncio
+from pathlib import Path
+from engines.batching import TokenSequence
+from engines.megatron.group import TrainerGroup
+from engines.megatron.pools import open_pool
+from engines.megatron.spec import Optimizer, Parallel, Trainer
+async def main():
+    group = await TrainerGroup.lease(Parallel(), 1, "victim", Trainer(), Optimizer(lr=1e-3),
+                                     Path("model"), 0, 10, pool=open_pool(name={name!r}))
+    print(int((await group.logprobs([[0]]))[0][0]), flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    shared = new_pool(name=name)
+    env = {**os.environ, "RAY_ADDRESS": cluster, "RAY_AUTH_MODE": "disabled"}
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+    try:
+        assert driver.stdout is not None
+        line = await asyncio.to_thread(driver.stdout.readline)
+        driver.kill()
+        # Well below the lease's time to live: the pool sees the driver's death itself.
+        async with await leased(shared, pool_ranks=1, wait_s=30) as group:
+            assert await pid(group) != int(line)
+    finally:
+        driver.kill()
+        driver.communicate()
+        ray.kill(shared)
+
+
+async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
+    del cluster
+    doomed = new_pool()
+    group = await leased(doomed)
+    ray.kill(doomed)
+
+    async def use_until_it_fails() -> None:
+        while True:
+            await group.logprobs([[0]])
+
+    with pytest.raises(EngineError, match="rank 0"):  # ranks end with their pool
+        await use_until_it_fails()
+    await group.release()
+    with pytest.raises(LeaseLost, match="was released"):
+        await group.logprobs([[0]])
+
+
+async def test_with_gpus_each_rank_keeps_one_of_its_own(cluster: str) -> None:
+    del cluster
+    pool = new_pool(gpus=1)
+    async with await leased(pool) as one, await leased(pool) as two:
+        gpus = [(await group.logprobs([[0]]))[0][2] for group in (one, two)]
+        assert sorted(gpus) == [0, 1]
+        with pytest.raises(EngineError):
+            await one.save(Path("0-die"))
+    async with await leased(pool, 2) as both:  # the dead one's successor got the same GPU
+        assert (await both.logprobs([[0]]))[0][2] == gpus[0]
+    ray.kill(pool)
+
+
+async def test_reused_ranks_train_exactly_as_new_ones(cluster: str, tmp_path: Path) -> None:
+    del cluster
+    pool = new_pool(TrainerRank)
+    model = tiny_model(tmp_path / "model", num_hidden_layers=2)
+    batch = [TokenSequence([5, 9, 7, 2, 11, 3], [0, 0, 1, 1, 1, 1]) for _ in range(4)]
+    losses: list[list[float]] = []
+    for ranks in (1, 2, 1):
+        async with await leased(pool, ranks, model=model, wait_s=120) as group:
+            steps = await group.sft_steps([batch, batch])
+            losses.append([step["loss"] for step in steps])
+            if len(losses) == 3:
+                with pytest.raises(TrainingStopped, match="no trained token"):
+                    await group.sft_steps([[TokenSequence([1, 2], [0, 0])]])
+    assert losses[0] == losses[2]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    ray.kill(pool)
+
+
+def test_no_cluster_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(InfrastructureError, match="tributary up"):
+        connect()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InfrastructureError, match="nothing answers"):
+        connect()

@@ -1,0 +1,103 @@
+"""What has to be proven: every choice of the product's own unions, and every function beside them.
+
+A new choice is a row at once, without proofs, so that `make proof` fails until it has them. A new
+public function of `engines.algorithms` has to be named here: `unnamed` finds it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any, get_args
+
+import engines.algorithms
+from engines.algorithms import choices, contract
+from engines.algorithms.kl import Estimator
+
+UNIONS: dict[str, Any] = {
+    "advantage": choices.Advantage,
+    "loss": choices.Loss,
+    "reject": choices.Rejection,
+    "aggregation": choices.Aggregation,
+}
+OF_UNIONS = {
+    "group_advantages",
+    "leave_one_out_advantages",
+    "discounted_returns",
+    "gae",
+    "terminal_rewards",
+    "distillation_advantages",
+    "clip_loss",
+    "gspo_loss",
+    "cispo_loss",
+    "dis_loss",
+    "reinforce_loss",
+    "importance_ratio",
+    "importance_weights",
+    "kept",
+    "off_policy_sequences",
+    "corrected",
+    "shares",
+    "kl_estimate",
+    "sequence_sums",
+    "sequence_lengths",
+    # From a spec to the functions above, and to the user's own.
+    "advantages",
+    "gae_of",
+    "policy_loss",
+    "custom",
+}
+"""functions that the choices of the unions lead to"""
+FUNCTIONS = {
+    "unbiased_kl": "kl unbiased",
+    "whitened": "whitening",
+    "overlong_penalty": "overlong",
+    "length_adaptive_lambda": "lambda by length",
+    "value_loss": "value loss",
+    "supervised_loss": "supervised loss",
+    "top_k_divergence": "distillation top-k",
+    "linear_logprobs": "logprobs and entropy",
+    "mismatch_metrics": "mismatch metrics",
+    "effective_share": "mismatch metrics",
+    "quantiles": "mismatch metrics",
+    "weight_metrics": "mismatch metrics",
+}
+"""the row of each other function"""
+NO_ESTIMATORS = {"composed", "refusals", "not_wired", "describe", "counts", "trains"}
+"""public functions that compute no numbers"""
+
+
+def estimators() -> list[str]:
+    """The rows of the proof table."""
+    rows: list[str] = []
+    for part, union in UNIONS.items():
+        rows += [f"{part} {kind}" for kind in kinds(union) if kind != "custom"]
+    rows += [f"weight {level}" for level in get_args(choices.Level)]
+    rows += [f"kl {name}" for name in get_args(Estimator)]
+    return rows + list(dict.fromkeys(FUNCTIONS.values()))
+
+
+def kinds(union: Any) -> list[str]:
+    """The `kind` of each member of a discriminated union."""
+    members = get_args(get_args(union)[0])
+    return [get_args(member.model_fields["kind"].annotation)[0] for member in members]
+
+
+def unnamed() -> set[str]:
+    """Public functions that no row accounts for."""
+    return set(public_functions()) - OF_UNIONS - set(FUNCTIONS) - NO_ESTIMATORS
+
+
+def public_functions() -> Iterator[str]:
+    """Names of the functions that the modules of `engines.algorithms` define; not those by which
+    the contract is tried."""
+    for info in pkgutil.iter_modules(engines.algorithms.__path__):
+        module = importlib.import_module(f"engines.algorithms.{info.name}")
+        if module is contract:
+            continue
+        for name, value in inspect.getmembers(module, lambda v: isinstance(v, FunctionType)):
+            if value.__module__ == module.__name__ and not name.startswith("_"):
+                yield name

@@ -1,0 +1,177 @@
+"""Presets, what a person lays over them, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from engines.algorithms import choices
+from engines.algorithms.combinations import describe, refusals
+from engines.algorithms.presets import PRESETS
+from engines.algorithms.spec import Algorithm
+from flows.check import check_recipe
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+UNWIRED = {"ppo", "sao", "opd"}
+
+
+def refused(group_size: int = 8, **written: object) -> list[str]:
+    return list(refusals(Algorithm.model_validate(written), group_size))
+
+
+def test_the_default_is_grpo() -> None:
+    assert Algorithm(preset="grpo") == Algorithm()
+    assert Algorithm().loss == choices.ClipLoss(kind="clip", clip_low=0.2, clip_high=0.28)
+    assert Algorithm().advantage == choices.GroupAdvantage(kind="group", std=True)
+    assert Algorithm().aggregation == choices.TokenMean(kind="token_mean")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_its_composition(preset: str) -> None:
+    made = Algorithm.model_validate({"preset": preset})
+    written = made.model_dump(mode="json")
+    assert "preset" not in written
+    assert Algorithm.model_validate(written) == made
+    assert (len(refused(preset=preset)) > 0) == (preset in UNWIRED)
+
+
+def test_presets_differ_from_each_other() -> None:
+    said = {describe(Algorithm.model_validate({"preset": p})) for p in PRESETS}
+    assert len(said) == len(PRESETS)
+
+
+def test_two_spellings_of_one_algorithm_are_one() -> None:
+    by_hand = Algorithm.model_validate(
+        {
+            "loss": {"kind": "gspo"},
+            "aggregation": {"kind": "sequence_mean"},
+            "old_logprobs": "trainer",
+        }
+    )
+    assert by_hand.model_dump() == Algorithm(preset="gspo").model_dump()
+    assert Algorithm(preset="gspo", loss="gspo") == by_hand
+
+
+def test_what_a_person_writes_wins_over_the_preset() -> None:
+    made = Algorithm.model_validate(
+        {"preset": "dr-grpo", "loss": {"dual_clip": 3}, "aggregation": "token_mean"}
+    )
+    # Single fields change the preset's part; another kind replaces it.
+    assert made.loss == choices.ClipLoss(kind="clip", clip_high=0.2, dual_clip=3)
+    assert made.aggregation == choices.TokenMean(kind="token_mean")
+    assert made.advantage == choices.GroupAdvantage(kind="group", std=False)
+    other = Algorithm.model_validate({"preset": "dr-grpo", "loss": {"kind": "cispo"}})
+    assert other.loss == choices.CispoLoss(kind="cispo")
+
+
+def test_a_part_of_a_correction_can_be_taken_away() -> None:
+    made = Algorithm.model_validate({"preset": "icepop", "correction": {"weight": None}})
+    assert made.correction.weight is None
+    assert made.correction.reject == [choices.Band(kind="ratio", low=0.5, high=2)]
+    assert Algorithm.model_validate({"preset": "dapo", "overlong": None}).overlong is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"preset": "grop"},
+        {"preset": 3},
+        {"normalize_std": True},
+        {"loss": "clap"},
+        {"loss": {"cliphigh": 0.3}},
+        {"loss": {"kind": "gspo", "dual_clip": 3}},
+        {"loss": {"dual_clip": 1}},
+        {"correction": {"weight": {"low": 2, "high": 1}}},
+        {"correction": {"reject": [{"kind": "ratio", "low": 3}]}},
+        {"aggregation": {"kind": "constant", "length": 0}},
+    ],
+)
+def test_nonsense_is_refused_when_it_is_read(written: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Algorithm.model_validate(written)
+
+
+WEIGHT = {"correction": {"weight": {}}}
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"preset": "ppo"}, "needs a critic"),
+        ({"preset": "opd"}, "needs teachers"),
+        ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
+        ({"advantage": {"whiten": True}}, "std and whiten"),
+        ({"preset": "opd", "overlong": {}}, "overlong"),
+        (WEIGHT, "set old_logprobs to trainer"),
+        ({"correction": {"reject": [{"kind": "veto"}]}}, "set old_logprobs to trainer"),
+        ({"preset": "dis", "old_logprobs": "trainer"}, "set it to engine"),
+        ({"preset": "dis", **WEIGHT}, "count it twice"),
+        ({"loss": "reinforce"}, "mini_batches"),
+        ({"kl": {"place": "reward"}}, "coef is 0"),
+        ({"kl": {"coef": 0.1, "place": "reward", "unbiased": True}}, "kl.unbiased"),
+        ({"kl": {"coef": 0.1, "estimator": "k1"}}, "kl.estimator"),
+        ({"preset": "opd", "kl": {"coef": 0.1, "place": "reward"}}, "kl.place"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(
+    written: dict[str, object], said: str
+) -> None:
+    assert any(said in line for line in refused(**written)), refused(**written)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {},
+        {"advantage": {"std": False, "whiten": True}},
+        {**WEIGHT, "old_logprobs": "trainer"},
+        {"correction": {"reject": [{"kind": "opsm"}]}},
+        {"loss": "reinforce", "mini_batches": 1},
+        {"kl": {"coef": 0.1}},
+        {"kl": {"coef": 0.1, "estimator": "k1", "place": "reward"}},
+        {"kl": {"coef": 0.1, "estimator": "k1", "unbiased": True}},
+    ],
+)
+def test_what_goes_together_is_not_refused(written: dict[str, object]) -> None:
+    assert refused(**written) == []
+
+
+@pytest.mark.parametrize("preset", ["grpo", "rloo", "reinforce++-baseline"])
+def test_a_group_of_one_is_refused_where_a_group_is_compared(preset: str) -> None:
+    assert any("group of one" in line for line in refused(1, preset=preset))
+    assert refused(1, preset="reinforce++") == []
+
+
+def test_check_names_the_stage_and_every_reason() -> None:
+    recipe = load_recipe(
+        "cpu-smoke",
+        [
+            "experts.agent.rl.algorithm={preset: ppo}",
+            "unified.rl.algorithm={correction: {weight: {}}}",
+        ],
+    )
+    with pytest.raises(InputError) as caught:
+        check_recipe(recipe, plan_post_train(recipe))
+    said = str(caught.value)
+    assert "stage agent-rl: algorithm.advantage: gae (presets ppo, sao) needs a critic" in said
+    assert "stage unified-rl: algorithm.correction: weighs" in said
+
+
+def test_the_shipped_recipes_train_as_they_did() -> None:
+    for name in ("cpu-demo", "cpu-smoke"):
+        recipe = load_recipe(name)
+        for key, expert in recipe.experts.items():
+            wanted = Algorithm(mini_batches=2, advantage={"std": key != "agent"})
+            assert expert.rl.algorithm == wanted
+        assert recipe.unified.rl.algorithm == Algorithm(mini_batches=2)
+
+
+def test_a_wrong_field_of_a_part_is_named_as_it_was_written() -> None:
+    with pytest.raises(InputError) as caught:
+        load_recipe("cpu-demo", ["experts.agent.rl.algorithm.loss.cliphigh=1"])
+    wanted = "agent.rl.algorithm.loss.cliphigh: unknown field; did you mean `clip_high`?"
+    assert wanted in str(caught.value)

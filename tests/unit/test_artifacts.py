@@ -1,0 +1,212 @@
+"""Artifacts and checkpoints: whole or not there, one winner, damage noticed."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.errors import CorruptArtifact, FencedOut
+from infra.retention import Retention
+from infra.storage import Store
+
+pytestmark = pytest.mark.unit
+
+DIGEST = "ab" * 32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def artifacts(store: Store, tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(store, tmp_path / "cache")
+
+
+def folder(path: Path, text: str = "weights") -> Path:
+    (path / "sub").mkdir(parents=True)
+    (path / "model").write_text(text)
+    (path / "sub" / "config").write_text("{}")
+    return path
+
+
+def commit(
+    artifacts: ArtifactStore, source: Path, attempt: int = 1, digest: str = DIGEST
+) -> ArtifactRecord:
+    return artifacts.commit(
+        "sft", digest, attempt, source, identity={"steps": 3}, inputs={"model": "cd" * 32},
+        code={"hash": "ef"}, metrics={"loss": 0.5, "odd": math.nan}, seeds={"seed": 1},
+        mlflow_run_id="r1", seconds=2.5,
+    )  # fmt: skip
+
+
+def test_an_artifact_is_found_with_all_that_made_it(
+    artifacts: ArtifactStore, tmp_path: Path
+) -> None:
+    assert artifacts.find("sft", DIGEST) is None
+    made = commit(artifacts, folder(tmp_path / "out"))
+    found = artifacts.find("sft", DIGEST)
+    assert found is not None
+    assert (found.name, found.url, found.mlflow_run_id) == ("sft/abababababab", made.url, "r1")
+    assert found.metrics["loss"] == 0.5
+    assert math.isnan(found.metrics["odd"])
+    assert (artifacts.local(found) / "model").read_text() == "weights"
+    manifest = artifacts.manifest("sft", DIGEST)
+    assert manifest is not None
+    assert manifest.inputs == {"model": "cd" * 32}
+    assert [f.path for f in manifest.files] == ["model", "sub/config"]
+    assert {"python", "torch"} <= set(manifest.libraries)
+    assert [record.digest for record in artifacts.list()] == [DIGEST]
+
+
+def test_files_without_a_manifest_are_no_artifact(artifacts: ArtifactStore, store: Store) -> None:
+    store.write(f"artifacts/sft/{DIGEST[:12]}/a1/model", b"half")
+    assert artifacts.find("sft", DIGEST) is None
+    assert artifacts.list() == []
+
+
+def test_the_second_attempt_to_finish_is_fenced_out_and_leaves_nothing(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
+) -> None:
+    first = commit(artifacts, folder(tmp_path / "one"), attempt=2)
+    with pytest.raises(FencedOut):
+        commit(artifacts, folder(tmp_path / "two", "other"), attempt=1)
+    found = artifacts.find("sft", DIGEST)
+    assert found is not None
+    assert found.url == first.url
+    assert store.listdir(f"artifacts/sft/{DIGEST[:12]}") == ["a2", "manifest.json"]
+
+
+def test_an_attempt_that_loses_at_the_manifest_is_fenced_out(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(artifacts, folder(tmp_path / "one"), attempt=2)
+    monkeypatch.setattr(store, "exists", lambda path: False)  # both had looked before either wrote
+    with pytest.raises(FencedOut):
+        commit(artifacts, folder(tmp_path / "two", "other"), attempt=1)
+    assert store.listdir(f"artifacts/sft/{DIGEST[:12]}") == ["a2", "manifest.json"]
+
+
+def test_a_damaged_file_is_named_with_what_to_do(artifacts: ArtifactStore, tmp_path: Path) -> None:
+    record = commit(artifacts, folder(tmp_path / "out"))
+    file = artifacts.local(record) / "model"
+    file.write_text("w3ights")
+    with pytest.raises(CorruptArtifact, match=r"model has another checksum.*Delete the folder"):
+        artifacts.local(record)
+    file.unlink()
+    with pytest.raises(CorruptArtifact, match="model is missing"):
+        artifacts.local(record)
+
+
+def test_unchanged_files_are_hashed_once(
+    artifacts: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = commit(artifacts, folder(tmp_path / "out"))
+    place = artifacts.local(record)
+    hashed: list[Path] = []
+    monkeypatch.setattr("infra.storage.file_sha256", lambda path: hashed.append(path) or "")
+    assert artifacts.local(record) == place
+    assert hashed == []
+    os.utime(place / "model", (1, 1))
+    with pytest.raises(CorruptArtifact):
+        artifacts.local(record)
+    assert hashed == [place / "model"]
+
+
+def test_a_damaged_manifest_is_no_artifact(
+    artifacts: ArtifactStore, store: Store, tmp_path
+) -> None:
+    commit(artifacts, folder(tmp_path / "out"))
+    path = f"artifacts/sft/{DIGEST[:12]}/manifest.json"
+    whole = store.read(path)
+    store.write(path, whole[:-20])
+    with pytest.raises(CorruptArtifact, match=r"manifest\.json cannot be read"):
+        artifacts.find("sft", DIGEST)
+    assert artifacts.list() == []
+    store.write(path, whole.replace(DIGEST.encode(), DIGEST[:12].encode() + b"0" * 52))
+    with pytest.raises(CorruptArtifact, match="does not agree with its own checksum"):
+        artifacts.find("sft", DIGEST)
+    store.write(path, whole)
+    with pytest.raises(CorruptArtifact, match="not of"):  # another stage that begins alike
+        artifacts.find("sft", DIGEST[:12] + "0" * 52)
+
+
+def test_the_newest_two_checkpoints_are_kept_and_found_by_a_later_attempt(
+    store: Store, tmp_path: Path
+) -> None:
+    first = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch")
+    assert first.latest() is None
+    for step in (5, 10, 15):
+        first.save(step, folder(tmp_path / f"step{step}", str(step)))
+        assert not (tmp_path / f"step{step}").exists(), "it is moved"
+    names = store.listdir(f"checkpoints/rl/{DIGEST[:12]}")
+    assert names == ["step-00000010-a1", "step-00000015-a1"]
+    found = StageCheckpoints(store, "rl", DIGEST, 2, tmp_path / "scratch2").latest()
+    assert found is not None
+    assert (found[0], (found[1] / "model").read_text()) == (15, "15")
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ({"last": 1}, [6]),
+        ({"last": 3}, [4, 5, 6]),
+        ({"last": 1, "every": 2}, [2, 4, 6]),
+        ({"last": 1, "best": True}, [3, 6]),
+    ],
+)
+def test_a_policy_says_which_checkpoints_are_kept(
+    store: Store, tmp_path: Path, policy: dict[str, int], kept: list[int]
+) -> None:
+    retention = Retention.model_validate(policy)
+    checkpoints = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch", retention)
+    for step, score in enumerate((0.1, 0.5, 0.9, 0.2, 0.3, 0.4), 1):
+        checkpoints.save(step, folder(tmp_path / f"step{step}", str(step)), score)
+    names = [n for n in store.listdir(f"checkpoints/rl/{DIGEST[:12]}") if n != "notes"]
+    assert names == [f"step-{step:08d}-a1" for step in kept]
+
+
+def test_notes_of_a_step_stay_while_a_kept_checkpoint_may_need_them(
+    store: Store, tmp_path: Path
+) -> None:
+    first = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch")
+    for step in (1, 2, 3, 4):
+        first.note(step, b"a%d" % step)
+        first.note(step, b"b%d" % step)
+        if step % 2 == 0:
+            first.save(step, folder(tmp_path / f"step{step}", str(step)))
+    second = StageCheckpoints(store, "rl", DIGEST, 2, tmp_path / "scratch")
+    second.note(4, b"c4")
+    assert [second.notes(step) for step in (1, 2, 3)] == [[], [], [b"a3", b"b3"]]
+    assert second.notes(4) == [b"a4", b"b4", b"c4"]
+
+
+def test_a_half_written_or_damaged_checkpoint_is_passed_over(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch")
+    for step in (1, 2):
+        checkpoints.save(step, folder(tmp_path / f"step{step}", str(step)))
+    place = f"checkpoints/rl/{DIGEST[:12]}"
+    store.write(f"{place}/step-00000003-a1/model", b"half")
+    store.write(f"{place}/step-00000002-a1/model", b"x")
+    with caplog.at_level("WARNING"):
+        found = checkpoints.latest()
+    assert found is not None
+    assert found[0] == 1
+    assert "step-00000003-a1 of checkpoints/rl" in caplog.text
+    assert "step-00000002-a1/model has another checksum" in caplog.text
+
+
+def test_a_committed_stage_needs_no_checkpoints(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
+) -> None:
+    checkpoints = StageCheckpoints(store, "sft", DIGEST, 1, tmp_path / "scratch")
+    checkpoints.save(1, folder(tmp_path / "step"))
+    commit(artifacts, folder(tmp_path / "out"))
+    assert checkpoints.latest() is None

@@ -1,0 +1,108 @@
+"""Tool calls: well formed ones are read exactly, every fault has its reason."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.chat.calls import CallError, parse_calls
+from engines.types import Tool, ToolCall
+
+pytestmark = pytest.mark.unit
+
+TOOLS = (
+    Tool("search", "", {"q": "string", "n": "integer"}, ("q",)),
+    Tool(
+        "set",
+        "",
+        {"x": "number", "on": "boolean", "items": "array", "more": "object"},
+    ),
+)
+
+
+def glm(name: str, *pairs: tuple[str, str]) -> str:
+    inner = "".join(f"<arg_key>{k}</arg_key><arg_value>{v}</arg_value>" for k, v in pairs)
+    return f"<tool_call>{name}{inner}</tool_call>"
+
+
+def test_values_get_the_type_that_the_tool_declares():
+    text = glm("set", ("x", "1.5"), ("on", "true"), ("items", "[1, 2]"), ("more", '{"a": 1}'))
+    (call,) = parse_calls(text, TOOLS, "glm")
+    assert call.arguments == {"x": 1.5, "on": True, "items": [1, 2], "more": {"a": 1}}
+
+
+def test_a_string_is_taken_as_it_is():
+    (call,) = parse_calls(glm("search", ("q", ' "1" < 2\n')), TOOLS, "glm")
+    assert call == ToolCall("search", {"q": ' "1" < 2\n'})
+
+
+def test_line_feeds_between_tags_are_allowed_as_the_large_models_write_them():
+    text = (
+        "<tool_call>search\n<arg_key>q</arg_key>\n<arg_value>a</arg_value>\n</tool_call>\n"
+        "<tool_call>set</tool_call>"
+    )
+    assert [c.name for c in parse_calls(text, TOOLS, "glm")] == ["search", "set"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<tool_call>search", "is not closed"),
+        ("<tool_call>search<tool_call></tool_call>", "inside a tool call"),
+        (glm("search", ("q", "a")) + "and more", "text after a tool call"),
+        (glm("serch", ("q", "a")), "unknown tool 'serch'; known: search, set"),
+        (glm("", ("q", "a")), "unknown tool ''"),
+        (glm("search", ("q", "a"), ("q", "b")), "q of search is given twice"),
+        (glm("search", ("n", "3")), "search lacks the argument q"),
+        (glm("search", ("q", "a"), ("n", "three")), "n of search is not a JSON integer"),
+        (glm("search", ("q", "a"), ("n", "3.5")), "n of search is not a JSON integer"),
+        (glm("search", ("q", "a"), ("n", "true")), "n of search is not a JSON integer"),
+        (glm("set", ("x", "NaN")), "NaN is no JSON value"),
+        (glm("search", ("k", "a")), "search has no parameter 'k'"),
+        ("<tool_call>search<arg_key>q</arg_key></tool_call>", "do not balance"),
+        ("<tool_call>search<arg_value>q</arg_value></tool_call>", "do not balance"),
+        ("<tool_call>search<arg_key>q</arg_key><arg_value>a</tool_call>", "do not balance"),
+        (glm("search", ("q", "a<arg_key>b")), "do not balance"),
+        (glm("search", ("q", "a")).replace("</arg_value>", "</arg_value>x"), "do not balance"),
+    ],
+)
+def test_a_fault_is_named(text: str, reason: str):
+    with pytest.raises(CallError, match=reason):
+        parse_calls(text, TOOLS, "glm")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"name": "search", "arguments": {"q": "a"', "not JSON"),
+        ('{"arguments": {"q": "a"}}', "lacks its name"),
+        ('{"name": "search", "arguments": {"q": "a", "q": "b"}}', "given twice"),
+        ('{"name": "search", "arguments": {"q": 1}}', "q of search is not a JSON string"),
+        ('{"name": "search", "arguments": [1]}', "no JSON object"),
+        ('{"name": "search", "arguments": {"n": NaN}}', "no JSON value"),
+    ],
+)
+def test_a_fault_in_the_hermes_form_is_named(body: str, reason: str):
+    with pytest.raises(CallError, match=reason):
+        parse_calls(f"<tool_call>\n{body}\n</tool_call>", TOOLS, "hermes")
+
+
+@given(st.text().filter(lambda t: "<" not in t), st.integers())
+def test_what_is_written_is_read_in_both_forms(text: str, number: int):
+    call = ToolCall("search", {"q": text, "n": number})
+    written = glm("search", ("q", text), ("n", str(number)))
+    assert parse_calls(written, TOOLS, "glm") == [call]
+    body = json.dumps({"name": call.name, "arguments": call.arguments})
+    assert parse_calls(f"<tool_call>{body}</tool_call>", TOOLS, "hermes") == [call]
+
+
+@given(st.lists(st.sampled_from([*"aq3", "search", "<tool_call>", "</tool_call>", "<arg_key>",
+       "</arg_key>", "<arg_value>", "</arg_value>"]), max_size=12))  # fmt: skip
+def test_any_text_is_calls_or_one_error(parts: list[str]):
+    with suppress(CallError):
+        calls = parse_calls("<tool_call>" + "".join(parts), TOOLS, "glm")
+        assert {c.name for c in calls} <= {"search", "set"}

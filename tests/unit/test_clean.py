@@ -1,0 +1,168 @@
+"""`tributary doctor --clean` removes what nobody owns, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.cli import main
+from infra import traces as traces_module
+from infra.home import home, runtime_dir
+from infra.processes import ProcessRecord
+from infra.scratch import scratch_folder
+from infra.stack.clean import clean
+from infra.stack.record import load_record, new_stack, save_record
+from infra.traces import note_torch_memory, private_folder, trace_name
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home, and a folder in place of /dev/shm."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(traces_module, "SHARED_MEMORY", folder)
+    yield folder
+    clean()
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The pid of a process that was."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def _found() -> set[Path]:
+    return {leftover.path for leftover in clean(dry=True)}
+
+
+def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: int) -> None:
+    mine: list[Path] = []
+    for pid in (dead, os.getpid()):
+        folder = private_folder(pid)
+        folder.mkdir()
+        (folder / "socket").touch()
+        shared = memory / f"sglang_loads_{trace_name(pid)}_ab12cd34.shm"
+        torch = memory / f"torch_{pid}_77_0"
+        for file in (shared, torch):
+            file.touch()
+        note_torch_memory(f"/{torch.name}")
+        mine += [folder, shared, home() / "shared-memory" / torch.name, torch]
+    gone, kept = mine[:4], mine[4:]
+    assert _found() == set(gone[:3])
+    assert all(path.exists() for path in mine), "a dry look changes nothing"
+    clean()
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in kept)
+    traces_module.remove_traces(kept)
+
+
+def test_another_homes_things_stay(
+    memory: Path, dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TRIBUTARY_HOME", str(tmp_path / "other"))
+        folder = private_folder(dead)
+        shared = memory / f"sglang_loads_{trace_name(dead)}_ab12cd34.shm"
+        sockets = runtime_dir()
+    unknown = [memory / f"torch_{dead}_1_0", memory / "sglang_loads_0c11b3e2b20a_6f4b4f34.shm"]
+    for path in (folder, sockets):
+        path.mkdir()
+    for path in (shared, *unknown):
+        path.touch()
+    try:
+        assert not _found()
+        clean()
+        assert all(path.exists() for path in (folder, sockets, shared, *unknown))
+    finally:
+        folder.rmdir()
+        sockets.rmdir()
+
+
+def test_a_pid_that_only_begins_like_a_dead_ones_is_another(memory: Path) -> None:
+    """tributary-x-12 is no trace of tributary-x-123's owner."""
+    longer = memory / f"sglang_loads_{trace_name(os.getpid())}0_x.shm"
+    longer.touch()
+    assert longer not in traces_module.traces(os.getpid())
+
+
+def test_a_stack_that_died_with_its_machine_is_forgotten(memory: Path, dead: int) -> None:
+    record = ProcessRecord(pid=dead, created=1.0, log=memory / "log")
+    save_record(new_stack(None).model_copy(update={"services": {"ray": record}}))
+    (runtime_dir() / "ray").mkdir(parents=True)
+    draft = home() / f"stack.{dead}"
+    draft.touch()
+    assert _found() == {home() / "stack.json", runtime_dir(), draft}
+    clean()
+    stack = load_record()
+    assert stack is not None
+    assert not stack.services
+    assert not runtime_dir().exists()
+    assert not _found()
+
+
+def test_a_living_stack_keeps_its_record_and_its_sockets(memory: Path) -> None:
+    me = psutil.Process()
+    record = ProcessRecord(pid=me.pid, created=me.create_time(), log=memory / "log")
+    save_record(new_stack(None).model_copy(update={"services": {"ray": record}}))
+    runtime_dir().mkdir()
+    assert not _found()
+    clean()
+    assert runtime_dir().exists()
+    runtime_dir().rmdir()
+
+
+def test_sockets_that_a_process_names_stay_though_no_record_does(memory: Path) -> None:
+    runtime_dir().mkdir()
+    command = [sys.executable, "-c", "input()", f"--temp-dir={runtime_dir()}/ray"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        assert not _found()
+    finally:
+        process.communicate()
+    assert _found() == {runtime_dir()}
+
+
+def test_old_drafts_go_and_new_ones_stay(memory: Path) -> None:
+    place = home() / "store" / "runs"
+    place.mkdir(parents=True)
+    old, new, other = (place / n for n in (".a.json.0123456789ab", ".b.json.0123456789ab", ".keep"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    assert _found() == {old}
+
+
+def test_a_sandbox_that_is_used_stays_and_one_left_by_a_crash_goes(memory: Path) -> None:
+    code = "import os, infra.scratch as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with scratch_folder() as mine:
+        (left,) = _found()
+        assert "sandbox" in left.name
+        clean()
+        assert not left.exists()
+        assert Path(mine).exists()
+
+
+def test_the_command_says_what_it_removed(
+    memory: Path, dead: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = memory / f"sglang_loads_{trace_name(dead)}_ab12cd34.shm"
+    left.touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--clean"])
+    said = capsys.readouterr().out.replace("\n", "")
+    assert left.name in said
+    assert ended.value.code in (0, 1)
+    assert not left.exists()

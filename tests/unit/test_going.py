@@ -1,0 +1,130 @@
+"""A run that is going on is followed, never started a second time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from flows.cli_run import continue_run
+from flows.going import is_going, working_on
+from flows.load import load_recipe
+from flows.runs import RunRecord, RunState, new_run
+from infra.errors import InputError, StageFailed
+from infra.processes import ProcessRecord
+from infra.stack.record import new_stack, save_record
+
+pytestmark = pytest.mark.unit
+
+
+class Api(ThreadingHTTPServer):
+    """Answers what the command asks of Prefect, and remembers what was posted."""
+
+    flow_state = "COMPLETED"
+    posted: list[str]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def do_GET(self) -> None:
+        state = {"type": self.server.flow_state, "timestamp": "2026-01-01T00:00:00Z"}
+        self._reply({"id": "deployment", "state": state})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.posted.append(self.path)
+        self._reply({"id": "started"})
+
+    def _reply(self, body: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """A stack of which only Prefect's API is asked."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    stack = new_stack(None)
+    alive = ProcessRecord(pid=os.getpid(), created=psutil.Process().create_time(), log=tmp_path)
+    save_record(stack.model_copy(update={"services": {"prefect-server": alive}}))
+    server = Api(("127.0.0.1", stack.ports["prefect"]), _Handler)
+    server.posted = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def record(api: Api) -> RunRecord:
+    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=False)
+    record.put_state(RunState(state="running", flow_run="before"))
+    return record
+
+
+def test_a_run_belongs_to_one_process_until_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    code = (
+        "import time\nfrom flows.going import working_on\n"
+        "with working_on('one'):\n    print('working', flush=True)\n    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"working\n"
+        assert is_going("one")
+        assert not is_going("two")
+        with pytest.raises(InputError, match="going on already"), working_on("one"):
+            pass
+        child.kill()
+    assert not is_going("one")
+    with working_on("one"):
+        assert is_going("one")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_resume_follows_a_run_that_is_going_on(api: Api, record: RunRecord, held: bool) -> None:
+    with ExitStack() as stack:
+        if held:
+            stack.enter_context(working_on(record.run))
+        continue_run(record.run, Console(quiet=True))
+    assert bool(api.posted) is not held
+    assert record.state().flow_run == ("before" if held else "started")
+
+
+@pytest.mark.parametrize(("waits", "starts"), [("SCHEDULED", False), ("PENDING", True)])
+def test_a_flow_that_is_about_to_start_is_followed(
+    api: Api, record: RunRecord, waits: str, starts: bool
+) -> None:
+    """One that has been pending for ages lost its worker."""
+    from flows.prefect_api import PrefectApi
+
+    api.flow_state = waits
+    port = api.server_address[1]
+    assert PrefectApi(f"http://127.0.0.1:{port}/api").is_waiting("before") is not starts
+
+
+def test_a_flow_that_was_lost_leaves_a_failed_run(api: Api, record: RunRecord) -> None:
+    api.flow_state = "CRASHED"
+    with pytest.raises(StageFailed, match="tributary resume"):
+        continue_run(record.run, Console(quiet=True))
+    assert record.state().state == "failed"

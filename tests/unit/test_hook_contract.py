@@ -1,0 +1,357 @@
+"""The contract of custom advantages and losses: kept by ours, and broken ones are caught."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.algorithms import choices
+from engines.algorithms.build import advantages, policy_loss
+from engines.algorithms.contract import (
+    Fault,
+    advantage_faults,
+    example_micro_batch,
+    example_step,
+    loss_faults,
+)
+from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+from flows import cli
+from flows.check import check_recipe
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_algorithm"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        choices.GroupAdvantage(kind="group"),
+        choices.GroupAdvantage(kind="group", std=False, whiten=True),
+        choices.RlooAdvantage(kind="rloo"),
+        choices.ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9),
+        choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline"),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_our_advantages_keep_it(spec: choices.Advantage) -> None:
+    assert advantage_faults(lambda tokens: advantages(spec, tokens)) == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        choices.ClipLoss(kind="clip", dual_clip=2.0),
+        choices.GspoLoss(kind="gspo"),
+        choices.CispoLoss(kind="cispo"),
+        choices.DisLoss(kind="dis"),
+        choices.ReinforceLoss(kind="reinforce"),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_our_losses_keep_it(spec: choices.Loss) -> None:
+    assert loss_faults(policy_loss(spec)) == []
+
+
+def by_position(tokens: StepTokens) -> torch.Tensor:
+    """Groups of three in a row, whatever their numbers."""
+    means = tokens.rewards_N.view(2, 3).mean(1).repeat_interleave(3)
+    return (tokens.rewards_N - means)[tokens.sequence_R]
+
+
+def of_names(tokens: StepTokens) -> torch.Tensor:
+    return (tokens.rewards_N * tokens.group_N)[tokens.sequence_R]
+
+
+def changes_inputs(tokens: StepTokens) -> torch.Tensor:
+    tokens.rewards_N.sub_(1)
+    return tokens.rewards_N[tokens.sequence_R]
+
+
+def divides_by_spread(tokens: StepTokens) -> torch.Tensor:
+    centred = tokens.rewards_N - tokens.rewards_N.mean()
+    return (centred / centred.std())[tokens.sequence_R]
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (by_position, "follows its samples"),
+        (of_names, "knows groups by number only"),
+        (changes_inputs, "leaves its inputs alone"),
+        (divides_by_spread, "is finite where all rewards are equal"),
+        (lambda tokens: tokens.rewards_N, "gives one number a trained token"),
+        (lambda tokens: tokens.logprobs_R.requires_grad_(), "carries no gradient"),
+        (lambda tokens: torch.randn(len(tokens.sequence_R)), "gives the same for the same"),
+        (lambda tokens: tokens.logprobs_R / 0, "is finite"),
+        (lambda tokens: tokens.nothing, "runs without raising"),
+    ],
+)
+def test_a_broken_advantage_is_caught(broken, check: str) -> None:
+    assert check in [fault.check for fault in advantage_faults(broken)]
+
+
+def plain(tokens: LossInputs) -> torch.Tensor:
+    return -tokens.advantages_R * tokens.logprobs_R
+
+
+def no_clip(tokens: LossInputs) -> torch.Tensor:
+    return torch.zeros_like(tokens.advantages_R, dtype=torch.bool)
+
+
+def pushes_all(tokens: LossInputs) -> PolicyLoss:
+    return PolicyLoss(plain(tokens) - tokens.logprobs_R, no_clip(tokens))
+
+
+def of_the_micro_batch(tokens: LossInputs) -> PolicyLoss:
+    return PolicyLoss(plain(tokens) / tokens.logprobs_R.sum(), no_clip(tokens))
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (lambda t: PolicyLoss(-plain(t), no_clip(t)), "raises what has a positive advantage"),
+        (of_the_micro_batch, "does not depend on packing"),
+        (lambda t: PolicyLoss(plain(t).detach(), no_clip(t)), "carries a gradient to logprobs_R"),
+        (lambda t: PolicyLoss(plain(t).sum(), no_clip(t)), "gives one loss_R a token"),
+        (pushes_all, "leaves tokens of advantage 0 alone"),
+        (lambda t: PolicyLoss(plain(t) / 0, no_clip(t)), "is finite"),
+        (plain, "gives a PolicyLoss"),
+    ],
+)
+def test_a_broken_loss_is_caught(broken, check: str) -> None:
+    assert check in [fault.check for fault in loss_faults(broken)]
+
+
+def test_sequence_statistics_do_not_depend_on_packing() -> None:
+    def of_sequence(tokens: LossInputs) -> PolicyLoss:
+        mean = tokens.sequence_mean(tokens.log_ratio_R)
+        return PolicyLoss(-tokens.advantages_R * mean.exp(), no_clip(tokens))
+
+    assert loss_faults(of_sequence) == []
+
+
+# What is tried, and what is said
+
+
+def test_the_step_that_advantages_are_tried_on() -> None:
+    step = example_step()
+    assert step.rewards_N.tolist() == [1, 0, 0.5, 1, -1, 2]
+    # Groups of 2 and 3, and a lone one; 1 to 4 tokens each.
+    assert step.group_N.tolist() == [0, 1, 0, 1, 1, 2]
+    assert step.rollout_N.tolist() == [0, 1, 2, 3, 4, 5]
+    assert step.sequence_R.tolist() == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 4, 5, 5]
+    assert step.logprobs_R.tolist() == pytest.approx([-0.1 - 2.9 * i / 12 for i in range(13)])
+    assert step.token_rewards_R.tolist() == [0] * 13
+    floats = (step.rewards_N, step.logprobs_R, step.token_rewards_R)
+    assert {values.dtype for values in floats} == {torch.float64}
+
+
+def test_the_micro_batch_that_losses_are_tried_on() -> None:
+    tokens = example_micro_batch()
+    ratios = [0.05, -0.1, 0.9, -0.9, 0.02, 2]
+    assert tokens.log_ratio_R.tolist() == pytest.approx(ratios)
+    assert tokens.old_logprobs_R.tolist() == [-0.5, -1, -2, -0.1, -3, -0.7]
+    assert tokens.advantages_R.tolist() == [1, -0.5, -0.5, -0.5, 2, 2]
+    assert tokens.segment_R.tolist() == [0, 1, 1, 1, 2, 2]
+    assert tokens.num_trained_B.tolist() == [1, 3, 2]
+    assert tokens.logprobs_R.requires_grad
+    floats = (tokens.logprobs_R, tokens.old_logprobs_R, tokens.advantages_R)
+    assert {values.dtype for values in floats} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (by_position, Fault("follows its samples", "another order of the samples changes it")),
+        (of_names, Fault("knows groups by number only", "other numbers for the groups change it")),
+        (changes_inputs, Fault("leaves its inputs alone", "an input changed")),
+        (
+            lambda tokens: tokens.rewards_N,
+            Fault("gives one number a trained token", "torch.Size([6]) for 13"),
+        ),
+        (lambda _: 3, Fault("gives one number a trained token", "int for 13")),
+        (
+            lambda tokens: tokens.logprobs_R.requires_grad_(),
+            Fault("carries no gradient", "a tensor that requires one: detach it"),
+        ),
+        (
+            lambda tokens: torch.randn(len(tokens.sequence_R)),
+            Fault("gives the same for the same", "two calls differ"),
+        ),
+    ],
+)
+def test_what_an_advantage_is_told(broken, fault: Fault) -> None:
+    assert fault in advantage_faults(broken)
+
+
+def test_one_broken_promise_is_one_fault() -> None:
+    assert [f.check for f in advantage_faults(of_names)] == ["knows groups by number only"]
+    assert [f.check for f in advantage_faults(lambda tokens: tokens.rewards_N)] == [
+        "gives one number a trained token"
+    ]
+    by_size = [
+        f.check for f in loss_faults(lambda t: PolicyLoss(plain(t) / len(t.segment_R), no_clip(t)))
+    ]
+    assert by_size == ["does not depend on packing"]
+    assert [f.check for f in loss_faults(pushes_all)] == ["leaves tokens of advantage 0 alone"]
+
+
+@pytest.mark.parametrize("name", ["rewards_N", "rollout_N", "logprobs_R", "token_rewards_R"])
+def test_an_advantage_of_any_input_follows_its_samples(name: str) -> None:
+    """Each input moves with its sample when the order changes."""
+
+    def advantage(tokens: StepTokens) -> torch.Tensor:
+        values = getattr(tokens, name).double()
+        by_sample = values if len(values) == len(tokens.rewards_N) else None
+        if by_sample is None:
+            return values.detach().clone()
+        return by_sample[tokens.sequence_R]
+
+    assert advantage_faults(advantage) == []
+
+
+def test_a_small_difference_between_calls_is_found() -> None:
+    calls = iter(range(99))
+
+    def drifts(tokens: StepTokens) -> torch.Tensor:
+        return tokens.rewards_N[tokens.sequence_R] + 1e-3 * next(calls)
+
+    assert "gives the same for the same" in [f.check for f in advantage_faults(drifts)]
+
+
+@pytest.mark.parametrize("name", ["old_logprobs_R", "advantages_R", "segment_R"])
+def test_a_loss_of_any_input_may_be_packed(name: str) -> None:
+    """Each input moves with its token when the micro-batch is cut."""
+
+    def loss(tokens: LossInputs) -> PolicyLoss:
+        lengths = tokens.num_trained_B[tokens.segment_R]
+        weight = getattr(tokens, name).double().abs() if name != "segment_R" else lengths
+        return PolicyLoss(plain(tokens) * (1 + weight), no_clip(tokens))
+
+    assert loss_faults(loss) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (
+            lambda t: PolicyLoss(-plain(t), no_clip(t)),
+            Fault("raises what has a positive advantage", "at ratio 1 its gradient does not"),
+        ),
+        (
+            of_the_micro_batch,
+            Fault("does not depend on packing", "two micro-batches differ from one"),
+        ),
+        (
+            lambda t: PolicyLoss(plain(t).detach(), no_clip(t)),
+            Fault("carries a gradient to logprobs_R", "none"),
+        ),
+        (
+            lambda t: PolicyLoss(plain(t).sum(), no_clip(t)),
+            Fault("gives one loss_R a token", "()"),
+        ),
+        (
+            lambda t: PolicyLoss(plain(t), no_clip(t)[:2]),
+            Fault("gives one is_clipped_R a token", "(2,)"),
+        ),
+        (plain, Fault("gives a PolicyLoss", "Tensor")),
+        (
+            lambda t: PolicyLoss(plain(t) * t.logprobs_R.exp().sub(1e9).sqrt(), no_clip(t)),
+            Fault("is finite", "[nan, nan, nan, nan, nan, nan]"),
+        ),
+        (
+            lambda t: PolicyLoss(plain(t) + (t.logprobs_R - t.logprobs_R).sqrt(), no_clip(t)),
+            Fault("has a finite gradient", "[nan, nan, nan, nan, nan, nan]"),
+        ),
+    ],
+)
+def test_what_a_loss_is_told(broken, fault: Fault) -> None:
+    assert fault in loss_faults(broken)
+
+
+# By path
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "code", "said"),
+    [
+        ("best_of_group:advantage", "", 0, "keeps the contract of a custom advantage"),
+        ("soft_clip:loss", '{"width": 0.5}', 0, "keeps the contract of a custom loss"),
+    ],
+)
+def test_the_example_hooks_keep_it(path, options, code, said, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(cli.console, "_width", 200)
+    assert cli.check_hook(path, options=options) == code
+    assert said in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_hook_that_breaks_it_exits_1(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    file = tmp_path / "my_wrong_loss.py"
+    file.write_text(
+        "from engines.algorithms.inputs import LossInputs, PolicyLoss\n"
+        "def loss(tokens: LossInputs) -> PolicyLoss:\n"
+        "    return PolicyLoss(tokens.logprobs_R, tokens.logprobs_R > 0)\n"
+    )
+    assert cli.check_hook(f"{file}:loss") == 1
+    assert "raises what has a positive advantage" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nothing", "not of the form"),
+        ("os:getcwd", "does not say what it is"),
+        ("no_such_module_here:loss", "no module"),
+    ],
+)
+def test_a_hook_that_cannot_be_found_is_bad_input(path: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        cli.check_hook(path)
+
+
+def test_check_tries_the_custom_parts_of_a_recipe(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    hook = EXAMPLES / "soft_clip.py"
+
+    def recipe_with(path: str):
+        loss = f"{{kind: custom, path: '{path}'}}"
+        return load_recipe(
+            "cpu-smoke", [f"hooks=[{hook}]", f"experts.agent.rl.algorithm.loss={loss}"]
+        )
+
+    recipe = recipe_with("soft_clip:loss")
+    check_recipe(recipe, plan_post_train(recipe))
+    recipe = recipe_with("soft_clip:lost")
+    with pytest.raises(InputError, match=r"agent-rl: algorithm.loss: .*did you mean|Did you mean"):
+        check_recipe(recipe, plan_post_train(recipe))
+
+
+def test_the_functions_can_be_used_without_any_engine() -> None:
+    code = (
+        "import pkgutil, sys, importlib, engines.algorithms as a\n"
+        "for m in pkgutil.iter_modules(a.__path__):\n"
+        "    importlib.import_module('engines.algorithms.' + m.name)\n"
+        "print([m for m in ('megatron', 'ray', 'sglang', 'transformers') if m in sys.modules])\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_example_recipe_is_accepted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    recipe = load_recipe(str(EXAMPLES / "recipe.yaml"))
+    check_recipe(recipe, plan_post_train(recipe))

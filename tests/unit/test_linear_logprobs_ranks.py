@@ -1,0 +1,83 @@
+"""Logprobs from hidden states with the vocabulary shared by 1, 2 and 4 gloo processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.algorithms import linear_logprobs as module
+from engines.algorithms.linear_logprobs import linear_logprobs
+
+pytestmark = pytest.mark.unit
+
+ROWS, HIDDEN, VOCAB, WORLD = 9, 6, 24, 4
+SIZES = (1, 2, 4)
+COLUMNS = (5, VOCAB)
+TEMPERATURE = 0.8
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    hidden = torch.randn(ROWS, HIDDEN, generator=draw)
+    weight = 1.5 * torch.randn(VOCAB, HIDDEN, generator=draw)
+    labels = torch.randint(0, VOCAB, (ROWS,), generator=draw)
+    return hidden, weight, labels, torch.randn(2, ROWS, generator=draw)
+
+
+def share(rank: int, rendezvous: str) -> dict[tuple[int, int], list[np.ndarray]]:
+    """What this rank gets by number of ranks and columns of a tile: logprobs, entropies, gradients
+    of hidden and of its part of the weight."""
+    torch.set_num_threads(1)
+    module.MIN_COLUMNS, module.KEPT_BYTES = 1, 500
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
+    results: dict[tuple[int, int], list[np.ndarray]] = {}
+    hidden, whole, labels, upstream = inputs()
+    for size in SIZES:
+        group = dist.new_group(list(range(size)))
+        for columns in COLUMNS if rank < size else ():
+            module.TILE_BYTES["cpu"] = 4 * ROWS * columns
+            part = whole.chunk(size)[rank]
+            leaves = [t.clone().requires_grad_() for t in (hidden, part)]
+            found = linear_logprobs(*leaves, labels, temperature=TEMPERATURE, group=group)
+            grads = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
+            results[size, columns] = [t.detach().numpy() for t in (*found, *grads)]
+    dist.barrier()
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[tuple[int, int], list[np.ndarray]]]:
+    # Forked from a process that has imported torch: four imports would take most of the time.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
+    with ProcessPoolExecutor(WORLD, context) as pool:
+        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=120))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.proof("logprobs and entropy", "ranks")
+def test_ranks_that_share_the_vocabulary_agree_with_float64(
+    size: int, columns: int, ranks: list[dict[tuple[int, int], list[np.ndarray]]]
+) -> None:
+    hidden, weight, labels, upstream = inputs()
+    leaves = [t.double().requires_grad_() for t in (hidden, weight)]
+    distribution = (leaves[0] @ leaves[1].t() / TEMPERATURE).log_softmax(-1)
+    logprobs = distribution.gather(1, labels[:, None])[:, 0]
+    scores = torch.stack([logprobs, -(distribution.exp() * distribution).sum(-1)])
+    by_hidden, by_weight = torch.autograd.grad((scores * upstream).sum(), leaves)
+    for rank in range(size):
+        wanted = (*scores.detach(), by_hidden, by_weight.chunk(size)[rank])
+        for mine, theirs in zip(ranks[rank][size, columns], wanted, strict=True):
+            assert np.abs(mine - theirs.numpy()).max() < 1e-5

@@ -1,0 +1,85 @@
+"""The recipe as stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.catalog import FLOWS, plan_of
+from flows.load import load_recipe
+from flows.plan import PlannedStage, plan_post_train
+from infra.errors import InputError
+from tasks.evaluate import EvaluateSpec
+from tasks.sft import SftSpec
+
+pytestmark = pytest.mark.unit
+
+ARGUMENTS = {
+    "post-train": {},
+    "expert": {"name": "agent"},
+    "distill-rounds": {"expert": "agent", "rounds": 2},
+    "evaluate": {"models": {"one": "/models/one", "two": "/models/two"}},
+}
+
+
+def _plan(flow: str = "post-train") -> dict[str, PlannedStage]:
+    stages = plan_of(flow, load_recipe("cpu-demo"), ARGUMENTS[flow])
+    return {stage.name: stage for stage in stages}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_each_stage_stands_after_its_inputs(flow: str) -> None:
+    seen: set[str] = set()
+    for stage in _plan(flow).values():
+        assert set(stage.inputs.values()) <= seen
+        seen.add(stage.name)
+
+
+def test_the_recipe_is_expert_then_unified() -> None:
+    assert list(_plan()) == [
+        "base", "reasoning-sft", "reasoning-rl", "agent-sft", "agent-rl", "general-sft",
+        "general-rl", "distill", "unified-sft", "unified-rl", "evaluate",
+    ]  # fmt: skip
+
+
+def test_the_unified_model_starts_from_the_base_on_distilled_data() -> None:
+    stage = _plan()["unified-sft"]
+    assert stage.inputs == {"model": "base", "data": "distill"}
+    assert isinstance(stage.spec, SftSpec)
+    assert stage.spec.domain is None
+
+
+def test_models_are_scored_under_the_names_of_the_report() -> None:
+    stage = _plan()["evaluate"]
+    assert set(stage.inputs) == {
+        "base", "reasoning-sft", "reasoning", "agent-sft", "agent", "general-sft", "general",
+        "unified-sft", "unified",
+    }  # fmt: skip
+    assert stage.inputs["agent"] == "agent-rl"
+    assert isinstance(stage.spec, EvaluateSpec)
+    assert stage.spec.nothink == ["unified"]
+    assert stage.spec.home["agent"] == ["agent"]
+    assert stage.spec.home["base"] == ["reasoning", "agent", "general"]
+
+
+def test_rounds_distill_from_the_last_expert_into_a_fresh_start_from_the_base() -> None:
+    plan = _plan("distill-rounds")
+    assert plan["agent-distill-r2"].inputs == {"agent": "agent-rl-r1"}
+    assert plan["agent-sft-r2"].inputs == {"model": "base", "data": "agent-distill-r2"}
+    assert plan["evaluate"].inputs["agent"] == "agent-rl-r2"
+
+
+def test_resources_are_found_by_stage_name() -> None:
+    plan = _plan()
+    assert plan["unified-sft"].resources.trainer.dp == 2
+    assert plan["agent-sft"].resources.trainer.dp == 1
+
+
+def test_resources_do_not_enter_a_spec() -> None:
+    changed = load_recipe("cpu-demo", ["resources.stages.unified-sft.trainer.dp=4"])
+    before = plan_post_train(load_recipe("cpu-demo"))
+    assert [s.spec for s in plan_post_train(changed)] == [s.spec for s in before]
+
+
+def test_an_unknown_expert_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean `agent`"):
+        plan_of("expert", load_recipe("cpu-demo"), {"name": "agnet"})

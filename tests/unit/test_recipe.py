@@ -1,0 +1,129 @@
+"""Reading recipes: what is accepted, and how what is wrong is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_recipe_loads_under_its_file_name(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
+def test_the_demo_has_three_experts_named_by_their_keys() -> None:
+    recipe = load_recipe("cpu-demo")
+    assert [d.name for d in recipe.domains] == ["reasoning", "agent", "general"]
+    assert recipe.experts["agent"].rl.algorithm.advantage.std is False
+
+
+def test_scientific_notation_is_a_number() -> None:
+    assert parse_yaml("lr: 2e-4") == {"lr": 2e-4}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "experts.agent.rl.stepz=5",
+            "experts.agent.rl.stepz: unknown field; did you mean `steps`?",
+        ),
+        ("seeed=1", "seeed: unknown field; did you mean `seed`?"),
+        ("experts.agent.domain.rewards.0.wait=1", "rewards.0.wait: unknown field"),
+        ("seed=abc", "seed: input should be a valid integer"),
+        ("experts.agent.sft.steps=0", "experts.agent.sft.steps: input should be greater than 0"),
+        ("experts={}", "at least one expert"),
+        ("base.folder=/x", "base: say exactly one of"),
+        ("unified=null", "unified: input should be"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_path(change: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_recipe("cpu-demo", [change])
+    assert said in str(caught.value)
+
+
+def test_two_experts_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = (SHIPPED / "cpu-smoke.yaml").read_text()
+    path = tmp_path / "twice.yaml"
+    path.write_text(text.replace("  general:\n", "  agent:\n"))
+    with pytest.raises(InputError, match="`agent` is written twice"):
+        load_recipe(str(path))
+
+
+def test_an_unknown_recipe_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean `cpu-demo`"):
+        load_recipe("cpu-dmeo")
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(InputError, match="mapping"):
+        load_recipe(str(path))
+
+
+def test_changes_reach_lists_and_new_parents() -> None:
+    data = {"a": [{"b": 1}]}
+    set_field(data, "a.0.b=2")
+    set_field(data, "c.d=[1, 2]")
+    assert data == {"a": [{"b": 2}], "c": {"d": [1, 2]}}
+
+
+@pytest.mark.parametrize("change", ["a", "=1", "a.7.b=1", "a.0.b.c=1"])
+def test_a_change_that_leads_nowhere_is_refused(change: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        set_field({"a": [{"b": 1}]}, change)
+
+
+def test_hooks_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text((SHIPPED / "cpu-smoke.yaml").read_text() + "\nhooks: [part.py]\n")
+    assert load_recipe(str(path)).hooks == [str(tmp_path / "part.py")]
+
+
+def test_loading_recipes_imports_no_engine() -> None:
+    code = (
+        "import sys\nfrom flows.load import load_recipe\nfrom flows.plan import plan_post_train\n"
+        f"[plan_post_train(load_recipe(n)) for n in {NAMES!r}]\n"
+        "heavy = {'torch', 'ray', 'sglang', 'megatron', 'prefect', 'mlflow', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("models/mine", "{recipe}/models/mine"),
+        ("~/mine", "{home}/mine"),
+        ("/models/mine", "/models/mine"),
+        ("s3://bucket/mine", "s3://bucket/mine"),
+        ("$MODELS/mine", "$MODELS/mine"),
+    ],
+)
+def test_a_base_folder_is_relative_to_the_recipe(
+    written: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    path = tmp_path / "mine.yaml"
+    path.write_text((SHIPPED / "cpu-smoke.yaml").read_text())
+    recipe = load_recipe(str(path), ["base.random=null", f"base.folder={written}"])
+    assert recipe.base.folder == meant.format(recipe=tmp_path, home=tmp_path / "me")
+
+
+def test_a_change_leaves_alone_what_shares_its_anchor() -> None:
+    recipe = load_recipe("cpu-smoke", ["experts.reasoning.rl.steps=8"])
+    assert recipe.experts["reasoning"].rl.steps == 8
+    assert recipe.experts["general"].rl.steps == recipe.unified.rl.steps == 2

@@ -1,0 +1,145 @@
+"""A run's record, its report in the shape that programs read, and its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from flows.report import Report, build_report, notes, score_table
+from flows.report_page import markdown, render, write_page
+from flows.runs import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
+from infra.artifacts import ArtifactStore
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+SCORES = {
+    "base": {"reasoning": 0.0, "agent": 0.0, "general": 0.0},
+    "reasoning-sft": {"reasoning": 0.6, "agent": 0.0, "general": 0.0},
+    "reasoning": {"reasoning": 0.8, "agent": 0.0, "general": 0.1},
+    "unified-sft": {"reasoning": 0.7, "agent": 0.6, "general": 0.5},
+    "unified": {"reasoning": 0.8, "agent": 0.9, "general": 0.7},
+    "agent-sft": {"reasoning": 0.0, "agent": 0.5, "general": 0.0},
+    "agent": {"reasoning": 0.0, "agent": 0.9, "general": 0.0},
+}
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    """A run whose evaluation is in the store."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "scores.json").write_text(json.dumps({"scores": SCORES, "greedy": {"base": {}}}))
+    artifacts = ArtifactStore(record.store, tmp_path / "cache")
+    digest = "e" * 64
+    made = artifacts.commit(
+        "evaluate", digest, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=3.0,
+    )  # fmt: skip
+    record.put_stage(
+        StageRecord(name="base", kind="base", state="cached", digest="b" * 64, cached=True)
+    )
+    record.put_stage(
+        StageRecord(name="evaluate", kind="evaluate", state="completed", digest=digest,
+                    artifact=made.url, seconds=3.2, started=10.0)
+    )  # fmt: skip
+    record.put_state(RunState(state="completed", started=1.0, seconds=12.5))
+    return record
+
+
+def _report(record: RunRecord) -> Report:
+    return build_report(record, [s.name for s in plan_post_train(record.recipe())])
+
+
+def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
+    shown = _report(record).model_dump()
+    assert set(shown) == {"run", "state", "seconds", "stages", "scores", "greedy"}
+    assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
+    assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
+    assert shown["stages"][0]["cached"] is True
+    assert (shown["state"], shown["seconds"], shown["scores"]) == ("completed", 12.5, SCORES)
+
+
+def test_a_run_is_found_by_id_name_recipe_or_as_the_latest(record: RunRecord) -> None:
+    named = new_run(load_recipe("cpu-smoke"), "post-train", {}, name="tuesday", in_process=True)
+    assert find_run(record.run).run == record.run
+    assert find_run("tuesday").run == named.run
+    assert find_run("cpu-smoke").run == named.run
+    assert find_run().run == named.run
+
+
+def test_a_run_that_does_not_exist_is_refused_with_those_that_do(record: RunRecord) -> None:
+    with pytest.raises(InputError, match=f"no run.*`nothing`.*{record.run}"):
+        find_run("nothing")
+
+
+def test_the_recipe_comes_back_from_the_record_unchanged(record: RunRecord) -> None:
+    assert record.recipe() == load_recipe("cpu-smoke")
+
+
+def test_the_mean_stands_last_in_the_table(record: RunRecord) -> None:
+    header, rows = score_table(SCORES)
+    assert header == ["model", "reasoning", "agent", "general", "mean"]
+    assert rows[4] == ["unified", "0.800", "0.900", "0.700", "0.800"]
+
+
+def test_the_notes_say_that_the_gap_to_experts_is_large_by_construction(record: RunRecord) -> None:
+    said = " ".join(notes(_report(record), record.recipe()))
+    assert "+50.0 points from the best expert's" in said  # 0.8 less the means 0.3 of both experts
+    assert "a large gap between them and the unified model is by construction" in said
+    assert "RL moved agent from 0.50 to 0.90 in its own domain (+40.0 points)." in said
+
+
+def test_a_run_without_scores_says_so(record: RunRecord) -> None:
+    empty = _report(record).model_copy(update={"scores": {}})
+    assert "no scores yet" in notes(empty, record.recipe())[0]
+
+
+def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:
+    recipe = load_recipe("cpu-smoke", ["experts.agent.domain.curriculum.options.noise=0"])
+    assert "an error: reasoning 30%, general 30%." in " ".join(notes(_report(record), recipe))
+    assert not any("demonstrator" in n for n in notes(_report(record), load_recipe("cluster")))
+
+
+def test_artifacts_are_looked_for_where_the_latest_run_keeps_them(
+    record: RunRecord, tmp_path: Path
+) -> None:
+    assert store_to_show().root == record.store.root
+    elsewhere = [f"storage.root={tmp_path / 'elsewhere'}"]
+    new_run(load_recipe("cpu-smoke", elsewhere), "post-train", {}, in_process=True)
+    assert store_to_show().root == f"file://{tmp_path / 'elsewhere'}"
+    assert store_to_show(str(tmp_path)).root == f"file://{tmp_path}"
+
+
+def test_the_page_is_self_contained_and_escapes_what_it_shows(record: RunRecord) -> None:
+    page = render(_report(record), record.stages(), {"<b>": "http://x/?a=1&b=2"}, ["<b>"])
+    assert "<b>" not in page
+    assert "http://x/?a=1&amp;b=2" in page
+    assert "src=" not in page
+    assert "0.800" in page
+    assert write_page(record, _report(record)).is_file()
+
+
+def test_the_markdown_holds_scores_and_stages(record: RunRecord) -> None:
+    text = markdown(_report(record), ["a note"])
+    assert "| unified | 0.800 | 0.900 | 0.700 | 0.800 |" in text
+    assert "| evaluate | evaluate | eeeeeeeeeeee | 3.2 s |" in text
+
+
+def test_a_run_that_goes_on_is_reported_with_the_time_so_far(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.report.time.time", lambda: 105.0)
+    record.put_state(RunState(state="running", started=100.0, seconds=60.0))
+    record.put_stage(
+        StageRecord(name="agent-rl", kind="rl", state="running", started=102.0, seconds=1.0)
+    )
+    report = _report(record)
+    assert report.seconds == 65.0
+    assert {s.name: s.seconds for s in report.stages}["agent-rl"] == 4.0

@@ -1,0 +1,227 @@
+"""From samples to what each token is worth: who counts, who trains, which denominators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engines.algorithms.sample_rules import counts, trains
+from engines.algorithms.spec import Algorithm
+from engines.megatron.parallel import Layout
+from engines.megatron.rl_batch import RlBatch
+from engines.megatron.spec import Parallel
+from engines.types import Sample, Status
+from infra.errors import TrainingStopped
+
+pytestmark = pytest.mark.unit
+
+HERE = Layout(Parallel(), rank=0, tp_rank=0, pp_rank=0, cp_rank=0, dp_rank=0)
+PLAIN = {"advantage": {"std": False}}
+
+
+def sample(
+    rollout: str,
+    reward: float = 0.0,
+    *,
+    group: str = "g",
+    trained: int = 2,
+    status: Status = Status.COMPLETED,
+    version: int = 0,
+    budget: int = 8,
+) -> Sample:
+    """Two prompt tokens, then `trained` trained ones of logprob -1."""
+    return Sample(
+        problem_id="p",
+        domain="d",
+        group_id=group,
+        rollout_id=rollout,
+        sample_index=0,
+        tokens=list(range(2 + trained)),
+        loss_mask=[0, 0] + [1] * trained,
+        logprobs=[0.0, 0.0] + [-1.0] * trained,
+        weight_versions=[-1, -1] + [version] * trained,
+        status=status,
+        reward=reward,
+        token_budget=budget,
+    )
+
+
+def worth(samples: list[Sample], **written: object) -> list[float]:
+    """The advantage of each trained token."""
+    algorithm = Algorithm.model_validate({**PLAIN, **written})
+    batch = RlBatch.of(samples, algorithm)
+    return batch.targets(algorithm, None, None).advantages[batch.trained()].tolist()
+
+
+# Rules for samples
+
+
+@pytest.mark.parametrize(
+    ("status", "does_count", "does_train"),
+    [
+        (Status.COMPLETED, True, True),
+        (Status.MALFORMED, True, True),
+        (Status.TRUNCATED, True, True),
+        (Status.ABORTED, False, False),
+        (Status.FAILED, False, False),
+    ],
+)
+def test_how_a_rollout_ended_decides_what_becomes_of_it(
+    status: Status, does_count: bool, does_train: bool
+) -> None:
+    made = sample("r", status=status)
+    assert counts(made) is does_count
+    assert trains(made, "train") is does_train
+    assert trains(made, "mask") is (does_train and status is not Status.TRUNCATED)
+
+
+def test_a_sample_without_a_trained_token_neither_counts_nor_trains() -> None:
+    empty, first_only = sample("r", trained=0), sample("r", trained=1)
+    first_only.loss_mask = [1, 0, 0]
+    assert not counts(empty)
+    assert not counts(first_only)
+
+
+def test_what_does_not_count_leaves_the_groups_mean_alone() -> None:
+    others = [
+        sample("c", 50, status=Status.ABORTED),
+        sample("d", 50, status=Status.FAILED),
+        sample("e", 50, trained=0),
+    ]
+    assert worth([sample("a", 1), *others, sample("b", 0)]) == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_a_masked_truncated_rollout_counts_and_does_not_train() -> None:
+    batch = [sample("a", 1), sample("b", 0, status=Status.TRUNCATED), sample("c", 0.5)]
+    assert worth(batch) == [0.5, 0.5, -0.5, -0.5, 0, 0]
+    # The mean of all three, the tokens of two.
+    assert worth(batch, truncated="mask") == [0.5, 0.5, 0, 0]
+
+
+def test_a_step_with_nothing_to_train_on_stops() -> None:
+    gone = [sample("a", status=Status.FAILED), sample("b", trained=0)]
+    with pytest.raises(TrainingStopped, match="none of the step's 2 samples"):
+        RlBatch.of(gone, Algorithm())
+    cut = [sample("a", status=Status.TRUNCATED)]
+    with pytest.raises(TrainingStopped, match="masked as truncated"):
+        RlBatch.of(cut, Algorithm(truncated="mask"))
+
+
+def test_equal_rewards_train_at_advantage_zero_and_stay_in_the_denominator() -> None:
+    batch = [sample("a", 0.1), sample("b", 0.1), sample("c", 0.1)]
+    assert worth(batch, advantage={"std": True}) == [0] * 6
+    assert denominator(batch, "token_mean") == 6
+
+
+# Length
+
+
+def test_the_overlong_penalty_is_of_the_whole_rollout_and_its_own_budget() -> None:
+    # Rollout a: 4 + 4 tokens of 8, penalty -1. Rollout b: 2 of 8, none. Margin 0.5 begins at 4.
+    batch = [sample("a", 1, trained=4), sample("a", 1, trained=4), sample("b", 1)]
+    got = worth(batch, overlong={"margin": 0.5, "weight": 0.5})
+    assert got == pytest.approx([-0.25] * 8 + [0.25] * 2)
+    # A written budget wins: 16 tokens, so rollout a stays at its end of the margin: no penalty.
+    assert worth(batch, overlong={"margin": 0.5, "budget": 16}) == [0] * 10
+
+
+def test_a_length_that_nobody_knows_stops_with_the_way_out() -> None:
+    with pytest.raises(TrainingStopped, match=r"set algorithm.overlong.budget"):
+        worth([sample("a", budget=0)], overlong={})
+
+
+# Denominators
+
+
+def denominator(
+    samples: list[Sample], mean: str, indices: list[int] | None = None, **more: object
+) -> float:
+    """The units of a mini-batch, summed as the trainer's micro-batches sum them."""
+    algorithm = Algorithm.model_validate({"aggregation": {"kind": mean, **more}})
+    batch = RlBatch.of(samples, algorithm)
+    targets = batch.targets(algorithm, None, None)
+    chosen = np.array(list(range(len(samples))) if indices is None else indices)
+    return float(batch.objective(algorithm, HERE, targets, chosen).units.sum())
+
+
+def test_units_are_those_of_the_mini_batch() -> None:
+    batch = [sample("a", trained=1), sample("a", trained=2), sample("b", trained=4)]
+    assert denominator(batch, "token_mean") == 7
+    assert denominator(batch, "token_mean", [0, 2]) == 5
+    assert denominator(batch, "sequence_mean") == 3
+    assert denominator(batch, "rollout_mean") == 2
+    assert denominator(batch, "constant") == 2
+    assert denominator(batch, "rollout_mean", [2]) == 1
+
+
+def test_the_constant_is_the_token_budget_unless_it_is_written() -> None:
+    batch = RlBatch.of([sample("a", budget=16)], Algorithm())
+    for written, wanted in ((None, 1 / 16), (4, 1 / 4)):
+        algorithm = Algorithm(aggregation={"kind": "constant", "length": written})
+        targets = batch.targets(algorithm, None, None)
+        shares = batch.objective(algorithm, HERE, targets, np.array([0])).shares
+        assert shares.tolist() == [wanted]
+
+
+def test_the_samples_of_a_rollout_share_a_mini_batch() -> None:
+    names = [f"r{i // 3}" for i in range(30)]
+    batch = RlBatch.of([sample(name) for name in names], Algorithm())
+    parts = list(batch.mini_batches(4, seed=1, step=2))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(30))
+    assert len(parts) == 4
+    for part in parts:
+        inside = {names[i] for i in part.tolist()}
+        assert sum(name in inside for name in names) == len(part)
+
+
+def test_mini_batches_of_lone_samples_are_a_shuffle_by_seed_and_step() -> None:
+    batch = RlBatch.of([sample(f"r{i}") for i in range(10)], Algorithm())
+    order = np.random.default_rng([7, 3]).permutation(10)
+    got = [part.tolist() for part in batch.mini_batches(3, seed=7, step=3)]
+    assert got == [part.tolist() for part in np.array_split(order, 3)]
+    assert len(list(batch.mini_batches(99, seed=7, step=3))) == 10
+
+
+# Old logprobs, corrections, KL
+
+
+def test_without_a_trainers_pass_the_engines_logprobs_are_the_old_ones() -> None:
+    batch = RlBatch.of([sample("a"), sample("b")], Algorithm())
+    targets = batch.targets(Algorithm(), None, None)
+    assert targets.old_logprobs is batch.engine_logprobs
+    assert targets.weights is None
+
+
+def test_a_correction_weighs_the_trainers_against_the_engines() -> None:
+    algorithm = Algorithm(
+        old_logprobs="trainer",
+        correction={"weight": {"high": None}, "reject": [{"kind": "ratio", "high": 2.5}]},
+    )
+    batch = RlBatch.of([sample("a"), sample("b")], algorithm)
+    old = batch.engine_logprobs.copy()
+    old[batch.trained()] += np.log([1, 2, 3, 0.75]).astype(np.float32)
+    targets = batch.targets(algorithm, old, None)
+    assert targets.weights is not None
+    assert targets.weights[batch.trained()].tolist() == pytest.approx([1, 2, 0, 0.75])
+    assert targets.metrics["rejected_share"] == pytest.approx(0.25)
+
+
+def test_a_kl_in_the_reward_is_no_term_of_the_loss() -> None:
+    batch = RlBatch.of([sample("a", 1), sample("b", 0)], Algorithm())
+    reference = batch.engine_logprobs - 0.5
+    kl = {"coef": 0.1, "estimator": "k1", "place": "reward"}
+    algorithm = Algorithm(advantage={"kind": "reinforce++-baseline", "whiten": False}, kl=kl)
+    targets = batch.targets(algorithm, None, reference)
+    assert targets.reference is None
+    got = targets.advantages[batch.trained()].tolist()
+    assert got == pytest.approx([0.45, 0.45, -0.55, -0.55])
+    algorithm = Algorithm(kl={"coef": 0.1})
+    assert batch.targets(algorithm, None, reference).reference is reference
+
+
+def test_lags_are_counted_from_the_policys_version() -> None:
+    batch = RlBatch.of([sample("a", version=3), sample("b", version=5)], Algorithm())
+    assert batch.lags(batch.trained(), 7).tolist() == [4, 4, 2, 2]
+    # Not told: from the newest token.
+    assert batch.lags(batch.trained(), None).tolist() == [2, 2, 0, 0]
+    assert batch.trained(np.array([1])).tolist() == [6, 7]

@@ -1,0 +1,115 @@
+"""What an RL stage remembers over its attempts."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.rollout.bounds import Watch
+from engines.rollout.buffer import StepBatch
+from engines.rollout.consumer import StepResult
+from engines.rollout.gallery import Gallery, read_rollouts
+from engines.rollout.source import Cursor
+from engines.types import Group, Problem, Sample, Status
+from infra.errors import TrainingStopped
+from tasks.rl_record import RlRecord
+from tests.rollout_parts import CharChat, ids
+
+pytestmark = pytest.mark.unit
+
+
+class Reporter:
+    def __init__(self):
+        self.steps = {}
+        self.warnings = []
+
+    def metrics(self, step, values):
+        self.steps[step] = values
+
+    def progress(self, done, total, message=""):
+        pass
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+    def dataset(self, name, rows, source):
+        pass
+
+
+def record(reporter):
+    watch = Watch(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
+    return RlRecord(watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9)
+
+
+def sample(index, reward, status=Status.COMPLETED, reason=""):
+    return Sample(
+        "p", "d", "g", f"g#{index}", index, ids("<0>7"), [0, 0, 0, 1], [0.0, 0.0, 0.0, -0.1],
+        [-1, -1, -1, 0], status, reward, {"outcome": reward}, reason,
+    )  # fmt: skip
+
+
+def step(number, *samples):
+    groups = [Group(Problem("p", "d", ()), list(samples))]
+    batch = StepBatch(
+        version=number - 1, groups=groups, rolled=groups, wanted=1, reused=0, dropped=0, rounds=1,
+        seconds=0.5, cursor=Cursor(number * 2, {"d": number * 2}),
+    )  # fmt: skip
+    trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
+    return StepResult(number, number, batch, trained, train_seconds=0.25)
+
+
+def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
+    first = record(Reporter())
+    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
+    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
+    first.save(tmp_path)
+    reporter = Reporter()
+    second = record(reporter)
+    second.restore(tmp_path)
+    assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
+    assert (second.step, second.version) == (2, 2)
+    assert second.cursor == Cursor(4, {"d": 4})
+    assert second.summary() == first.summary()
+    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
+    summary = second.summary()
+    assert summary["outcome_first"] == pytest.approx((0.5 + 1 + 1) / 3)
+    assert summary["mismatch_mean"] == pytest.approx(2e-6)
+    assert summary["train_tokens_per_s"] == 8.0 * 3 / 0.75
+    assert summary["generated_tokens"] == 6.0
+    second.save(tmp_path)
+    third = Reporter()
+    record(third).restore(tmp_path)
+    assert sorted(third.steps) == [3], (
+        "of the steps before, an earlier checkpoint's attempt saw to it"
+    )
+    second.write_rollouts(tmp_path)
+    labels = [r.label for r in read_rollouts(tmp_path / "rollouts.parquet")]
+    assert labels == ["step 1"] * 2 + ["step 2"] * 2 + ["step 3"] * 2
+
+
+def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
+    made = record(Reporter())
+    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)))
+    made.write_rollouts(tmp_path)
+    assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
+
+
+def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():
+    reporter = Reporter()
+    made = record(reporter)
+    failed = sample(1, 0.0, Status.FAILED, "reward 'x' raised ValueError: no")
+    made.observe(step(1, sample(0, 1.0), failed))
+    assert reporter.warnings == [
+        "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1)"
+    ]
+    assert reporter.steps[1]["failed_share"] == 0.5
+    with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2\)"):
+        made.observe(step(2, failed, failed))
+    assert 2 in reporter.steps
+
+
+def test_three_solved_steps_solve_the_run():
+    made = record(Reporter())
+    for number in (1, 2, 3):
+        assert not made.solved
+        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)))
+    assert made.solved

@@ -1,0 +1,113 @@
+"""Finished rollouts are durable at once, and no later attempt samples them again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from engines.rollout.journal import RolloutJournal
+from engines.rollout.producer import Producer
+from engines.rollout.source import ProblemSource
+from engines.types import Sample, Sampling, Status
+from tests.rollout_parts import Policy, domain, roller
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass
+class Notes:
+    """Keeps notes in memory, and may fail as a store does."""
+
+    kept: dict[int, list[bytes]] = field(default_factory=dict)
+    error: OSError | None = None
+
+    def note(self, step: int, data: bytes) -> None:
+        if self.error:
+            raise self.error
+        self.kept.setdefault(step, []).append(data)
+
+    def notes(self, step: int) -> list[bytes]:
+        return list(self.kept.get(step, []))
+
+
+def say(prompt: str, sampling: Sampling) -> str:
+    assert sampling.seed is not None
+    return str(sampling.seed % 10)
+
+
+def producer(policy: Policy, notes: Notes, seed: int = 0) -> Producer:
+    return Producer(
+        roller=roller(policy, seed=seed),
+        source=ProblemSource([domain("d", float)], split="rl", seed=seed),
+        groups_per_step=3,
+        group_size=4,
+        oversample=1.0,
+        rounds=2,
+        temperature=1.0,
+        journal=RolloutJournal(notes),
+    )
+
+
+async def collected(policy: Policy, notes: Notes) -> tuple[list[list[Sample]], int]:
+    batch, _ = await producer(policy, notes).collect(7, 0, [])
+    return [group.samples for group in batch.groups], batch.recovered
+
+
+async def test_a_step_read_back_is_the_step_that_was_sampled() -> None:
+    notes = Notes()
+    first = Policy(say)
+    groups, recovered = await collected(first, notes)
+    assert recovered == 0
+    second = Policy(say)
+    assert await collected(second, notes) == (groups, len(first.calls))
+    assert second.calls == []
+
+
+async def test_of_a_step_cut_off_only_what_is_missing_is_sampled() -> None:
+    notes = Notes()
+    whole, _ = await collected(Policy(say), Notes())
+    slow = Policy(say, delay=lambda call: 1 if call <= 5 else 100_000)
+    cut = asyncio.create_task(collected(slow, notes))
+    while not notes.kept:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    rest = Policy(say)
+    groups, recovered = await collected(rest, notes)
+    assert groups == whole
+    assert recovered == 5
+    assert len(rest.calls) == len(slow.calls) - 5
+
+
+async def test_another_steps_rollouts_and_torn_notes_are_not_used() -> None:
+    notes = Notes()
+    await collected(Policy(say), notes)
+    notes.kept = {7: [notes.kept[7][0][:-9], b""], 8: notes.kept[7]}
+    policy = Policy(say)
+    assert (await collected(policy, notes))[1] == 0
+    assert policy.calls
+
+
+async def test_a_rollout_of_other_weights_or_another_prompt_is_sampled_again() -> None:
+    notes = Notes()
+    old = Policy(say)
+    old.version = 3
+    await collected(old, notes)
+    policy = Policy(say)
+    groups, _ = await collected(policy, notes)
+    assert policy.calls
+    assert {s.oldest_version for group in groups for s in group} == {0}
+
+
+async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_error() -> None:
+    notes = Notes()
+    journal = RolloutJournal(notes)
+    aborted = Sample("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
+    journal.keep(1, aborted)
+    await journal.flush()
+    assert notes.kept == {}
+    with pytest.raises(OSError, match="disk full"):
+        await collected(Policy(say), Notes(error=OSError("disk full")))

@@ -1,0 +1,84 @@
+"""A token session holds exactly what the engine produced."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engines.rollout.seeds import sampling_seed
+from engines.rollout.session import TokenSession
+from engines.types import Generation, Sampling, Status
+from infra.errors import EngineError
+
+pytestmark = pytest.mark.unit
+SAMPLING = Sampling(max_new_tokens=4)
+
+
+def session_that_answers(*generations: Generation) -> TokenSession:
+    queue = list(generations)
+
+    async def generate(prompt_ids, sampling):
+        return queue.pop(0)
+
+    return TokenSession(generate, [1, 2])
+
+
+async def test_turns_are_trained_on_and_tool_output_is_not():
+    session = session_that_answers(
+        Generation([5, 6], [-0.1, -0.2], [3, 3], "stop"), Generation([7], [-0.3], [4], "stop")
+    )
+    await session.turn(SAMPLING)
+    session.extend([8, 9])
+    await session.turn(SAMPLING)
+    sample = session.sample(
+        problem_id="p", domain="d", group_id="g", index=1, status=Status.COMPLETED
+    )
+    assert sample.tokens == [1, 2, 5, 6, 8, 9, 7]
+    assert sample.loss_mask == [0, 0, 1, 1, 0, 0, 1]
+    assert sample.logprobs == [0, 0, -0.1, -0.2, 0, 0, -0.3]
+    assert sample.weight_versions == [-1, -1, 3, 3, -1, -1, 4]
+    assert sample.oldest_version == 3
+    assert session.response_ids == [5, 6, 8, 9, 7]
+    assert sample.rollout_id == "g#1"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Generation([5, 6], [-0.1], [0, 0], "stop"),
+        Generation([5], [-0.1], [], "stop"),
+        Generation([5], [math.nan], [0], "stop"),
+        Generation([5], [0.7], [0], "stop"),
+        Generation([5] * 5, [-0.1] * 5, [0] * 5, "length"),
+    ],
+    ids=["a logprob short", "a version short", "nan", "positive logprob", "over budget"],
+)
+async def test_an_answer_that_does_not_add_up_is_refused(answer):
+    with pytest.raises(EngineError):
+        await session_that_answers(answer).turn(SAMPLING)
+
+
+async def test_a_changed_token_is_never_trained_on():
+    session = session_that_answers(Generation([5], [-0.1], [0], "stop"))
+    await session.turn(SAMPLING)
+    session.tokens[2] = 6
+    with pytest.raises(EngineError, match="differ from those the engine produced"):
+        session.sample(problem_id="p", domain="d", group_id="g", index=0, status=Status.COMPLETED)
+
+
+async def test_a_changed_prompt_is_never_trained_on():
+    session = session_that_answers(Generation([5], [-0.1], [0], "stop"))
+    await session.turn(SAMPLING)
+    session.tokens[0] = 6
+    with pytest.raises(EngineError, match="differ"):
+        session.sample(problem_id="p", domain="d", group_id="g", index=0, status=Status.COMPLETED)
+
+
+def test_seeds_differ_in_every_argument_and_never_between_processes():
+    base = (0, "p", 1, 2, 3)
+    others = [(1, "p", 1, 2, 3), (0, "q", 1, 2, 3), (0, "p", 0, 2, 3), (0, "p", 1, 0, 3)]
+    others.append((0, "p", 1, 2, 0))
+    assert len({sampling_seed(*a) for a in [base, *others]}) == 6
+    assert sampling_seed(*base) == 292446534
+    assert 0 <= sampling_seed(*base) < 2**31

@@ -1,0 +1,162 @@
+"""A rubric: weights, the outcome, how a rollout ended, and rewards that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from engines.types import Message, Problem, Status, Transcript, Verdict
+from infra.errors import InputError
+from rewards.registry import build
+from rewards.rubric import Rubric, Term
+
+pytestmark = pytest.mark.unit
+
+
+class Fixed:
+    """A reward that always says the same, or raises it."""
+
+    def __init__(self, said: object) -> None:
+        self.said = said
+        self.calls = 0
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        self.calls += 1
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said  # type: ignore[return-value]
+
+
+def _transcript(status: Status = Status.COMPLETED, reason: str = "") -> Transcript:
+    problem = Problem("p", "reasoning", (), {"answer": "42"})
+    return Transcript(problem, (Message("assistant", "42"),), status, 5, reason)
+
+
+def _rubric(outcome: object, shaping: object = Verdict(0.0)) -> Rubric:
+    terms = [Term("right", 1.0, True, Fixed(outcome)), Term("short", 0.5, False, Fixed(shaping))]
+    return Rubric(terms)
+
+
+async def test_reward_is_the_weighted_sum_and_outcome_is_free_of_shaping():
+    rubric = _rubric(Verdict(1.0, {"close": 0.5}), Verdict(-0.4, reason="long"))
+    judgement = await rubric.judge(_transcript())
+    assert judgement.reward == pytest.approx(0.8)
+    assert judgement.breakdown == {"outcome": 1.0, "right/close": 0.5, "short": -0.4}
+    assert judgement.reason == "long"
+    assert not judgement.failed
+
+
+async def test_a_malformed_rollout_gets_nothing_and_asks_nobody():
+    reward = Fixed(Verdict(1.0))
+    rubric = Rubric([Term("right", 1.0, True, reward), Term("short", -1.0, False, reward)])
+    judgement = await rubric.judge(_transcript(Status.MALFORMED, "unknown tool"))
+    assert (judgement.reward, judgement.breakdown) == (0.0, {"outcome": 0.0})
+    assert judgement.reason == "unknown tool"
+    assert not judgement.failed
+    assert reward.calls == 0
+
+
+async def test_a_truncated_rollout_has_outcome_zero_and_is_still_shaped():
+    judgement = await _rubric(Verdict(1.0), Verdict(-1.0)).judge(_transcript(Status.TRUNCATED))
+    assert judgement.reward == -0.5
+    assert judgement.breakdown == {"outcome": 0.0, "short": -1.0}
+
+
+@pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED])
+async def test_a_rollout_that_broke_is_a_failed_judgement(status):
+    judgement = await _rubric(Verdict(1.0)).judge(_transcript(status, "server gone"))
+    assert judgement.failed
+    assert judgement.reason == "server gone"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (ValueError("boom"), "reward 'right' raised ValueError: boom"),
+        (Verdict(math.nan), "finite"),
+        (Verdict(math.inf), "finite"),
+        (Verdict(1.0, {"part": math.nan}), "finite"),
+        (Verdict("1"), "finite"),  # type: ignore[arg-type]
+        (1.0, "returned float, not a Verdict"),
+        (None, "returned NoneType"),
+        (Verdict(1.5), "between 0 and 1"),
+    ],
+)
+async def test_a_reward_that_fails_makes_a_failed_judgement_with_its_reason(said, reason):
+    judgement = await _rubric(said).judge(_transcript())
+    assert judgement.failed
+    assert judgement.reward == 0.0
+    assert reason in judgement.reason
+
+
+async def test_terms_are_asked_at_once():
+    both = asyncio.Barrier(2)
+
+    class Waits:
+        async def __call__(self, transcript: Transcript) -> Verdict:
+            await asyncio.wait_for(both.wait(), 5)
+            return Verdict(1.0)
+
+    rubric = Rubric([Term("a", 1.0, True, Waits()), Term("b", 1.0, False, Waits())])
+    assert (await rubric.judge(_transcript())).reward == 2.0
+
+
+async def test_cancelling_a_judgement_cancels_it():
+    class Sleeps:
+        async def __call__(self, transcript: Transcript) -> Verdict:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    judging = asyncio.create_task(Rubric([Term("a", 1.0, True, Sleeps())]).judge(_transcript()))
+    await asyncio.sleep(0)
+    judging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await judging
+
+
+@pytest.mark.parametrize("outcomes", [0, 2])
+def test_a_rubric_has_exactly_one_outcome(outcomes):
+    terms = [Term(f"t{i}", 1.0, i < outcomes, Fixed(Verdict(0.0))) for i in range(2)]
+    with pytest.raises(InputError, match="exactly one term"):
+        Rubric(terms)
+
+
+def test_a_rubric_names_no_reward_twice():
+    reward = Fixed(Verdict(0.0))
+    with pytest.raises(InputError, match="twice"):
+        Rubric([Term("a", 1.0, True, reward), Term("a", 1.0, False, reward)])
+
+
+async def always(transcript: Transcript, *, score: float = 1.0) -> Verdict:
+    return Verdict(score)
+
+
+async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "hook_under_test", sys.modules[__name__])
+    reward = build("hook_under_test:always", {"score": 0.25})
+    assert (await reward(_transcript())).score == 0.25
+    with pytest.raises(InputError, match="Did you mean 'score'"):
+        build("hook_under_test:always", {"scores": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("maths", {}, "Did you mean 'math'"),
+        ("math", {"timeout": 3}, "Allowed: time_limit"),
+        ("math", {"time_limit": 0}, "time_limit"),
+        ("length", {"budget": 10}, "missing"),
+        ("length", {"budget": 10, "margin": 11}, "margin"),
+        ("repetition", {"ngram": 0}, "ngram"),
+        ("nowhere:Reward", {}, "no module 'nowhere'"),
+        ("rewards.math:Maths", {}, "Did you mean 'Math'"),
+        ("builtins:dict", {}, "async def __call__"),
+    ],
+)
+def test_a_wrong_reward_is_refused_with_what_is_allowed(name, options, message):
+    with pytest.raises(InputError, match=message):
+        build(name, options)

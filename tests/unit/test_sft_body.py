@@ -1,0 +1,162 @@
+"""The supervised body around a trainer that only remembers: order, checkpoints, stop, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.batching import TokenSequence
+from engines.megatron.group import TrainerGroup
+from infra.errors import EngineError, InputError
+from tasks.sft import SftSpec, run
+from tasks.stage import StageContext, Stopped
+from tests.chat_parts import random_base
+from tests.stage_parts import ListReporter, stage_context
+
+pytestmark = pytest.mark.unit
+
+STEPS, BATCH = 23, 3
+
+
+class MemoryTrainer:
+    """Its weights are the batches it has seen."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[list[int]]] = []
+        self.calls: list[int] = []
+        self.released = False
+        self.context: StageContext | None = None
+        self.stop_at = STEPS
+        self.fail_at = STEPS + 1
+
+    async def sft_steps(self, batches: Sequence[Sequence[TokenSequence]]) -> list[dict[str, float]]:
+        self.calls.append(len(batches))
+        for batch in batches:
+            self.seen.append([s.tokens for s in batch])
+        if len(self.seen) >= self.fail_at:
+            raise EngineError("a rank died")
+        if len(self.seen) >= self.stop_at:
+            assert self.context is not None
+            self.context.stop.requested = True
+        return [{"loss": 1.0, "tokens": 10.0, "seconds": 0.5} for _ in batches]
+
+    async def save(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "seen.json").write_text(json.dumps(self.seen))
+
+    async def load(self, folder: Path) -> None:
+        self.seen = json.loads((folder / "seen.json").read_text())
+
+    async def export(self, folder: Path, source: Path) -> None:
+        (folder / "seen.json").write_text(json.dumps(self.seen))
+
+    async def release(self) -> None:
+        self.released = True
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> MemoryTrainer:
+    trainer = MemoryTrainer()
+
+    async def lease(*_: Any, **arguments: Any) -> MemoryTrainer:
+        assert arguments["total_steps"] == STEPS
+        return trainer
+
+    monkeypatch.setattr(TrainerGroup, "lease", lease)
+    return trainer
+
+
+def spec(**settings: Any) -> SftSpec:
+    return SftSpec.model_validate(
+        {
+            "settings": {
+                "steps": STEPS,
+                "batch_size": BATCH,
+                "demonstrations": 20,
+                "optimizer": {"lr": 1e-3},
+                "checkpoint_every": 5,
+                **settings,
+            },
+            "domain": {
+                "name": "reasoning",
+                "curriculum": {"name": "reasoning"},
+                "rewards": [{"name": "math", "outcome": True}],
+            },
+        }
+    )
+
+
+def context(root: Path, model: Path, trainer: MemoryTrainer) -> StageContext:
+    made = stage_context(root, "reasoning-sft", {"model": model})
+    trainer.context = made
+    return made
+
+
+def train(root: Path, model: Path, trainer: MemoryTrainer) -> dict[str, float]:
+    return asyncio.run(run(spec(), context(root, model, trainer)))
+
+
+def test_every_step_is_trained_and_reported_once(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    around = context(tmp_path, model, trainer)
+    metrics = asyncio.run(run(spec(), around))
+    assert isinstance(around.reporter, ListReporter)
+    assert sorted(around.reporter.steps) == list(range(1, STEPS + 1))
+    assert [len(batch) for batch in trainer.seen] == [BATCH] * STEPS
+    assert metrics["steps"] == STEPS
+    assert metrics["sequences"] == 20
+    assert metrics["train_tokens_per_s"] == 20.0
+    assert trainer.released
+
+
+def test_one_call_trains_several_steps_but_never_over_a_checkpoint(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    train(tmp_path, model, trainer)
+    assert {5, 10, 15, 20, STEPS} <= set(accumulate(trainer.calls))
+    assert len(trainer.calls) < STEPS
+
+
+def test_a_stopped_stage_resumes_with_the_batches_it_would_have_had(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    train(tmp_path / "whole", model, trainer)
+    undisturbed, trainer.seen = trainer.seen, []
+    trainer.stop_at = 8
+    with pytest.raises(Stopped, match="after step 10"):
+        train(tmp_path / "cut", model, trainer)
+    trainer.seen, trainer.stop_at = [], STEPS
+    metrics = train(tmp_path / "cut", model, trainer)
+    assert trainer.seen == undisturbed
+    assert metrics["steps"] == STEPS
+    assert metrics["train_seconds"] == pytest.approx(STEPS * 0.5)
+
+
+def test_after_a_crash_training_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    trainer.fail_at = 14
+    with pytest.raises(EngineError, match="a rank died"):
+        train(tmp_path, model, trainer)
+    assert trainer.released
+    trainer.fail_at, trainer.calls = STEPS + 1, []
+    train(tmp_path, model, trainer)
+    assert sum(trainer.calls) == STEPS - 10
+
+
+def test_a_stage_without_its_input_is_refused(tmp_path: Path, trainer: MemoryTrainer):
+    around = stage_context(tmp_path, "unified-sft", {})
+    with pytest.raises(InputError, match="no input model"):
+        asyncio.run(run(spec(), around))

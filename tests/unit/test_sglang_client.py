@@ -1,0 +1,158 @@
+"""The generation client against a scripted endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from engines.sglang import client as client_module
+from engines.sglang.client import GenerationClient
+from engines.sglang.routed_batch import FIELD
+from engines.types import Sampling
+from infra.errors import EngineError, LeaseLost
+
+pytestmark = pytest.mark.unit
+Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
+
+
+def _turn(ids: list[int], **meta: Any) -> dict[str, Any]:
+    """What SGLang answers for a prompt: here its ids backwards."""
+    tokens = ids[::-1]
+    return {
+        "output_ids": tokens,
+        "meta_info": {
+            "finish_reason": {"type": "stop"},
+            "weight_version": "3",
+            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        }
+        | meta,
+    }
+
+
+async def _good(body: dict[str, Any]) -> web.Response:
+    return web.json_response([_turn(ids) for ids in body["input_ids"]])
+
+
+@asynccontextmanager
+async def _endpoint(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """An endpoint that answers in this order, the last for ever; and what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return await answers[min(len(asked), len(answers)) - 1](asked[-1])
+
+    app = web.Application()
+    app.router.add_post("/generate", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_FIRST_WAIT_S", 0.001)
+
+
+async def test_turns_of_one_tick_travel_in_equal_batches_and_come_back_in_order() -> None:
+    async with _endpoint(_good) as (url, asked), GenerationClient(url, max_batch=16) as client:
+        turns = [client.generate([i, i + 1], Sampling(8, seed=i)) for i in range(40)]
+        answers = await asyncio.gather(*turns)
+    assert [g.token_ids for g in answers] == [[i + 1, i] for i in range(40)]
+    assert sorted(len(body["input_ids"]) for body in asked) == [13, 13, 14]
+    seeds = [s["sampling_seed"] for body in asked for s in body["session_params"][FIELD]]
+    assert sorted(seeds) == list(range(40))
+    assert answers[0].weight_versions == [3, 3]
+
+
+async def test_a_batch_is_tried_again_after_a_server_fault_and_counted_once() -> None:
+    async def fault(_: dict[str, Any]) -> web.Response:
+        return web.Response(status=503, text="no_available_workers")
+
+    async with _endpoint(fault, fault, _good) as (url, asked), GenerationClient(url) as client:
+        answers = await asyncio.gather(
+            *(client.generate([i], Sampling(4, seed=i)) for i in range(5))
+        )
+        assert (client.counts.turns, client.counts.retries) == (5, 2)
+    assert [g.token_ids for g in answers] == [[i] for i in range(5)]
+    assert asked[0] == asked[1] == asked[2]
+
+
+async def test_trying_again_has_an_end() -> None:
+    async def fault(_: dict[str, Any]) -> web.Response:
+        return web.Response(status=500, text="broken")
+
+    async with _endpoint(fault) as (url, asked), GenerationClient(url) as client:
+        with pytest.raises(EngineError, match="gave up after 5 tries"):
+            await client.generate([1], Sampling(4))
+    assert len(asked) == 5
+
+
+async def test_nobody_at_the_address_is_an_engine_error() -> None:
+    async with GenerationClient("http://127.0.0.1:9") as client:
+        with pytest.raises(EngineError, match="gave up"):
+            await client.generate([1], Sampling(4))
+
+
+async def _refused(_: dict[str, Any]) -> web.Response:
+    return web.Response(status=400, text="too long")
+
+
+async def _one_too_few(body: dict[str, Any]) -> web.Response:
+    return web.json_response([_turn(ids) for ids in body["input_ids"][1:]])
+
+
+async def _no_logprobs(body: dict[str, Any]) -> web.Response:
+    return web.json_response([_turn(ids, output_token_logprobs=[]) for ids in body["input_ids"]])
+
+
+async def _unnumbered(body: dict[str, Any]) -> web.Response:
+    return web.json_response([_turn(ids, weight_version="default") for ids in body["input_ids"]])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (_refused, "too long"),
+        (_one_too_few, "asked for 2 turns"),
+        (_no_logprobs, "with 0 log-probabilities"),
+        (_unnumbered, "'default', not a number"),
+    ],
+)
+async def test_a_reply_that_is_not_what_was_asked_for_is_refused_at_once(
+    answer: Answer, words: str
+) -> None:
+    async with _endpoint(answer) as (url, asked), GenerationClient(url) as client:
+        turns = [client.generate([i, 9], Sampling(4)) for i in range(2)]
+        for outcome in await asyncio.gather(*turns, return_exceptions=True):
+            assert isinstance(outcome, EngineError)
+            assert words in str(outcome)
+    assert len(asked) == 1
+
+
+async def test_spans_become_the_version_of_each_token() -> None:
+    async def spanned(body: dict[str, Any]) -> web.Response:
+        spans = [{"version": "4", "start": 0, "end": 2}, {"version": "5", "start": 2, "end": 3}]
+        return web.json_response([_turn(ids, weight_versions=spans) for ids in body["input_ids"]])
+
+    async with _endpoint(spanned) as (url, _), GenerationClient(url) as client:
+        generation = await client.generate([1, 2, 3], Sampling(4))
+    assert generation.weight_versions == [4, 4, 5]
+
+
+async def test_after_a_lost_lease_no_turn_is_sent() -> None:
+    async with _endpoint(_good) as (url, asked), GenerationClient(url) as client:
+        client.refuse(LeaseLost("expired"))
+        with pytest.raises(LeaseLost):
+            await client.generate([1], Sampling(4))
+    assert asked == []

@@ -1,0 +1,63 @@
+"""Options passed through to SGLang, as `tributary check` sees them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from engines.sglang.options import check_options, describe
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+
+def test_known_options_of_the_right_kind_pass() -> None:
+    check_options({"max_running_requests": 64, "schedule_policy": "fcfs", "log_requests": True})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_running_request": 64}, "did you mean max_running_requests"),
+        ({"max_running_requests": "many"}, "takes int or null, got 'many'"),
+        ({"max_running_requests": True}, "got True"),
+        ({"tp_size": 2}, "tp_per_server"),
+        ({"model_path": "x"}, "stage's input"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_advice(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_options(options)
+
+
+def test_annotations_become_kinds() -> None:
+    from typing import Annotated, Literal
+
+    fields = {
+        "a": int | None,
+        "b": Annotated[list[str], "help"],
+        "c": Literal["x", "y"],
+        "d": type(sys),
+        "e": dict[str, int] | str,
+    }
+    assert describe(fields) == {
+        "a": ["int", "null"],
+        "b": ["list"],
+        "c": ["=x", "=y"],
+        "d": [],
+        "e": ["dict", "str"],
+    }
+
+
+def test_checking_options_loads_no_engine() -> None:
+    code = (
+        "import sys; from engines.sglang.options import check_options;"
+        "check_options({'log_level': 'info'});"
+        "print([m for m in ('torch', 'sglang', 'ray', 'triton') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

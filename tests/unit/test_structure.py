@@ -1,0 +1,192 @@
+"""The shape of the repository: who may import whom, how large a file is, what starts fast."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("flows", "tasks", "curricula", "rewards", "engines", "infra")
+MAY_IMPORT = {
+    "flows": {"flows", "tasks", "curricula", "rewards", "engines", "infra"},
+    "tasks": {"tasks", "curricula", "rewards", "engines", "infra"},
+    "curricula": {"curricula", "engines.types", "infra"},
+    "rewards": {"rewards", "engines.types", "infra"},
+    "engines": {"engines", "infra"},
+    "infra": {"infra"},
+}
+HEAVY = {"torch", "ray", "sglang", "megatron", "prefect", "mlflow", "transformers", "tokenizers"}
+RECIPES = sorted((ROOT / "flows/recipes").glob("*.yaml"))
+
+
+@cache
+def source_files() -> dict[str, Path]:
+    """Our modules by dotted name, tests not among them."""
+    files = (file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py")))
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in files
+    }
+
+
+def imports(tree: ast.AST, *, at_load: bool) -> Iterator[str]:
+    """Dotted names that `tree` imports; `at_load` leaves out functions and TYPE_CHECKING."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif at_load and (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ):
+            continue
+        else:
+            yield from imports(node, at_load=at_load)
+
+
+@cache
+def imports_of(module: str, *, at_load: bool = False) -> frozenset[str]:
+    return frozenset(imports(ast.parse(source_files()[module].read_text()), at_load=at_load))
+
+
+def own_modules(name: str) -> list[str]:
+    """Which of our modules importing `name` (a module or an attribute of one) is about."""
+    if name in source_files():
+        return [name]
+    parent = name.rpartition(".")[0]
+    return [parent] if parent in source_files() else []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module in source_files()
+        if module.partition(".")[0] == room
+        for name in imports_of(module)
+        if name.partition(".")[0] in (*ROOMS, "tests")
+        and not any(f"{name}.".startswith(f"{allowed}.") for allowed in MAY_IMPORT[room])
+    ]
+    assert wrong == []
+
+
+def test_prefect_is_imported_only_by_flows_and_the_durable_task() -> None:
+    users = {
+        module
+        for module in source_files()
+        if any(name.partition(".")[0] == "prefect" for name in imports_of(module))
+    }
+    assert {m for m in users if not m.startswith("flows.") and m != "tasks.durable"} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {
+            own
+            for name in imports_of(module, at_load=True)
+            for own in own_modules(name)
+            if own != module
+        }
+        for module in source_files()
+    }
+    while free := {module for module, needs in graph.items() if not needs & graph.keys()}:
+        graph = {module: needs for module, needs in graph.items() if module not in free}
+    assert {module: sorted(needs & graph.keys()) for module, needs in graph.items()} == {}
+
+
+def test_no_file_has_more_than_400_lines() -> None:
+    files = [*source_files().values(), *(ROOT / "tests").rglob("*.py")]
+    lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {file.parent for file in source_files().values()}
+    assert [str(f) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_package_resolves_to_this_repository_and_is_typed(room: str) -> None:
+    spec = find_spec(room)
+    assert spec is not None
+    assert spec.origin == str(ROOT / room / "__init__.py")
+    assert (ROOT / room / "py.typed").exists()
+
+
+def heavy_after(code: str) -> list[str]:
+    """Which heavy packages a fresh process has imported after `code`."""
+    probe = f"{code}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, cwd="/"
+    )
+    assert run.returncode == 0, run.stderr
+    return sorted(HEAVY & set(json.loads(run.stdout.splitlines()[-1])))
+
+
+SHOW_HELP = """
+import sys
+from flows.cli import main
+sys.argv = ["tributary", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def test_help_imports_no_engine_and_no_service() -> None:
+    assert heavy_after(SHOW_HELP) == []
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    def seconds_of_cpu() -> float:  # wall time would measure what else the machine does
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", SHOW_HELP], check=True, capture_output=True, cwd="/")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    assert min(seconds_of_cpu() for _ in range(5)) < 0.5
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_loading_a_recipe_imports_no_engine_and_no_service(recipe: Path) -> None:
+    assert heavy_after(f"from flows.load import load_recipe\nload_recipe({str(recipe)!r})") == []
+
+
+@pytest.mark.parametrize("part", ["engines.megatron.group", "engines.sglang.fleet"])
+def test_the_driver_side_of_an_engine_imports_no_torch(part: str) -> None:
+    assert heavy_after(f"import {part}") == []
+
+
+def test_no_tracked_text_names_a_private_folder_or_package_index() -> None:
+    private = re.compile(
+        r"(?<![\w.$}/-])/(home|Users|root)/\w"
+        r"|--(extra-)?index-url[ =]+(?!https://(pypi\.org|download\.pytorch\.org)/)\S*//"
+    )
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    texts = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".json", ".sh", ""}
+    wrong = [
+        f"{name}:{number}: {line.strip()}"
+        for name in tracked
+        if Path(name).suffix in texts and (ROOT / name).is_file()
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if private.search(line)
+    ]
+    assert wrong == []

@@ -111,9 +111,11 @@ async def _lease(
     stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
 ) -> tuple[TrainerGroup, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other."""
+    from engines.sglang.fleet import prewarm
     from tasks.resources import lease_fleet, lease_trainer
 
     settings = spec.settings
+    await prewarm(context.pool.servers, context.resources.tp_per_server)
     trainer = await lease_trainer(
         stack,
         context,

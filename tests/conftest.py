@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from infra.stack import Stack, down, up
+
+# A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True, slots=True)

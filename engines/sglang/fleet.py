@@ -39,6 +39,11 @@ def open_manager(name: str = "", num_gpus: float = 0.0, ttl_s: float = LEASE_TTL
     return open_keeper(FleetManager, _PREFIX, tag, name, arguments, num_gpus=num_gpus)
 
 
+async def prewarm(pool_servers: int, tp: int) -> None:
+    """Start the manager, which loads SGLang in the background, so that a lease finds it warm."""
+    await asyncio.to_thread(_open_for, pool_servers * tp)
+
+
 class Fleet:
     """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
 

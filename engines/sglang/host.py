@@ -10,6 +10,8 @@ _ENVIRONMENT = {
     # GET /health answers at once instead of generating: a router asks every 2 s, and such a
     # request would make a weight update's flush fail. Our own probe generates.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    # SGLang imports its two hundred model files only where a model is none of ours
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "engines.sglang.models",
 }
 _CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",

@@ -21,7 +21,7 @@ _PRELOADED = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
     "sglang.srt.model_executor.model_runner",
-    "sglang.srt.models.registry",  # imports every model file
+    "sglang.srt.models.registry",  # imports the model files
 )
 
 

@@ -164,8 +164,10 @@ def main() -> None:
     if can_fork:
         from engines.sglang import launcher
 
+        gc.disable()  # nearly all that imports make stays: looking for garbage costs seconds
         launcher.prepare()
         launcher.preload()
+        gc.enable()
         gc.collect()
         gc.freeze()  # shared pages stay shared when a child's collector runs
     replies.write(b'{"ready": true}\n')

@@ -5,13 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from flows.load import load_recipe
 from infra.ports import free_ports
-from tests.e2e.machine import BUCKET, Machine, until
+from tests.e2e.machine import BUCKET, STORE, Machine, until
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +38,30 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory, s3: str) -> Iterator[Machine]:
+def command_lines() -> Iterator[set[str]]:
+    """Grows by the arguments of every process that runs meanwhile."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            for process in psutil.process_iter(["cmdline", "name"]):
+                seen.add(" ".join(process.info["cmdline"] or [process.info["name"] or ""]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def machine(
+    tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
+) -> Iterator[Machine]:
+    del command_lines  # it watches from the first process on
     home = tmp_path_factory.mktemp("home")
     machine = Machine(home, s3)
     try:
@@ -43,6 +70,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory, s3: str) -> Iterator[Machi
     finally:
         subprocess.run([machine.program, "down"], env=machine.env, timeout=180, check=False)
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def smoke(machine: Machine) -> dict[str, Any]:
+    """The recipe whose stages are stored, as JSON."""
+    if not machine.run_id("first"):
+        machine.call("run", "cpu-smoke", "--name", "first", "--set", f"storage.root={STORE}")
+    return load_recipe("cpu-smoke", [f"storage.root={STORE}"]).model_dump(mode="json")
 
 
 def _answers(url: str) -> bool:

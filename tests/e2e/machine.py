@@ -14,6 +14,11 @@ from typing import Any
 import boto3
 
 BUCKET = "tributary-e2e"
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "planted-key-7f3a91c2",
+    "AWS_SESSION_TOKEN": "planted-token-b8d204e6",
+}
+"""used by every part that reaches the store, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"
 
 
@@ -25,9 +30,11 @@ class Machine:
             "TRIBUTARY_HOME": str(home),
             "AWS_ENDPOINT_URL": s3,
             "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
+            **SECRETS,
         }
+        self.said: list[str] = []
+        """what the commands that were called printed"""
         self.s3 = boto3.client(
             "s3", endpoint_url=s3, region_name="us-east-1",
             aws_access_key_id="test", aws_secret_access_key="test",
@@ -39,6 +46,7 @@ class Machine:
             [self.program, *arguments], env=self.env, capture_output=True, text=True,
             timeout=timeout, check=False,
         )  # fmt: skip
+        self.said += [done.stdout, done.stderr]
         assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         return done.stdout
 

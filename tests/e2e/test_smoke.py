@@ -42,9 +42,10 @@ def test_the_recipe_runs_to_its_report_and_is_cached_the_second_time(machine: Ma
 
 
 def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
-    # Steps enough for the stage to be under way when its flow is killed.
-    longer = ["--set", "experts.reasoning.rl.steps=8"]
-    command = machine.start("run", "cpu-smoke", *settings("killed", 1), *longer)
+    # Another reasoning expert, so that it is made now; its steps are enough for the stage to be
+    # under way when its flow is killed. What the run before made and this one shares is cached.
+    other = [f"--set=experts.reasoning.{field}" for field in ("sft.steps=140", "rl.steps=8")]
+    command = machine.start("run", "cpu-smoke", *settings("killed", 0), *other)
     try:
         until(lambda: _is_training(machine.stage("killed", "reasoning-rl")), 600)
         for process in _flow_processes(machine):

@@ -48,14 +48,6 @@ def page(machine: Machine) -> Page:
     return Page(machine)
 
 
-@pytest.fixture
-def smoke(machine: Machine) -> dict[str, Any]:
-    """The recipe whose stages are stored, as JSON."""
-    if not machine.run_id("first"):
-        machine.call("run", "cpu-smoke", "--name", "first", "--set", f"storage.root={STORE}")
-    return load_recipe("cpu-smoke", [f"storage.root={STORE}"]).model_dump(mode="json")
-
-
 def _run(machine: Machine, page: Page, flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """The report of a deployment's run that has to succeed."""
     made = page.submit(flow, parameters)

@@ -1,0 +1,3 @@
+"""Qwen3, as SGLang has it."""
+
+from sglang.srt.models.qwen3 import EntryClass as EntryClass

@@ -1,0 +1,58 @@
+"""A planted secret: used by every part that reaches the store, and written down by none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from infra.home import runtime_dir
+from tests.e2e.machine import BUCKET, SECRETS, Machine, settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def test_a_planted_secret_is_nowhere(
+    machine: Machine,
+    smoke: dict[str, Any],
+    command_lines: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del smoke  # there has been a run, at least that one
+    monkeypatch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
+    machine.call("check", "cpu-smoke", *settings("x", 3)[2:], timeout=120)
+    machine.call("report", "first", "--json", timeout=120)
+    ray = httpx.get(f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/").text
+
+    assert any("tasks.job" in line for line in command_lines), "a stage ran while we looked"
+    assert '"submission_id"' in ray
+    stored = {entry["Key"] for entry in _objects(machine)}
+    assert any(key.endswith("manifest.json") for key in stored)
+    places = [Path(machine.env["TRIBUTARY_HOME"]), runtime_dir()]
+    files = [file for place in places for file in place.rglob("*") if file.is_file()]
+    assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
+    said = "".join(machine.said) + ray
+    for name, secret in SECRETS.items():
+        assert secret not in said, f"{name} is in what was printed or answered"
+        assert not [line for line in command_lines if secret in line], f"{name}: a command line"
+        assert not [file for file in files if secret.encode() in _bytes(file)], f"{name}: in a file"
+        found = [entry for entry in _objects(machine) if secret.encode() in _body(machine, entry)]
+        assert not found, f"{name} is in the store"
+
+
+def _objects(machine: Machine) -> list[dict[str, str]]:
+    pages = machine.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    return [entry for page in pages for entry in page.get("Contents", [])]
+
+
+def _body(machine: Machine, entry: dict[str, str]) -> bytes:
+    return machine.s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # a log that was rotated away
+        return b""

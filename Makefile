@@ -31,8 +31,10 @@ demo: install
 	$(BIN)/tributary up
 	$(BIN)/tributary run cpu-demo
 
+# Two processes share the tests, whole files each: most tests leave a core idle.
+TEST_PROCESSES ?= 2
 test: install
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -6,12 +6,30 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 
 from infra.stack import Stack, down, up
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
+
+_SHARED = ("machine", "running_stack", "running_pair")
+"""fixtures of the session that start servers"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, a file is not split, nor are the users of servers
+    that would have to start in each process."""
+    for item in items:
+        wanted = item.fixturenames if isinstance(item, pytest.Function) else []
+        shared = next((name for name in _SHARED if name in wanted), "")
+        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
 
 
 @dataclass(frozen=True, slots=True)

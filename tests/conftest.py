@@ -17,7 +17,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("suite", deadline=None)
-hypothesis.settings.load_profile("suite")
+if hypothesis.settings.get_current_profile_name() == "default":
+    hypothesis.settings.load_profile("suite")
 
 _SHARED = ("machine", "running_stack", "running_pair")
 """fixtures of the session that start servers"""

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-TRIES = 3
+TRIES = 5
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from infra.stack.services import Service, services
 from infra.traces import dead_traces, remove_traces
 
 START_SECONDS = 240.0
-START_TRIES = 2
+START_TRIES = 5
 """Ray gives up after 30 s of its own, which a machine under load may need"""
 SILENT_SECONDS = 10.0
 """how long a living service may fail to answer before it is restarted"""

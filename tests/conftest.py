@@ -20,13 +20,13 @@ hypothesis.settings.register_profile("suite", deadline=None)
 if hypothesis.settings.get_current_profile_name() == "default":
     hypothesis.settings.load_profile("suite")
 
-_SHARED = ("machine", "running_stack", "running_pair")
-"""fixtures of the session that start servers"""
+_SHARED = ("machine", "running_stack", "running_pair", "ranks")
+"""fixtures of the session that start processes"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, a file is not split, nor are the users of servers
-    that would have to start in each process."""
+    """Where several processes share the tests, a file is not split, nor are the users of what
+    would have to start in each process."""
     for item in items:
         wanted = item.fixturenames if isinstance(item, pytest.Function) else []
         shared = next((name for name in _SHARED if name in wanted), "")

@@ -16,6 +16,7 @@ from engines.sglang.router import Router
 from engines.sglang.server import Server
 from engines.sglang.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
+from tests.integration.megatron_ranks import Ranks
 from tests.ray_parts import own_ray
 from tests.stage_parts import stage_context
 from tests.tiny import tiny_model
@@ -50,6 +51,14 @@ class SglangPair:
     def reset(self, version: int = 0) -> None:
         """Both servers alive, in the router, serving `model` as `version`."""
         self.slots.prepare(self.names, FleetSpec(), self.model, 1, version)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two warm processes with torch and Megatron-core loaded."""
+    ranks = Ranks()
+    yield ranks
+    ranks.stop()
 
 
 @pytest.fixture(scope="session")

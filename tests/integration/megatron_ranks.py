@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
+from infra.ports import free_ports
 
 REPLY_TIMEOUT = 120.0
 ALONE = Parallel()
@@ -51,7 +51,7 @@ class Ranks:
         """`job(trainer, *rest)` on every rank of the layout; returns rank 0's answer, or raises
         the error of the first rank that had one."""
         world = args.parallel.world_size
-        rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+        rendezvous = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         for rank, pipe in enumerate(self._pipes[:world]):
             pipe.send((job, args, rest, rank, rendezvous))
         answers = []
@@ -90,9 +90,3 @@ def _serve(pipe: Connection) -> None:
         finally:
             stop_parallel()
         pipe.send(answer)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ BATCHES = [[23], [40, 7, 31], [5, 9, 12, 18, 40, 3, 7, 31, 22, 2, 16], [40, 39]]
 def train(trainer: Any) -> tuple[list[dict[str, float]], list[list[float]]]:
     metrics = trainer.sft_steps([sequences(lengths, i) for i, lengths in enumerate(BATCHES)])
     return metrics, trainer.logprobs([s.tokens for s in sequences(BATCHES[2])], 0.7)
-
-
-@pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.stop()
 
 
 def test_batches_of_any_size_train_two_ranks_like_one(ranks: Ranks, tmp_path: Path) -> None:

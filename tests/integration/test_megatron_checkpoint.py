@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,6 @@ def load_and_random(trainer: Any, folder: Path) -> tuple[float, float]:
     first = torch.rand(()).item()
     trainer.load(folder)
     return first, torch.rand(()).item()
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +61,6 @@ def train(trainer: Any, algorithm: Algorithm) -> dict[str, Any]:
         "reinforced": reinforced,
         "weights": {name: t.detach().cpu().numpy().copy() for name, t in trainer.hf_tensors()},
     }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,10 @@ class ValueObjective:
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "units", "clip")
     peaks: ClassVar[tuple[str, ...]] = ()
-    head: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return {}
 
     def part(self, pack: Pack, scores: Tensor) -> Part:
         values_R, units = scores[0], len(pack.targets)

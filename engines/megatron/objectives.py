@@ -61,7 +61,10 @@ class SftObjective:
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "units")
     peaks: ClassVar[tuple[str, ...]] = ()
-    head: ClassVar[Mapping[str, Any]] = {"temperature": 1.0}
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return {"temperature": 1.0}
 
     def part(self, pack: Pack, scores: Tensor) -> Part:
         loss, units = supervised_loss(scores[0]).sum(), len(pack.targets)

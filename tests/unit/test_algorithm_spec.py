@@ -16,7 +16,7 @@ from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 
-UNWIRED = {"ppo", "sao", "opd"}
+UNWIRED = {"opd"}
 
 
 def refused(group_size: int = 8, **written: object) -> list[str]:
@@ -101,7 +101,6 @@ WEIGHT = {"correction": {"weight": {}}}
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"preset": "ppo"}, "needs a critic"),
         ({"preset": "opd"}, "needs teachers"),
         ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
         ({"advantage": {"whiten": True}}, "std and whiten"),

@@ -35,14 +35,19 @@ def test_a_preset_with_a_critic_runs_as_it_is(preset: str) -> None:
 
 
 def test_a_single_rollout_a_problem_is_enough_for_a_critic() -> None:
-    assert said("experts.reasoning.rl.algorithm.preset=sao", "experts.reasoning.rl.group_size=1") == ""
+    assert (
+        said("experts.reasoning.rl.algorithm.preset=sao", "experts.reasoning.rl.group_size=1") == ""
+    )
     assert "group of one" in said("experts.reasoning.rl.group_size=1")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["experts.reasoning.rl.critic={}"], "critic: nothing uses it, as advantage group has none"),
+        (
+            ["experts.reasoning.rl.critic={}"],
+            "critic: nothing uses it, as advantage group has none",
+        ),
         (
             ["resources.stages.reasoning-rl={critic: {}}"],
             "resources.stages.reasoning-rl.critic: the stage has none",

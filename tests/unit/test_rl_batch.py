@@ -261,7 +261,7 @@ def test_values_of_the_flat_tokens_reach_the_advantage_and_the_returns() -> None
 def test_observations_that_are_steps_need_values_between_the_trained_tokens() -> None:
     algorithm = Algorithm.model_validate({"advantage": {**GAE, "skip_observations": False}})
     batch = RlBatch.of([sample("a", 0), with_observation("b", 1)], algorithm)
-    wanted = [0, 0, 1, 1] + [0, 0, 1, 1, 1, 1, 0]
+    wanted = [0, 0, 1, 1, *[0, 0, 1, 1, 1, 1, 0]]
     assert batch.valued(algorithm).trained.astype(int).tolist() == wanted
     values = np.zeros(4 + 7, np.float32)
     values[[4 + 2, 4 + 3, 4 + 4, 4 + 5]] = 0.1, 0.2, 5.0, 0.6

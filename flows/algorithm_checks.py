@@ -9,7 +9,7 @@ from engines.algorithms.combinations import refusals
 from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
 from infra.errors import InputError
-from tasks.rl import RlSpec
+from tasks.rl import RlSettings, RlSpec
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
@@ -20,6 +20,7 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     where = f"stage {stage.name}: algorithm"
     for refusal in refusals(settings.algorithm, settings.group_size):
         yield f"{where}.{refusal}"
+    yield from (f"stage {stage.name}: {line}" for line in _critic(settings))
     for kind, part in (
         ("advantage", settings.algorithm.advantage),
         ("loss", settings.algorithm.loss),
@@ -33,3 +34,17 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
             continue
         for check, saw in faults:
             yield f"{where}.{kind}: {part.path} breaks the contract: {check}: {saw}"
+
+
+def _critic(settings: RlSettings) -> Iterator[str]:
+    role = settings.critic_role
+    if role is None and settings.critic is not None:
+        yield (
+            f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has none;"
+            " leave it out, or choose `algorithm: {preset: ppo}`"
+        )
+    if role is not None and role.warmup_steps >= settings.steps:
+        yield (
+            f"critic.warmup_steps: {role.warmup_steps} of {settings.steps} steps leave none to the"
+            " policy; lower it"
+        )

@@ -113,11 +113,15 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             yield f"resources.stages.{name}: no such stage{nearest(name, names)}"
     for stage in plan:
         world, servers = stage.resources.trainer.world_size, stage.resources.servers
+        what = f"its trainer layout needs {world} ranks"
+        if stage.critic is not None:
+            world += stage.critic.world_size
+            what = f"its trainer and critic need {world} ranks together"
         if world > pool.trainer_ranks:
-            yield (
-                f"stage {stage.name}: its trainer layout needs {world} ranks, "
-                f"resources.trainer_ranks is {pool.trainer_ranks}"
-            )
+            yield f"stage {stage.name}: {what}, resources.trainer_ranks is {pool.trainer_ranks}"
+        named = pool.stages.get(stage.name)
+        if named is not None and named.critic is not None and stage.critic is None:
+            yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
         if servers > pool.servers:
             yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
 

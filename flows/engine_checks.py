@@ -66,13 +66,12 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
     """Layouts that the model does not divide into, and wrong Megatron options."""
     if not isinstance(stage.spec, SftSpec | RlSpec):
         return
-    layout = stage.resources.trainer
-    config = model_config(base) or _fitting(layout)
     options = stage.spec.settings.trainer.megatron
-    try:
-        check_layout(config, layout, options)
-    except InputError as error:
-        yield f"stage {stage.name}: {error}"
+    for layout in dict.fromkeys([stage.resources.trainer, stage.critic or stage.resources.trainer]):
+        try:
+            check_layout(model_config(base) or _fitting(layout), layout, options)
+        except InputError as error:
+            yield f"stage {stage.name}: {error}"
 
 
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:

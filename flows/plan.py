@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engines.megatron.spec import Parallel
 from flows.recipe import Expert, Recipe
 from tasks.base import BaseSettings, BaseSpec
 from tasks.distill import DistillSpec
@@ -42,6 +43,12 @@ class PlannedStage:
     @property
     def kind(self) -> str:
         return self.spec.kind
+
+    @property
+    def critic(self) -> Parallel | None:
+        """The layout of its critic's ranks, beside its trainer's; None if it has no critic."""
+        has_one = isinstance(self.spec, RlSpec) and self.spec.settings.algorithm.has_critic
+        return self.resources.of_critic if has_one else None
 
 
 @dataclass(slots=True)

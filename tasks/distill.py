@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt
 from engines.sglang.spec import FleetSpec
 from infra.config import Config
 from infra.errors import TrainingStopped
+from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec
 
@@ -53,7 +54,7 @@ class DistillSpec(StageSpec):
 async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     """Sample each domain from its expert, filter, and write what is left. Raises EngineError."""
     from engines.rollout.dataset import DATA_FILE, write_dataset
-    from tasks.resources import lease_fleet, open_parts, require_inputs, together
+    from tasks.resources import lease_fleet, open_parts, require_inputs
 
     require_inputs(context, [d.name for d in spec.domains])
     first = context.inputs[spec.domains[0].name]

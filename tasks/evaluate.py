@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt
 
 from engines.sglang.spec import FleetSpec
 from infra.config import Config
+from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec
 
@@ -48,7 +49,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     from engines.rollout.episode import Roller
     from engines.rollout.gallery import Gallery
     from tasks.evaluate_cells import cells_of, mirrored, roll_cells, scores_of
-    from tasks.resources import context_length, lease_fleet, open_parts, require_inputs, together
+    from tasks.resources import context_length, lease_fleet, open_parts, require_inputs
 
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
     models = list(context.inputs.items())

@@ -2,6 +2,7 @@
 
     trainer/           Megatron's distributed checkpoint: weights, optimizer, schedule, step count
                        and every rank's random states (torch, numpy, python, Megatron's)
+    critic/            the same of the critic's ranks, where the algorithm has a critic
     state.json         where the stage stands: see `tasks.rl_record`, `tasks.sft_record`
     rollouts.parquet   the rollouts shown so far (rl)
     notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them, whole
@@ -18,14 +19,14 @@ from collections.abc import Mapping
 from typing import Literal
 
 Where = Literal["trainer", "state.json", "rollouts.parquet", "notes", "spec", "handle", "empty"]
-"""`spec`: made again from the stage's spec. `handle`: a reference to another object or process.
+"""`trainer`: in `trainer/` or `critic/`, by role. `spec`: made again from the stage's spec.
+`handle`: a reference to another object or process.
 `empty`: holds nothing between two steps"""
 
 HELD: Mapping[str, Mapping[str, Where]] = {
-    "engines/megatron/trainer.py:Trainer": {
+    "engines/megatron/training.py:Training": {
         "_model": "spec",
-        "_reference": "spec",
-        "policy": "trainer",
+        "network": "trainer",
         "_ddp": "trainer",
         "_optimizer": "trainer",
         "_scheduler": "trainer",
@@ -38,6 +39,8 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_optimizer_spec": "spec",
         "_run_schedule": "handle",
     },
+    "engines/megatron/trainer.py:Trainer": {"_reference": "spec"},
+    "engines/megatron/critic.py:Critic": {"_critic": "spec"},
     "tasks/rl_record.py:RlRecord": {
         "step": "state.json",
         "version": "state.json",
@@ -85,6 +88,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_oversample": "spec",
         "_rounds": "spec",
         "_temperature": "spec",
+        "_compares": "spec",
     },
     "engines/rollout/journal.py:RolloutJournal": {
         "_notes": "notes",
@@ -104,6 +108,8 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_trainer": "handle",
         "_endpoints": "handle",
         "_algorithm": "spec",
+        "_critic": "handle",
+        "_critic_only_steps": "spec",
     },
     "engines/rollout/episode.py:Roller": {
         "_generate": "handle",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
@@ -17,24 +17,11 @@ from tasks.stage import StageContext
 
 if TYPE_CHECKING:
     from engines.chat import Chat
+    from engines.megatron.critic_group import CriticGroup
     from engines.megatron.group import TrainerGroup
+    from engines.megatron.rank import TrainerJob
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
-
-A = TypeVar("A")
-B = TypeVar("B")
-
-
-async def together(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """Both at once; when one fails the other is cancelled and awaited, then the error is raised."""
-    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
-    try:
-        return await asyncio.gather(one, two)
-    except BaseException:
-        one.cancel()
-        two.cancel()
-        await asyncio.gather(one, two, return_exceptions=True)
-        raise
 
 
 async def lease_fleet(
@@ -84,6 +71,19 @@ async def lease_trainer(
     )
     stack.push_async_callback(trainer.release)
     return trainer
+
+
+async def lease_with_critic(
+    stack: AsyncExitStack, context: StageContext, policy: TrainerJob, critic: TrainerJob
+) -> tuple[TrainerGroup, CriticGroup]:
+    """Lease the ranks of both roles at once, loaded; released with the stack."""
+    from engines.megatron import critic_group
+
+    groups = await critic_group.lease_with_critic(
+        policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+    )
+    stack.push_async_callback(groups[0].release)
+    return groups
 
 
 async def open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Optimizer, Trainer
+from engines.megatron.spec import Critic, Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from infra.config import Config
+from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.megatron.group import TrainerGroup
     from engines.rollout.producer import Producer
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
     from tasks.rl_record import RlRecord
-
-_TRAINER_FOLDER = "trainer"
+    from tasks.rl_roles import Roles
 
 
 class Bounds(Config):
@@ -46,18 +45,26 @@ class RlSettings(Config):
     problems_per_step: PositiveInt = 32
     group_size: PositiveInt = 8
     oversample: float = Field(default=1.5, ge=1)
-    """problems asked for over problems still needed, in each round of generation"""
+    """problems asked for over problems still needed, in each round of generation; with a critic
+    no group is replaced, and as many are asked for as are needed"""
     refill_rounds: int = Field(default=1, ge=0)
     """most further rounds of a step, in which fresh problems replace zero-variance groups"""
     max_staleness: int = Field(default=0, ge=0, le=0)
     """policy versions between sampling and training; 0 is synchronous"""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer
+    critic: Critic | None = None
+    """of an algorithm whose advantage is gae (presets ppo, sao); None: the defaults of one there"""
     trainer: Trainer = Trainer()
     fleet: FleetSpec = FleetSpec()
     bounds: Bounds = Bounds()
     checkpoint_every: PositiveInt = 10
     """steps"""
+
+    @property
+    def critic_role(self) -> Critic | None:
+        """What its critic is trained with; None if its algorithm has none."""
+        return (self.critic or Critic()) if self.algorithm.has_critic else None
 
 
 class RlSpec(StageSpec):
@@ -76,12 +83,12 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
     """
     from engines.rollout.bounds import Watch
     from engines.rollout.gallery import Gallery
-    from tasks.resources import open_parts, together
+    from tasks.resources import open_parts
     from tasks.rl_record import RlRecord
 
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
-        (trainer, fleet), (chat, domains) = await together(
+        (roles, fleet), (chat, domains) = await together(
             _lease(stack, spec, context, model), open_parts(model, spec.domains)
         )
         watch = Watch(**spec.settings.bounds.model_dump())
@@ -91,41 +98,33 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
             reporter=context.reporter,
             steps=spec.settings.steps,
         )
-        await _resume(context, record, trainer, fleet)
+        await _resume(context, record, roles, fleet)
         began = time.monotonic()
         await _train(
             spec,
             context,
             record,
             _producer(spec, context, chat, domains, fleet),
-            trainer,
+            roles,
             fleet,
         )
         worked = time.monotonic() - began
-        await trainer.export(context.out, model)
+        await roles.export(context.out, model)
         record.write_rollouts(context.out)
         return {**record.summary(), "work_seconds": worked}
 
 
 async def _lease(
     stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
-) -> tuple[TrainerGroup, Fleet]:
+) -> tuple[Roles, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other."""
     from engines.sglang.fleet import prewarm
-    from tasks.resources import lease_fleet, lease_trainer
+    from tasks.resources import lease_fleet
+    from tasks.rl_roles import lease_roles
 
-    settings = spec.settings
     await prewarm(context.pool.servers, context.resources.tp_per_server)
-    trainer = await lease_trainer(
-        stack,
-        context,
-        settings.trainer,
-        settings.optimizer,
-        model,
-        seed=spec.seed,
-        total_steps=settings.steps * settings.algorithm.mini_batches,
-    )
-    return trainer, await lease_fleet(stack, context, settings.fleet, model)
+    roles = await lease_roles(stack, spec, context, model)
+    return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 
 
 def _producer(
@@ -148,24 +147,23 @@ def _producer(
         source=ProblemSource(domains, split="rl", seed=spec.seed),
         groups_per_step=settings.problems_per_step,
         group_size=settings.group_size,
-        oversample=settings.oversample,
+        oversample=1.0 if settings.algorithm.has_critic else settings.oversample,
         rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
+        compares=not settings.algorithm.has_critic,
         journal=RolloutJournal(context.checkpoints),
     )
 
 
-async def _resume(
-    context: StageContext, record: RlRecord, trainer: TrainerGroup, fleet: Fleet
-) -> None:
+async def _resume(context: StageContext, record: RlRecord, roles: Roles, fleet: Fleet) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
     if latest is None:
         return
     _, folder = latest
     record.restore(folder)
-    await trainer.load(folder / _TRAINER_FOLDER)
-    await trainer.publish(fleet.server_urls, record.version)
+    await roles.load(folder)
+    await roles.trainer.publish(fleet.server_urls, record.version)
 
 
 async def _train(
@@ -173,7 +171,7 @@ async def _train(
     context: StageContext,
     record: RlRecord,
     producer: Producer,
-    trainer: TrainerGroup,
+    roles: Roles,
     fleet: Fleet,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
@@ -181,14 +179,14 @@ async def _train(
     from engines.rollout.consumer import Consumer, StepResult
     from engines.rollout.loop import train_loop
 
-    settings = spec.settings
+    settings, critic = spec.settings, spec.settings.critic_role
 
     async def after_step(result: StepResult) -> bool:
         record.observe(result)
         over = record.solved or record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            await _checkpoint(context, record, trainer)
+            await _checkpoint(context, record, roles)
         if stopping:
             raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
         return over
@@ -198,10 +196,12 @@ async def _train(
     await train_loop(
         producer,
         Consumer(
-            trainer=trainer,
+            trainer=roles.trainer,
             endpoints=fleet.server_urls,
             algorithm=settings.algorithm,
             version=record.version,
+            critic=roles.critic,
+            critic_only_steps=critic.warmup_steps if critic else 0,
         ),
         RolloutBuffer(max_staleness=settings.max_staleness, version=record.version),
         first=record.step + 1,
@@ -210,9 +210,9 @@ async def _train(
     )
 
 
-async def _checkpoint(context: StageContext, record: RlRecord, trainer: TrainerGroup) -> None:
+async def _checkpoint(context: StageContext, record: RlRecord, roles: Roles) -> None:
     folder = context.scratch / f"checkpoint-{record.step}"
     folder.mkdir(parents=True)
-    await trainer.save(folder / _TRAINER_FOLDER)
+    await roles.save(folder)
     record.save(folder)
     await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)

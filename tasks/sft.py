@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt
 
 from engines.megatron.spec import Optimizer, Trainer
 from infra.config import Config
+from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec, Stopped
 
@@ -54,7 +55,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
 
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
-    from tasks.resources import lease_trainer, require_inputs, together
+    from tasks.resources import lease_trainer, require_inputs
     from tasks.sft_data import load_data
     from tasks.sft_record import SftRecord
 

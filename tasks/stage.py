@@ -31,12 +31,19 @@ class StageResources(Config):
 
     trainer: Parallel = Parallel()
     """layout of the trainer's ranks"""
+    critic: Parallel | None = None
+    """layout of a critic's ranks, beside the trainer's; None: the same as theirs"""
     servers: PositiveInt = 1
     """SGLang servers leased for generation"""
     tp_per_server: PositiveInt = 1
     """devices of one server"""
     checkpoints: Retention = Retention()
     """which checkpoints are kept while the stage is not done"""
+
+    @property
+    def of_critic(self) -> Parallel:
+        """The layout of a critic's ranks, for a stage that has one."""
+        return self.critic or self.trainer
 
 
 class Resources(Config):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from engines.algorithms.choices import (
     DisLoss,
     DistillationAdvantage,
-    GaeAdvantage,
     GroupAdvantage,
     ReinforceLoss,
     ReinforcePlusPlusAdvantage,
@@ -29,8 +28,6 @@ def refusals(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 def not_wired(algorithm: Algorithm) -> Iterator[str]:
     """What the functions can do and the `rl` stage has no part for yet."""
-    if isinstance(algorithm.advantage, GaeAdvantage):
-        yield "advantage: gae (presets ppo, sao) needs a critic, which `rl` does not train yet"
     if isinstance(algorithm.advantage, DistillationAdvantage):
         yield "advantage: distillation (preset opd) needs teachers, which `rl` does not have yet"
 

@@ -12,6 +12,7 @@ from engines.algorithms.choices import (
     Aggregation,
     ClipLoss,
     Correction,
+    GaeAdvantage,
     GroupAdvantage,
     Kl,
     Loss,
@@ -58,6 +59,11 @@ class Algorithm(Config):
     """optimizer steps that share one batch of rollouts"""
     agreement_gate: PositiveFloat = 1e-3
     """largest mean absolute trainer-engine logprob difference; beyond it the run stops"""
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether its advantage compares rewards with a critic's values."""
+        return isinstance(self.advantage, GaeAdvantage)
 
     @model_validator(mode="before")
     @classmethod

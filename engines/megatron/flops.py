@@ -26,7 +26,8 @@ def sequence_flops(
     """
     # Floats: the squares of long sequences times a large model's sizes pass 2**63.
     tokens, rows = lengths.astype(np.float64), num_logit_rows.astype(np.float64)
-    weights = shape.num_matmul_params * tokens + shape.hidden * shape.vocab * rows
+    outputs = 1 if shape.has_value_head else shape.vocab
+    weights = shape.num_matmul_params * tokens + shape.hidden * outputs * rows
     attention = shape.num_layers * shape.heads * shape.head_dim * tokens**2
     return 6.0 * (weights + attention)
 

@@ -59,6 +59,8 @@ class ModelShape:
     is_tied: bool
     has_qkv_bias: bool
     has_qk_norm: bool
+    has_value_head: bool = False
+    """one number a token in place of logits: a critic"""
 
     @property
     def num_matmul_params(self) -> int:

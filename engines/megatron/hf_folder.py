@@ -52,6 +52,34 @@ class HfWeights:
         return dict.fromkeys(self._opened(SINGLE).keys(), SINGLE)
 
 
+def write_critic_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
+    """Write a critic's `tensors` as a token classifier of one label, `value`, in `source`'s family.
+
+    The trunk is stored in the source's files and types, the value head beside its last tensors in
+    float32; `config.json` says what it is, so that transformers' AutoModelForTokenClassification
+    reads it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    last = sorted(set(source.file_of.values()))[-1]
+    file_of = {name: source.file_of.get(name, last) for name in sorted(tensors)}
+    for file in sorted(set(file_of.values())):
+        named = {n: _stored(n, tensors[n], source) for n, f in file_of.items() if f == file}
+        save_file(named, folder / file, metadata={"format": "pt"})
+    if set(file_of.values()) != {SINGLE}:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
+    config = json.loads((source.folder / "config.json").read_text())
+    names = [
+        str(name).replace("CausalLM", "TokenClassification") for name in config["architectures"]
+    ]
+    config |= {"architectures": names, "id2label": {"0": "value"}, "label2id": {"value": 0}}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _stored(name: str, tensor: Tensor, source: HfWeights) -> Tensor:
+    stored = tensor.to(source.read(name).dtype) if name in source.file_of else tensor.float()
+    return stored.contiguous()
+
+
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
     """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside its other files.
 

@@ -8,7 +8,7 @@ knows those layouts and nothing else: it reads and writes tensors through the ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from engines.megatron.parallel import Layout
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+VALUE_HEAD = {"output_layer.weight": "score.weight", "output_layer.bias": "score.bias"}
+"""as transformers' token classifiers name it, so that they read an exported critic"""
 
 _TOP = {
     "embedding.word_embeddings.weight": EMBEDDING,
@@ -61,6 +63,9 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
     for name, param in model.named_parameters():
         is_split = getattr(param, "tensor_model_parallel", False) and layout.parallel.tp > 1
         split_dim: int | None = param.partition_dim if is_split else None  # type: ignore[attr-defined]
+        if shape.has_value_head and name in VALUE_HEAD:
+            yield MappedWeight(param, (VALUE_HEAD[name],), None)
+            continue
         names = hf_names(name, first_layer)
         if names == (OUTPUT,) and shape.is_tied:
             # The last pipeline stage's own copy of the embedding.
@@ -89,10 +94,19 @@ def _first_layer(model: nn.Module) -> int:
 
 @torch.no_grad()
 def load_weights(
-    model: nn.Module, shape: ModelShape, layout: Layout, read: Callable[[str], Tensor]
+    model: nn.Module,
+    shape: ModelShape,
+    layout: Layout,
+    read: Callable[[str], Tensor],
+    stored: Container[str],
 ) -> None:
-    """Fill this rank's parameters from `read(HF name)`."""
+    """Fill this rank's parameters from `read(HF name)`.
+
+    A value head that is not among the `stored` names keeps the zeros it was made with.
+    """
     for weight in mapped_weights(model, shape, layout):
+        if weight.names[0] in VALUE_HEAD.values() and weight.names[0] not in stored:
+            continue
         whole = _fuse(weight, [read(name) for name in weight.names], shape, layout)
         weight.param.copy_(whole)
 

@@ -1,4 +1,4 @@
-"""Building the policy: a GPTModel from layer specs that computes logits only where they count."""
+"""Building a model: a GPTModel from layer specs whose head runs only on the rows that count."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from infra.errors import InputError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class PolicyModel(GPTModel):
-    """GPTModel whose output layer runs on a pack's trained rows only, fused with their logprobs.
+class PackedModel(GPTModel):
+    """The trunk: a pack's tokens in, hidden states of its trained rows out. A head is a subclass.
 
     Rotary angles are computed once per pack and applied by our attention, not once per layer.
     """
@@ -36,6 +36,33 @@ class PolicyModel(GPTModel):
     def __init__(self, rope_speeds: Tensor, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
         self.rope_speeds = rope_speeds
+
+    def hidden_states(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
+        """[R, H] of the pack's trained rows on the last stage; [T, 1, H] on other stages."""
+        pack, dtype = packed_seq_params, self.config.params_dtype
+        angles = pack.positions[:, None, None].float() * self.rope_speeds
+        cos = angles.cos().to(dtype)
+        pack.cos, pack.sin = torch.cat([cos, cos], -1), angles.sin().to(dtype)
+        return super().forward(*args, packed_seq_params=pack, **kwargs)
+
+    def _postprocess(
+        self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any
+    ) -> Tensor:
+        """[R, H] hidden states of the trained rows on the last stage; all of them elsewhere."""
+        if not self.post_process:
+            return hidden_states
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
+            )
+        return hidden_states.squeeze(1).index_select(0, packed_seq_params.rows)
+
+
+class PolicyModel(PackedModel):
+    """The output layer on a pack's trained rows only, fused with their logprobs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if self.post_process and self.output_layer.sequence_parallel:
             # The rows are chosen from all tokens, so we gather before the output layer: it then
             # sees whole inputs and must sum the input gradient over tensor-parallel ranks itself.
@@ -53,11 +80,8 @@ class PolicyModel(GPTModel):
         """On the last stage [2, R]: logprobs of the pack's labels at this temperature, then
         entropies, with a gradient where the loss has them; without a temperature the logits,
         [R, V / tp]. [T, 1, H] on other stages."""
-        pack, dtype = packed_seq_params, self.config.params_dtype
-        angles = pack.positions[:, None, None].float() * self.rope_speeds
-        cos = angles.cos().to(dtype)
-        pack.cos, pack.sin = torch.cat([cos, cos], -1), angles.sin().to(dtype)
-        hidden = super().forward(*args, packed_seq_params=pack, **kwargs)
+        pack = packed_seq_params
+        hidden = self.hidden_states(*args, packed_seq_params=pack, **kwargs)
         if not self.post_process:
             return hidden
         tied = self.share_embeddings_and_output_weights
@@ -71,17 +95,36 @@ class PolicyModel(GPTModel):
         # A gradient of zeros would cost as much as one of numbers.
         return torch.stack([logprobs, entropies if has_entropy_loss else entropies.detach()])
 
-    def _postprocess(
-        self, hidden_states: Tensor, *_: Any, packed_seq_params: Pack, **__: Any
-    ) -> Tensor:
-        """[R, H] hidden states of the trained rows on the last stage; all of them elsewhere."""
-        if not self.post_process:
-            return hidden_states
-        if self.config.sequence_parallel:
-            hidden_states = gather_from_sequence_parallel_region(
-                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
-            )
-        return hidden_states.squeeze(1).index_select(0, packed_seq_params.rows)
+
+class ValueModel(PackedModel):
+    """One number a trained row in place of logits: the value of the state its token is chosen in.
+
+    Every tensor-parallel rank holds the whole head and sees whole rows, so nothing is summed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.post_process:
+            # Megatron's checkpoint looks for the last stage's head under this name.
+            self.output_layer = ValueHead(self.config)
+
+    def forward(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
+        """[1, R] float32 on the last stage; [T, 1, H] on other stages."""
+        hidden = self.hidden_states(*args, packed_seq_params=packed_seq_params, **kwargs)
+        return self.output_layer(hidden) if self.post_process else hidden
+
+
+class ValueHead(torch.nn.Module):
+    """[R, H] -> [1, R] in float32, whatever the trunk's type."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        dtype = config.params_dtype
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=dtype))
+        self.bias = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        return F.linear(hidden_RH.float(), self.weight.float(), self.bias.float()).T
 
 
 def transformer_config(
@@ -134,13 +177,14 @@ def transformer_config(
         ) from error
 
 
-def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PolicyModel:
+def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PackedModel:
     """This rank's part of the model, weights still unset, on its device."""
+    kind = ValueModel if shape.has_value_head else PolicyModel
     layers = [layer_spec(config)] * get_num_layers_to_build(config)
     norm: Any = RMSNorm
     speeds = shape.rope.inverse_frequencies(shape.head_dim)
     with device.cuda_means_cpu():
-        model = PolicyModel(
+        model = kind(
             torch.tensor(speeds, device=device.device()),
             config=config,
             transformer_layer_spec=TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm),

@@ -1,4 +1,4 @@
-"""What a forward pass is for: from a pack's logprobs to a summed loss and its statistics.
+"""What a forward pass is for: from a pack's scores to a summed loss and its statistics.
 
 Megatron divides the summed gradient of all micro-batches and ranks by their summed *units*; the
 statistics are summed (or maximised) the same way. So everything here is a sum. Axis: R rows.
@@ -6,7 +6,7 @@ statistics are summed (or maximised) the same way. So everything here is a sum. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -47,16 +47,13 @@ class Objective(Protocol):
     peaks: ClassVar[tuple[str, ...]]
 
     @property
-    def temperature(self) -> float:
-        """What the logits are divided by."""
+    def head(self) -> Mapping[str, Any]:
+        """What the model's head is asked for: keywords of its `forward`."""
         ...
 
-    @property
-    def has_entropy_loss(self) -> bool:
-        """Whether the entropies enter the loss and need a gradient."""
+    def part(self, pack: Pack, scores: Tensor) -> Part:
+        """`scores` is what the model's head gave for the pack's trained rows."""
         ...
-
-    def part(self, pack: Pack, logprobs_R: Tensor, entropies_R: Tensor) -> Part: ...
 
 
 class SftObjective:
@@ -64,12 +61,14 @@ class SftObjective:
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "units")
     peaks: ClassVar[tuple[str, ...]] = ()
-    temperature = 1.0
-    has_entropy_loss = False
 
-    def part(self, pack: Pack, logprobs_R: Tensor, entropies_R: Tensor) -> Part:
-        loss, units = supervised_loss(logprobs_R).sum(), len(pack.targets)
-        return Part(loss, units, _stack(loss, units), loss.new_zeros(0, dtype=torch.float64))
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return {"temperature": 1.0}
+
+    def part(self, pack: Pack, scores: Tensor) -> Part:
+        loss, units = supervised_loss(scores[0]).sum(), len(pack.targets)
+        return Part(loss, units, stacked(loss, units), loss.new_zeros(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +112,15 @@ class RlObjective:
     peaks: ClassVar[tuple[str, ...]] = ("ratio",)
 
     @property
-    def temperature(self) -> float:
-        return self.algorithm.temperature
+    def head(self) -> Mapping[str, Any]:
+        algorithm = self.algorithm
+        return {
+            "temperature": algorithm.temperature,
+            "has_entropy_loss": algorithm.entropy_bonus > 0,
+        }
 
-    @property
-    def has_entropy_loss(self) -> bool:
-        return self.algorithm.entropy_bonus > 0
-
-    def part(self, pack: Pack, logprobs_R: Tensor, entropies_R: Tensor) -> Part:
+    def part(self, pack: Pack, scores: Tensor) -> Part:
+        logprobs_R, entropies_R = scores
         tokens = self._inputs(pack, logprobs_R)
         policy = self.loss(tokens)
         loss_R, left_R = self._corrected(pack, tokens, policy.loss_R)
@@ -137,7 +137,7 @@ class RlObjective:
         # Context-parallel ranks share each sequence: the first one counts it.
         first = self.layout.cp_rank == 0
         units = int(self.units[pack.sequences[: pack.num_sequences]].sum()) if first else 0
-        sums = _stack(
+        sums = stacked(
             loss,
             units,
             len(pack.targets),
@@ -148,7 +148,7 @@ class RlObjective:
             0 if reference_kl_R is None else reference_kl_R.sum(),
             0 if left_R is None else left_R.sum(),
         )
-        return Part(loss, units, sums, _stack(_peak(ratio)))
+        return Part(loss, units, sums, stacked(_peak(ratio)))
 
     def _inputs(self, pack: Pack, logprobs_R: Tensor) -> LossInputs:
         targets = self.targets
@@ -194,7 +194,7 @@ def _peak(values_R: Tensor) -> Tensor:
     return values_R.max() if len(values_R) else values_R.new_zeros(())
 
 
-def _stack(*values: Tensor | int) -> Tensor:
+def stacked(*values: Tensor | int) -> Tensor:
     """One float64 vector: statistics leave the device in a single transfer."""
     place: Sequence[Tensor] = [v for v in values if isinstance(v, Tensor)]
     return torch.stack(

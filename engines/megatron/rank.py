@@ -17,13 +17,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
 from infra.errors import EngineError, TributaryError
 from infra.user_files import install_hooks
 
 if TYPE_CHECKING:
-    from engines.megatron.trainer import Trainer
+    from engines.megatron.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TrainerJob:
-    """What every rank of a group builds its Trainer from."""
+    """What every rank of a group builds its Trainer or Critic from."""
 
     spec: TrainerSpec
     optimizer: Optimizer
@@ -50,6 +51,8 @@ class TrainerJob:
     """optimizer steps of the whole stage; the learning rate's decay ends there"""
     hooks: Mapping[str, str] = field(default_factory=dict[str, str])
     """text of the user's own files by relative path; a custom loss or advantage is one of them"""
+    critic: CriticSpec | None = None
+    """how the model learns values, if that is its role; None: it is a policy"""
 
 
 class Rank(Protocol):
@@ -68,7 +71,7 @@ class Rank(Protocol):
         ...
 
     def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
-        """Join the process group and build the Trainer; all ranks at once."""
+        """Join the process group and build the Trainer or Critic; all ranks at once."""
         ...
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
@@ -87,10 +90,10 @@ class TrainerRank:
         # Before torch loads OpenMP. A Ray runtime environment would do the same, but it keeps
         # the rank from using a worker process that Ray has started ahead.
         os.environ.update(environment)
-        for warm in ("engines.megatron.parallel", "engines.megatron.trainer"):
-            import_module(warm)
+        for warm in ("parallel", "trainer", "critic"):
+            import_module(f"engines.megatron.{warm}")
 
-        self._trainer: Trainer | None = None
+        self._trainer: Training | None = None
         self._rank = -1
 
     def place(self) -> Place:
@@ -123,19 +126,14 @@ class TrainerRank:
         stop_parallel()
 
 
-def _joined_trainer(job: TrainerJob, rank: int, rendezvous: str) -> Trainer:
+def _joined_trainer(job: TrainerJob, rank: int, rendezvous: str) -> Training:
+    from engines.megatron.critic import Critic
     from engines.megatron.parallel import start_parallel
     from engines.megatron.trainer import Trainer
 
     start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel)
-    return Trainer(
-        job.spec,
-        job.optimizer,
-        job.parallel,
-        job.model,
-        seed=job.seed,
-        total_steps=job.total_steps,
-    )
+    common = (job.spec, job.optimizer, job.parallel, job.model, job.seed, job.total_steps)
+    return Trainer(*common) if job.critic is None else Critic(*common, job.critic)
 
 
 @contextmanager

@@ -8,17 +8,17 @@ order, T all tokens of all samples end to end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, policy_loss
-from engines.algorithms.choices import ConstantMean
+from engines.algorithms.build import advantages, gae_of, policy_loss
+from engines.algorithms.choices import ConstantMean, GaeAdvantage
 from engines.algorithms.correction import corrected
-from engines.algorithms.inputs import StepTokens
+from engines.algorithms.inputs import StepTokens, Trajectories
 from engines.algorithms.kl import kl_estimate
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.sample_rules import counts, trains
@@ -82,15 +82,22 @@ class RlBatch:
             yield np.concatenate([members[number] for number in part.tolist()])
 
     def targets(
-        self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
+        self,
+        algorithm: Algorithm,
+        trainer: Floats | None,
+        reference: Floats | None,
+        values: Floats | None = None,
+        token_rewards: Floats | None = None,
     ) -> RlTargets:
         """What the step's tokens are worth, before its first update.
 
-        `trainer` and `reference` are logprobs [T] of the present and the first weights, where the
-        algorithm asks for them.
+        `trainer` and `reference` are logprobs [T] of the present and the first weights, `values`
+        the critic's and `token_rewards` those of `kl_rewards`, where the algorithm asks for them.
         """
         old = self.engine_logprobs if trainer is None else trainer
-        tokens = self._step_tokens(algorithm, self._at(old), reference)
+        if token_rewards is None:
+            token_rewards = self.kl_rewards(algorithm, trainer, reference)
+        tokens = self._step_tokens(algorithm, old, token_rewards, values)
         metrics: dict[str, float] = {}
         weights = None
         if algorithm.correction.compares_engines:
@@ -111,21 +118,66 @@ class RlBatch:
             metrics=metrics,
         )
 
-    def _step_tokens(
-        self, algorithm: Algorithm, logprobs_R: torch.Tensor, reference: Floats | None
-    ) -> StepTokens:
-        token_rewards_R = torch.zeros_like(logprobs_R)
+    def kl_rewards(
+        self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
+    ) -> Floats:
+        """[T] what each token's distance from the reference costs it; zeros without such a term."""
         kl = algorithm.kl
-        if reference is not None and kl.place == "reward":
-            token_rewards_R = -kl.coef * kl_estimate(logprobs_R, self._at(reference), kl.estimator)
+        if reference is None or kl.place != "reward":
+            return np.zeros(len(self.flat.tokens), np.float32)
+        old = self.engine_logprobs if trainer is None else trainer
+        distance_R = kl_estimate(self._at(old), self._at(reference), kl.estimator)
+        return self._spread(-kl.coef * distance_R)
+
+    def returns(self, algorithm: Algorithm, values: Floats, token_rewards: Floats | None) -> Floats:
+        """[T] what a critic that said `values` should have said of each trained token."""
+        if not isinstance(algorithm.advantage, GaeAdvantage):
+            raise ValueError(f"advantage {algorithm.advantage.kind} has no critic")
+        if token_rewards is None:
+            token_rewards = np.zeros_like(values)
+        tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
+        return self._spread(gae_of(algorithm.advantage, tokens)[1])
+
+    def valued(self, algorithm: Algorithm) -> FlatSequences:
+        """The sequences with every token marked whose state needs a value: the trained ones, or
+        all from the first to the last of these where observations are steps."""
+        advantage = algorithm.advantage
+        if isinstance(advantage, GaeAdvantage) and advantage.skip_observations:
+            return self.flat
+        return replace(self.flat, trained=self._spans())
+
+    def _spans(self) -> NDArray[np.bool_]:
+        """[T] whether a token stands between its sample's first and last trained ones."""
+        trained = self.flat.trained
+        before = np.cumsum(trained) - trained
+        before = before - np.repeat(before[self.flat.starts], self.flat.lengths)
+        return (before + trained > 0) & (before < np.repeat(self.num_trained, self.flat.lengths))
+
+    def _trajectories(self, values: Floats) -> Trajectories:
+        span = self._spans()
+        sequence = np.repeat(np.arange(len(self.num_trained)), self.flat.lengths)
+        return Trajectories(
+            values_S=torch.from_numpy(values[span]).double(),
+            sequence_S=torch.from_numpy(sequence[span]),
+            trained_S=torch.from_numpy(self.flat.trained[span]),
+        )
+
+    def _step_tokens(
+        self,
+        algorithm: Algorithm,
+        logprobs: Floats,
+        token_rewards: Floats,
+        values: Floats | None,
+    ) -> StepTokens:
         num_trained = torch.from_numpy(self.num_trained)
         return StepTokens(
             rewards_N=self._rewards(algorithm),
             group_N=torch.from_numpy(_numbered([s.group_id for s in self.samples])),
             rollout_N=torch.from_numpy(self.rollouts),
             sequence_R=torch.arange(len(num_trained)).repeat_interleave(num_trained),
-            logprobs_R=logprobs_R,
-            token_rewards_R=token_rewards_R,
+            logprobs_R=self._at(logprobs),
+            token_rewards_R=self._at(token_rewards),
+            trajectories=None if values is None else self._trajectories(values),
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:

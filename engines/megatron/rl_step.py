@@ -20,7 +20,8 @@ from engines.megatron.rl_batch import RlBatch, check_agreement
 from engines.types import Sample
 
 if TYPE_CHECKING:
-    from engines.megatron.trainer import StepStats, Trainer
+    from engines.megatron.trainer import Trainer
+    from engines.megatron.training import StepStats
 
 
 def train_on(
@@ -30,17 +31,15 @@ def train_on(
     *,
     gate: bool,
     version: int | None,
+    values: NDArray[np.float32] | None = None,
+    token_rewards: NDArray[np.float32] | None = None,
 ) -> dict[str, float]:
     """See `Trainer.rl_step`."""
     start = time.perf_counter()
     batch = RlBatch.of(samples, algorithm)
-    old = None
-    if algorithm.old_logprobs == "trainer":
-        old = trainer.score(batch.flat, algorithm.temperature)
-    reference = None
-    if algorithm.kl.coef:
-        reference = trainer.reference_score(batch.flat, algorithm.temperature)
-    targets = batch.targets(algorithm, old, reference)
+    old = _old(trainer, batch, algorithm)
+    reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
+    targets = batch.targets(algorithm, old, reference, values, token_rewards)
     mismatch: dict[str, float] = {}
     steps: list[StepStats] = []
     norms: list[float] = []
@@ -59,6 +58,31 @@ def train_on(
     rates = trainer.rates(batch.flat, time.perf_counter() - start)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
     return {**means, **mismatch, **targets.metrics, **rates}
+
+
+def token_rewards_of(
+    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+) -> NDArray[np.float32]:
+    """See `Trainer.token_rewards`."""
+    batch = RlBatch.of(samples, algorithm)
+    old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
+    return batch.kl_rewards(algorithm, old, reference)
+
+
+def _old(trainer: Trainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
+    """The trainer's own logprobs [T] before the step; None where the engine's stand for them."""
+    if algorithm.old_logprobs == "engine":
+        return None
+    return trainer.score(batch.flat, algorithm.temperature)
+
+
+def _reference(
+    trainer: Trainer, batch: RlBatch, algorithm: Algorithm
+) -> NDArray[np.float32] | None:
+    """Logprobs [T] of the first weights; None without a KL term."""
+    if not algorithm.kl.coef:
+        return None
+    return trainer.reference_score(batch.flat, algorithm.temperature)
 
 
 def _before_updates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import Config
 
@@ -45,6 +45,34 @@ class Optimizer(Config):
     weight_decay: float = Field(default=0.0, ge=0)
     clip_grad: float = Field(default=1.0, ge=0)
     """global gradient norm bound; 0 turns clipping off"""
+
+
+class Critic(Config):
+    """A second model, from the same weights, that learns what a token's state is worth."""
+
+    lr_ratio: PositiveFloat = 5.0
+    """its learning rate over the policy's, whose other optimizer settings it shares; SAO: 5"""
+    optimizer: Optimizer | None = None
+    """its own, in place of the policy's with `lr_ratio`"""
+    warmup_steps: int = Field(default=0, ge=0)
+    """steps of the stage at its start in which only the critic learns and the policy stays"""
+    steps_per_policy_step: PositiveInt = 2
+    """passes over each step's batch, each in as many mini-batches as the policy's one pass"""
+    clip: PositiveFloat | None = 0.2
+    """how far a value may move in one step of the stage before its loss is held; None: unbounded.
+    In units of reward"""
+    freeze_attention: bool = False
+    """train all weights but those of attention (SAO)"""
+
+    @model_validator(mode="after")
+    def _one_learning_rate(self) -> Critic:
+        if self.optimizer is not None and "lr_ratio" in self.model_fields_set:
+            raise ValueError("lr_ratio scales the policy's optimizer; leave it out, or `optimizer`")
+        return self
+
+    def optimizer_beside(self, policy: Optimizer) -> Optimizer:
+        """What it trains with beside a policy that trains with `policy`."""
+        return self.optimizer or policy.model_copy(update={"lr": policy.lr * self.lr_ratio})
 
 
 class Trainer(Config):

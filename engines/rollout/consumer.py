@@ -1,5 +1,8 @@
 """Consumer: trains on a batch, publishes the new weights, hands the version back.
 
+    with a critic:  values of the batch ──▶ policy step and critic step side by side, both from
+                    these values; in the first steps the critic's alone
+
 consumes: `StepBatch`                     waits for: `buffer.take`
 produces: policy version + 1, metrics     unblocked by: `buffer.put`
 """
@@ -14,7 +17,9 @@ from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.buffer import RolloutBuffer, StepBatch
 from engines.rollout.producer import trainable
-from engines.rollout.seams import PolicyTrainer
+from engines.rollout.seams import PolicyTrainer, ValueTrainer
+from engines.types import Sample
+from infra.together import together
 
 _MIN_SHARE = 0.25
 """with fewer than this share of the wanted groups, an update would follow noise: it is skipped"""
@@ -29,7 +34,9 @@ class StepResult:
     """policy version after it"""
     batch: StepBatch
     trained: dict[str, float] = field(default_factory=dict)
-    """the trainer's metrics; empty when the update was skipped"""
+    """the policy's metrics; empty when its update was skipped"""
+    critic: dict[str, float] = field(default_factory=dict)
+    """the critic's, where there is one"""
     train_seconds: float = 0.0
     publish_seconds: float = 0.0
     publish_bytes: int = 0
@@ -45,8 +52,13 @@ class Consumer:
         endpoints: Sequence[str],
         algorithm: Algorithm,
         version: int,
+        critic: ValueTrainer | None = None,
+        critic_only_steps: int = 0,
     ) -> None:
+        """In the first `critic_only_steps` steps of the stage the policy stays as it is."""
         self._trainer = trainer
+        self._critic = critic
+        self._critic_only_steps = critic_only_steps
         self._endpoints = endpoints
         self._algorithm = algorithm
         self._version = version
@@ -72,18 +84,36 @@ class Consumer:
         if too_few or not any(trains(s, self._algorithm.truncated) for s in samples):
             return StepResult(step, self._version, batch)
         began = time.monotonic()
-        metrics = await self._trainer.rl_step(
-            samples, self._algorithm, gate=True, version=self._version
+        trained, of_critic = await self._train(step, samples)
+        result = StepResult(step, self._version, batch, trained, of_critic)
+        result.train_seconds = time.monotonic() - began
+        if trained:
+            await self._publish(result)
+        return result
+
+    async def _train(
+        self, step: int, samples: list[Sample]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics of the policy's update and of the critic's; empty where there was none."""
+        trainer, algorithm = self._trainer, self._algorithm
+        if self._critic is None:
+            metrics = await trainer.rl_step(samples, algorithm, gate=True, version=self._version)
+            return metrics, {}
+        values = await self._critic.values(samples, algorithm)
+        token_rewards = None
+        if algorithm.kl.coef and algorithm.kl.place == "reward":
+            token_rewards = await trainer.token_rewards(samples, algorithm)
+        learning = self._critic.critic_step(samples, algorithm, values, token_rewards)
+        if step <= self._critic_only_steps:
+            return {}, await learning
+        return await together(
+            trainer.rl_step(samples, algorithm, True, self._version, values, token_rewards),
+            learning,
         )
-        trained = time.monotonic()
+
+    async def _publish(self, result: StepResult) -> None:
+        began = time.monotonic()
         report = await self._trainer.publish(self._endpoints, self._version + 1)
-        self._version += 1
-        return StepResult(
-            step,
-            self._version,
-            batch,
-            trained=metrics,
-            train_seconds=trained - began,
-            publish_seconds=time.monotonic() - trained,
-            publish_bytes=report.bytes,
-        )
+        self._version = result.version = self._version + 1
+        result.publish_seconds = time.monotonic() - began
+        result.publish_bytes = report.bytes

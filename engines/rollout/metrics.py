@@ -80,7 +80,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
     renamed["seconds"] = "trainer_seconds"
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
-    return values
+    return values | result.critic
 
 
 def _by_domain(samples: Sequence[Sample]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Producer: turns problems into the groups of a training step.
 
     round:  draw problems ──▶ all rollouts of all groups at once ──▶ judged groups
-            groups whose rewards differ are kept; the others are replaced by fresh problems in the
-            next round, until enough are kept or the rounds are used up
+            groups whose rewards differ (with a critic: all) are kept; the others are replaced by
+            fresh problems in the next round, until enough are kept or the rounds are used up
 
 consumes: the problem source, the policy of the moment     waits for: `buffer.admit`
 produces: `StepBatch`                                      unblocked by: `buffer.trained`
@@ -39,8 +39,11 @@ class Producer:
         oversample: float,
         rounds: int,
         temperature: float,
+        compares: bool = True,
         journal: RolloutJournal | None = None,
     ) -> None:
+        """`compares`: a group teaches by its spread, so one of equal rewards is replaced. False:
+        a critic says what each rollout should have brought, and every one teaches."""
         self._roller = roller
         self.source = source
         self._wanted = groups_per_step
@@ -48,6 +51,7 @@ class Producer:
         self._oversample = oversample
         self._rounds = rounds
         self._temperature = temperature
+        self._compares = compares
         self._journal = journal
 
     async def run(self, buffer: RolloutBuffer, first: int, last: int) -> None:
@@ -75,7 +79,7 @@ class Producer:
             drawn = self.source.draw(math.ceil(missing * self._oversample))
             groups = await self._roll(drawn, version, step, rounds, known)
             rolled += groups
-            informative += [g for g in groups if g.has_signal]
+            informative += [g for g in groups if self._teaches(g)]
             rounds += 1
         if self._journal is not None:
             await self._journal.flush()
@@ -120,6 +124,9 @@ class Producer:
                 ]
             )
         )
+
+    def _teaches(self, group: Group) -> bool:
+        return group.has_signal if self._compares else bool(trainable(group).samples)
 
     def _keep(self, step: int, sample: Sample) -> None:
         if self._journal is not None:

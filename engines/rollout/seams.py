@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from engines.algorithms.spec import Algorithm
 from engines.types import (
@@ -24,7 +24,13 @@ from engines.types import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from engines.weight_sync.report import PublishReport
+
+Values: TypeAlias = "NDArray[np.float32]"
+"""a number for each token of a step's trainable samples, end to end"""
 
 
 class Generate(Protocol):
@@ -80,10 +86,32 @@ class PolicyTrainer(Protocol):
     """The trainer as the RL loop sees it."""
 
     async def rl_step(
-        self, samples: list[Sample], algorithm: Algorithm, gate: bool, version: int | None = None
+        self,
+        samples: list[Sample],
+        algorithm: Algorithm,
+        gate: bool,
+        version: int | None = None,
+        values: Values | None = None,
+        token_rewards: Values | None = None,
     ) -> dict[str, float]: ...
 
+    async def token_rewards(self, samples: list[Sample], algorithm: Algorithm) -> Values: ...
+
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
+
+
+class ValueTrainer(Protocol):
+    """The critic as the RL loop sees it."""
+
+    async def values(self, samples: list[Sample], algorithm: Algorithm) -> Values: ...
+
+    async def critic_step(
+        self,
+        samples: list[Sample],
+        algorithm: Algorithm,
+        values: Values,
+        token_rewards: Values | None = None,
+    ) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
 from infra.ports import free_ports
@@ -31,6 +32,8 @@ class TrainerArgs:
     optimizer: Optimizer = OPTIMIZER
     seed: int = 5
     total_steps: int = 10
+    critic: CriticSpec | None = None
+    """how it learns values; None: a policy"""
 
 
 class Ranks:
@@ -73,6 +76,7 @@ def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
+    from engines.megatron.critic import Critic
     from engines.megatron.trainer import Trainer, start_parallel, stop_parallel
 
     torch.set_num_threads(1)
@@ -80,9 +84,9 @@ def _serve(pipe: Connection) -> None:
         job, args, rest, rank, rendezvous = pipe.recv()
         try:
             start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
-            trainer = Trainer(
-                args.spec, args.optimizer, args.parallel, args.model, args.seed, args.total_steps
-            )
+            made = (args.spec, args.optimizer, args.parallel, args.model, args.seed)
+            made = (*made, args.total_steps)
+            trainer = Trainer(*made) if args.critic is None else Critic(*made, args.critic)
             answer = (None, job(trainer, *rest))
         except Exception as error:
             error.add_note(traceback.format_exc())

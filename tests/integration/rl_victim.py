@@ -1,4 +1,4 @@
-"""An RL stage that kills its own process at a chosen moment: `rl_victim ROOT MODEL MOMENT`."""
+"""An RL stage that kills its own process at a moment: `rl_victim ROOT MODEL MOMENT PRESET`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from infra.artifacts import StageCheckpoints
 from infra.storage import Store
 from tasks import rl
+from tasks.stage import Resources, StageContext
 from tests.stage_parts import ListReporter, stage_context
 
 MOMENTS = ("mid-generation", "mid-checkpoint", "after-training")
 """of step 3; of step 4, whose checkpoint is torn; of step 5"""
 
 
-def rl_spec() -> rl.RlSpec:
-    """Five steps, a checkpoint after every second."""
+def rl_spec(preset: str = "grpo") -> rl.RlSpec:
+    """Five steps, a checkpoint after every second; with a critic that is alone in the first."""
     domain = {
         "name": "general",
         "curriculum": {"name": "general"},
@@ -30,14 +32,17 @@ def rl_spec() -> rl.RlSpec:
         ],
         "max_new_tokens": 24,
     }
-    settings = {
+    settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,
         "group_size": 4,
         "oversample": 2.0,
+        "algorithm": {"preset": preset},
         "optimizer": {"lr": 3e-3},
         "checkpoint_every": 2,
     }
+    if preset == "ppo":
+        settings["critic"] = {"warmup_steps": 1}
     return rl.RlSpec.model_validate({"settings": settings, "domains": [domain]})
 
 
@@ -64,16 +69,22 @@ class DyingStore(Store):
             _die()
 
 
-def main(root: Path, model: Path, moment: str) -> None:
-    context = stage_context(root, "cut", {"model": model})
-    attempt = int((root / "cut" / "attempts").read_text())
-    store = DyingStore(f"file://{root / 'cut' / 'store'}")
+def context_of(root: Path, name: str, model: Path) -> StageContext:
+    """Room for a policy and a critic."""
+    return stage_context(root, name, {"model": model}, pool=Resources(trainer_ranks=2, servers=1))
+
+
+def main(root: Path, model: Path, moment: str, preset: str) -> None:
+    name = f"cut-{preset}"
+    context = context_of(root, name, model)
+    attempt = int((root / name / "attempts").read_text())
+    store = DyingStore(f"file://{root / name / 'store'}")
     store.moment = moment
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
     if moment == "after-training":
         context.reporter = Reporter()
-    asyncio.run(rl.run(rl_spec(), context))
+    asyncio.run(rl.run(rl_spec(preset), context))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -17,16 +17,16 @@ from safetensors.numpy import load_file
 from engines.rollout.gallery import read_rollouts
 from tasks import rl
 from tasks.stage import StageContext
-from tests.integration.rl_victim import MOMENTS, rl_spec
-from tests.stage_parts import ListReporter, stage_context
+from tests.integration.rl_victim import MOMENTS, context_of, rl_spec
+from tests.stage_parts import ListReporter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _TIMES = ("seconds", "_per_s", "mfu", "recovered")
 
 
-def result(context: StageContext) -> tuple[bytes, list[Any], dict[int, dict[str, float]]]:
-    """Weights, shown rollouts and metrics, less what a clock says."""
+def result(context: StageContext) -> tuple[list[bytes], list[Any], dict[int, dict[str, float]]]:
+    """Weights of all roles, shown rollouts and metrics, less what a clock says."""
     reporter = context.reporter
     assert isinstance(reporter, ListReporter)
     steps = {
@@ -34,14 +34,16 @@ def result(context: StageContext) -> tuple[bytes, list[Any], dict[int, dict[str,
         for step, values in reporter.steps.items()
     }
     shown = list(read_rollouts(context.out / "rollouts.parquet"))
-    return (context.out / "model.safetensors").read_bytes(), shown, steps
+    weights = sorted(context.out.rglob("*.safetensors"))
+    return [file.read_bytes() for file in weights], shown, steps
 
 
-def die(root: Path, model: Path, moment: str) -> str:
-    """Run the stage `cut` in a process of its own until it kills itself at the moment; -> what it
-    wrote to stderr."""
+def die(root: Path, model: Path, moment: str, preset: str) -> str:
+    """Run the stage `cut-PRESET` in a process of its own until it kills itself at the moment; ->
+    what it wrote to stderr."""
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-P", "-m", "tests.integration.rl_victim", root, model, moment]
+    command = [sys.executable, "-P", "-m", "tests.integration.rl_victim"]
+    command += [root, model, moment, preset]
     done = subprocess.run(
         [str(part) for part in command],
         env=os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -54,18 +56,19 @@ def die(root: Path, model: Path, moment: str) -> str:
 async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_disturbed(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    inputs = {"model": small_base}
-    whole = stage_context(stage_root, "whole", inputs)
+    whole = context_of(stage_root, "whole", small_base)
     await rl.run(rl_spec(), whole)
     weights, shown, steps = result(whole)
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all(step["update_skipped"] == 0 for step in steps.values())
     assert _changed(small_base, whole.out)
 
-    said = [await asyncio.to_thread(die, stage_root, small_base, moment) for moment in MOMENTS]
+    said = [
+        await asyncio.to_thread(die, stage_root, small_base, moment, "grpo") for moment in MOMENTS
+    ]
     assert "step-00000004-a2" in said[-1]
     assert "is torn; passed over" in said[-1]
-    rest = stage_context(stage_root, "cut", inputs)
+    rest = context_of(stage_root, "cut-grpo", small_base)
     await rl.run(rl_spec(), rest)
     assert isinstance(rest.reporter, ListReporter)
     fifth = rest.reporter.steps[5]
@@ -74,6 +77,32 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert last == weights
     assert shown_last == shown
     assert steps_last == {step: values for step, values in steps.items() if step in steps_last}
+
+
+async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    whole = context_of(stage_root, "whole-ppo", small_base)
+    await rl.run(rl_spec("ppo"), whole)
+    weights, shown, steps = result(whole)
+    assert [f.parent.name for f in sorted(whole.out.rglob("*.safetensors"))] == ["critic", "out"]
+    assert [steps[n]["version"] for n in range(1, 6)] == [0, 1, 2, 3, 4], "alone in step 1"
+    for step in steps.values():
+        assert step["groups_kept"] == step["groups_rolled"] == 4, "no group is replaced"
+        assert step["value_loss"] > 0
+        assert step["critic_lr"] == pytest.approx(1.5e-2)
+    assert steps[1]["explained_variance"] == 0
+    assert steps[5]["explained_variance"] != 0
+    assert "mismatch_mean" not in steps[1]
+    assert steps[2]["mismatch_mean"] <= 2e-5
+
+    await asyncio.to_thread(die, stage_root, small_base, "after-training", "ppo")
+    rest = context_of(stage_root, "cut-ppo", small_base)
+    await rl.run(rl_spec("ppo"), rest)
+    last, shown_last, steps_last = result(rest)
+    assert last == weights
+    assert shown_last == shown
+    assert steps_last == {step: steps[step] for step in steps_last}
 
 
 def _changed(before: Path, after: Path) -> bool:

@@ -17,11 +17,13 @@ import pytest
 import ray
 from ray import cloudpickle
 
+from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
+from engines.megatron.critic_group import lease_with_critic
 from engines.megatron.group import TrainerGroup, prewarm
 from engines.megatron.pools import open_pool
 from engines.megatron.rank import Place, Rank, TrainerJob, TrainerRank, place_of_this_process
-from engines.megatron.spec import Optimizer, Parallel, Trainer
+from engines.megatron.spec import Critic, Optimizer, Parallel, Trainer
 from engines.raylink import connect
 from infra.errors import (
     AgreementError,
@@ -63,7 +65,7 @@ class StandInRank:
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         assert self.job is not None
-        if method == "logprobs":
+        if method in ("logprobs", "values"):
             return [[os.getpid(), self.rank, self.gpu]] if self.rank == 0 else None
         rank, _, deed = str(arguments[0]).partition("-")
         if int(rank) != self.rank:
@@ -198,6 +200,37 @@ async def test_a_pool_grows_when_asked_for_more_and_retires_only_when_idle(clust
         await pool.retire.remote()
 
 
+def job(**more: Any) -> TrainerJob:
+    return TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10, **more)
+
+
+async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: Any) -> None:
+    """With a lease for each role, both stages would hold one rank of two and wait for ever."""
+
+    async def stage(holder: str) -> int:
+        roles = await lease_with_critic(
+            job(), job(critic=Critic()), 2, holder, wait_s=60.0, pool=pool
+        )
+        held = len((await pool.status.remote()).leases)
+        pids = {await pid(roles[0]), int((await roles[1].values([], Algorithm()))[0][0])}
+        await roles[1].release()
+        assert held == 1
+        return len(pids)
+
+    assert await asyncio.gather(stage("a"), stage("b")) == [2, 2]
+    with pytest.raises(InputError, match=r"trainer and critic need 1 \+ 1 ranks .* has 1"):
+        await lease_with_critic(job(), job(critic=Critic()), 1, "c", pool=pool)
+
+
+async def test_an_error_of_one_role_ends_the_lease_of_both(pool: Any) -> None:
+    policy, critic = await lease_with_critic(job(), job(critic=Critic()), 2, "a", pool=pool)
+    with pytest.raises(EngineError, match="division by zero"):
+        await critic.save(Path("0-bug"))
+    with pytest.raises(EngineError, match="broke before"):
+        await policy.logprobs([[0]])
+    await policy.release()
+
+
 async def test_our_own_errors_come_back_as_they_were_raised(pool: Any) -> None:
     async with await leased(pool, 2) as group:
         with pytest.raises(AgreementError, match="sample s3 differs"):
@@ -251,10 +284,11 @@ async def test_a_killed_driver_loses_its_ranks_at_once(cluster: str) -> None:
     code = f"""
 import asyncio
 from pathlib import Path
+from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.megatron.group import TrainerGroup
 from engines.megatron.pools import open_pool
-from engines.megatron.spec import Optimizer, Parallel, Trainer
+from engines.megatron.spec import Critic, Optimizer, Parallel, Trainer
 async def main():
     group = await TrainerGroup.lease(Parallel(), 1, "victim", Trainer(), Optimizer(lr=1e-3),
                                      Path("model"), 0, 10, pool=open_pool(name={name!r}))

@@ -16,7 +16,7 @@ from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 
-UNWIRED = {"ppo", "sao", "opd"}
+UNWIRED = {"opd"}
 
 
 def refused(group_size: int = 8, **written: object) -> list[str]:
@@ -101,7 +101,6 @@ WEIGHT = {"correction": {"weight": {}}}
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"preset": "ppo"}, "needs a critic"),
         ({"preset": "opd"}, "needs teachers"),
         ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
         ({"advantage": {"whiten": True}}, "std and whiten"),
@@ -150,14 +149,14 @@ def test_check_names_the_stage_and_every_reason() -> None:
     recipe = load_recipe(
         "cpu-smoke",
         [
-            "experts.agent.rl.algorithm={preset: ppo}",
+            "experts.agent.rl.algorithm={preset: opd}",
             "unified.rl.algorithm={correction: {weight: {}}}",
         ],
     )
     with pytest.raises(InputError) as caught:
         check_recipe(recipe, plan_post_train(recipe))
     said = str(caught.value)
-    assert "stage agent-rl: algorithm.advantage: gae (presets ppo, sao) needs a critic" in said
+    assert "stage agent-rl: algorithm.advantage: distillation (preset opd) needs teachers" in said
     assert "stage unified-rl: algorithm.correction: weighs" in said
 
 

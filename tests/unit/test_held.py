@@ -15,8 +15,8 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = (
     *sorted((ROOT / "engines" / "rollout").glob("*.py")),
-    *(ROOT / f"tasks/{name}.py" for name in ("rl", "rl_record", "sft", "sft_record")),
-    ROOT / "engines/megatron/trainer.py",
+    *(ROOT / f"tasks/{name}.py" for name in ("rl", "rl_record", "rl_roles", "sft", "sft_record")),
+    *(ROOT / f"engines/megatron/{name}.py" for name in ("training", "trainer", "critic")),
 )
 
 

@@ -225,3 +225,59 @@ def test_lags_are_counted_from_the_policys_version() -> None:
     # Not told: from the newest token.
     assert batch.lags(batch.trained(), None).tolist() == [2, 2, 0, 0]
     assert batch.trained(np.array([1])).tolist() == [6, 7]
+
+
+# With a critic
+
+
+def with_observation(rollout: str, reward: float) -> Sample:
+    """Two prompt tokens, two trained ones, an observation, one more trained one, a last one that
+    the environment wrote."""
+    made = sample(rollout, reward, trained=5)
+    made.loss_mask = [0, 0, 1, 1, 0, 1, 0]
+    return made
+
+
+GAE = {"kind": "gae", "lam": 0.5, "whiten": False}
+
+
+def test_values_of_the_flat_tokens_reach_the_advantage_and_the_returns() -> None:
+    # A rollout without trained tokens stands before: places in the batch are not those of samples.
+    samples = [sample("z", trained=0), sample("a", 0), with_observation("b", 1)]
+    algorithm = Algorithm.model_validate({"advantage": GAE})
+    batch = RlBatch.of(samples, algorithm)
+    values = np.zeros(4 + 7, np.float32)
+    values[[2, 3]] = 0.5, 0.25
+    values[[4 + 2, 4 + 3, 4 + 4, 4 + 5]] = 0.1, 0.2, 5.0, 0.6
+    targets = batch.targets(algorithm, None, None, values)
+    # a: d = -0.25, -0.25; A = -0.375, -0.25. b: as if the observation were not there.
+    wanted = [-0.375, -0.25, 0.4, 0.6, 0.4]
+    assert targets.advantages[batch.trained()].tolist() == pytest.approx(wanted)
+    returns = batch.returns(algorithm, values, None)
+    assert returns[batch.trained()].tolist() == pytest.approx([0, 0, 1, 1, 1])
+    assert batch.valued(algorithm) is batch.flat
+
+
+def test_observations_that_are_steps_need_values_between_the_trained_tokens() -> None:
+    algorithm = Algorithm.model_validate({"advantage": {**GAE, "skip_observations": False}})
+    batch = RlBatch.of([sample("a", 0), with_observation("b", 1)], algorithm)
+    wanted = [0, 0, 1, 1, *[0, 0, 1, 1, 1, 1, 0]]
+    assert batch.valued(algorithm).trained.astype(int).tolist() == wanted
+    values = np.zeros(4 + 7, np.float32)
+    values[[4 + 2, 4 + 3, 4 + 4, 4 + 5]] = 0.1, 0.2, 5.0, 0.6
+    got = batch.targets(algorithm, None, None, values).advantages[batch.trained()]
+    assert got.tolist() == pytest.approx([0, 0, 1.45, 2.7, 0.4])
+
+
+def test_the_critic_learns_the_rewards_that_the_policy_hears() -> None:
+    kl = {"coef": 0.1, "estimator": "k1", "place": "reward"}
+    algorithm = Algorithm.model_validate({"advantage": GAE, "kl": kl})
+    batch = RlBatch.of([sample("a", 1)], algorithm)
+    rewards = batch.kl_rewards(algorithm, None, batch.engine_logprobs - 0.5)
+    assert rewards[batch.trained()].tolist() == pytest.approx([-0.05, -0.05])
+    values = np.zeros(4, np.float32)
+    # Rewards -0.05, 0.95: returns 0.9, 0.95; d = r, so A = -0.05 + 0.475, 0.95.
+    returns = batch.returns(algorithm, values, rewards)
+    assert returns[batch.trained()].tolist() == pytest.approx([0.9, 0.95])
+    targets = batch.targets(algorithm, None, None, values, rewards)
+    assert targets.advantages[batch.trained()].tolist() == pytest.approx([0.425, 0.95])

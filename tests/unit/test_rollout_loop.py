@@ -27,12 +27,17 @@ class Trainer:
         self.policy = policy
         self.slow = slow
         self.trained: list[list[int]] = []
+        self.heard = (None, None)
 
-    async def rl_step(self, samples, algorithm, gate, version):
+    async def rl_step(self, samples, algorithm, gate, version, values=None, token_rewards=None):
+        self.heard = (values, token_rewards)
         for _ in range(self.slow):
             await asyncio.sleep(0)
         self.trained.append([s.oldest_version for s in samples])
         return {"entropy": 0.5, "tokens": 10.0}
+
+    async def token_rewards(self, samples, algorithm):
+        return "token rewards"
 
     async def publish(self, endpoints, version):
         self.policy.version = version
@@ -151,3 +156,70 @@ async def test_a_step_reports_its_numbers():
     assert metrics["train_tokens"] == 10.0
     assert metrics["publish_bytes"] == 100.0
     assert metrics["failed_share"] == 0.0
+
+
+class Critic:
+    """Its values are the number of steps it has learned from."""
+
+    def __init__(self):
+        self.steps = 0
+        self.heard = []
+
+    async def values(self, samples, algorithm):
+        return self.steps
+
+    async def critic_step(self, samples, algorithm, values, token_rewards=None):
+        self.heard.append((values, token_rewards))
+        self.steps += 1
+        return {"value_loss": 0.25}
+
+
+def with_critic(**written):
+    policy = Policy(informative())
+    trainer, critic = Trainer(policy), Critic()
+    consumer = Consumer(
+        trainer=trainer,
+        endpoints=["http://server"],
+        algorithm=Algorithm(preset="ppo", **written),
+        version=0,
+        critic=critic,
+        critic_only_steps=2,
+    )
+    made, _, buffer, _ = setup(informative())
+    return made, consumer, buffer, trainer, critic
+
+
+async def test_in_its_warm_up_the_critic_alone_learns_and_nothing_is_published():
+    *parts, trainer, critic = with_critic()
+    results = await run([*parts, trainer], 3)
+    assert [r.version for r in results] == [0, 0, 1]
+    assert [len(trainer.trained), critic.steps] == [1, 3]
+    metrics = [step_metrics(r) for r in results]
+    assert [m["update_skipped"] for m in metrics] == [1, 1, 0]
+    assert [m["value_loss"] for m in metrics] == [0.25] * 3
+    assert [m["publish_bytes"] for m in metrics] == [0, 0, 100]
+
+
+async def test_both_roles_learn_from_the_values_before_the_step():
+    *parts, trainer, critic = with_critic()
+    await run([*parts, trainer], 4)
+    assert critic.heard == [(0, None), (1, None), (2, None), (3, None)]
+    assert trainer.heard == (3, None)
+
+
+async def test_both_roles_hear_of_a_kl_in_the_reward():
+    kl = {"coef": 0.1, "estimator": "k1", "place": "reward"}
+    *parts, trainer, critic = with_critic(kl=kl)
+    await run([*parts, trainer], 3)
+    assert critic.heard[-1] == trainer.heard == (2, "token rewards")
+
+
+async def test_an_error_of_the_critic_ends_the_loop_as_it_is():
+    *parts, trainer, critic = with_critic()
+
+    async def critic_step(*_):
+        raise EngineError("rank 1 is gone")
+
+    critic.critic_step = critic_step
+    with pytest.raises(EngineError, match="rank 1 is gone"):
+        await run([*parts, trainer], 3)

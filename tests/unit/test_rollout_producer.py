@@ -115,3 +115,10 @@ def test_failed_and_aborted_samples_leave_the_group_and_their_siblings_stay():
 def test_a_failed_sample_gives_a_group_no_signal():
     samples = [sample(Status.COMPLETED, 1.0), sample(Status.FAILED, 0.0)]
     assert not Group(Problem("p", "d", ()), samples).has_signal
+
+
+async def test_with_a_critic_every_group_teaches_even_one_of_a_single_rollout():
+    made = producer(alternating(), [domain("d", float)], compares=False, group_size=1)
+    batch, unused = await made.collect(1, 0, [])
+    assert numbers(batch.groups) == numbers(batch.rolled) == [0, 1, 2, 3]
+    assert (batch.rounds, unused) == (1, [])

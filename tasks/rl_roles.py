@@ -1,0 +1,82 @@
+"""The trained roles of an RL stage: a policy and, where the algorithm has one, a critic."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.megatron.critic_group import CriticGroup
+from engines.megatron.group import TrainerGroup
+from engines.megatron.rank import TrainerJob
+from tasks.resources import lease_trainer, lease_with_critic
+from tasks.rl import RlSpec
+from tasks.stage import StageContext
+
+_TRAINER_FOLDER = "trainer"
+CRITIC_FOLDER = "critic"
+"""of a checkpoint, and of the artifact"""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The groups of ranks that train them; both are saved, continued and exported together."""
+
+    trainer: TrainerGroup
+    critic: CriticGroup | None = None
+
+    async def save(self, folder: Path) -> None:
+        """Into a checkpoint's folder."""
+        await self.trainer.save(folder / _TRAINER_FOLDER)
+        if self.critic is not None:
+            await self.critic.save(folder / CRITIC_FOLDER)
+
+    async def load(self, folder: Path) -> None:
+        await self.trainer.load(folder / _TRAINER_FOLDER)
+        if self.critic is not None:
+            await self.critic.load(folder / CRITIC_FOLDER)
+
+    async def export(self, out: Path, model: Path) -> None:
+        """Write the policy as an HF folder like `model`, and the critic into a folder in it."""
+        await self.trainer.export(out, model)
+        if self.critic is not None:
+            await self.critic.export(out / CRITIC_FOLDER, model)
+
+
+async def lease_roles(
+    stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
+) -> Roles:
+    """Lease the ranks of all roles, loaded with `model`; released with the stack."""
+    settings, critic = spec.settings, spec.settings.critic_role
+    mini_batches = settings.algorithm.mini_batches
+    if critic is None:
+        trainer = await lease_trainer(
+            stack,
+            context,
+            settings.trainer,
+            settings.optimizer,
+            model,
+            seed=spec.seed,
+            total_steps=settings.steps * mini_batches,
+        )
+        return Roles(trainer)
+    policy_job = TrainerJob(
+        settings.trainer,
+        settings.optimizer,
+        context.resources.trainer,
+        model,
+        spec.seed,
+        (settings.steps - critic.warmup_steps) * mini_batches,
+        context.hooks,
+    )
+    critic_job = TrainerJob(
+        settings.trainer,
+        critic.optimizer_beside(settings.optimizer),
+        context.resources.of_critic,
+        model,
+        spec.seed,
+        settings.steps * mini_batches * critic.steps_per_policy_step,
+        context.hooks,
+        critic,
+    )
+    return Roles(*await lease_with_critic(stack, context, policy_job, critic_job))

@@ -9,16 +9,18 @@ from engines.algorithms.combinations import refusals
 from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
 from infra.errors import InputError
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     """Each as `stage NAME: algorithm.FIELD: reason; way out`."""
-    if not isinstance(stage.spec, RlSpec):
+    if not isinstance(stage.spec, RlSpec | OpdSpec):
         return
     settings = stage.spec.settings
     where = f"stage {stage.name}: algorithm"
-    for refusal in refusals(settings.algorithm, settings.group_size):
+    has_teachers = isinstance(stage.spec, OpdSpec)
+    for refusal in refusals(settings.algorithm, settings.group_size, has_teachers=has_teachers):
         yield f"{where}.{refusal}"
     for kind, part in (
         ("advantage", settings.algorithm.advantage),

@@ -18,6 +18,7 @@ from tasks.base import BaseSettings
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
 from tasks.model_folder import expanded
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 from tasks.sft import SftSpec
 
@@ -64,7 +65,7 @@ def _fitting(layout: Parallel) -> dict[str, Any]:
 
 def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
     """Layouts that the model does not divide into, and wrong Megatron options."""
-    if not isinstance(stage.spec, SftSpec | RlSpec):
+    if not isinstance(stage.spec, SftSpec | RlSpec | OpdSpec):
         return
     layout = stage.resources.trainer
     config = model_config(base) or _fitting(layout)
@@ -77,7 +78,7 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
 
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:
     """Wrong SGLang options."""
-    if not isinstance(stage.spec, RlSpec | DistillSpec | EvaluateSpec):
+    if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
         return
     try:
         check_options(stage.spec.settings.fleet.sglang)

@@ -25,6 +25,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/trainer.py:Trainer": {
         "_model": "spec",
         "_reference": "spec",
+        "teachers": "spec",
         "policy": "trainer",
         "_ddp": "trainer",
         "_optimizer": "trainer",
@@ -85,6 +86,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_oversample": "spec",
         "_rounds": "spec",
         "_temperature": "spec",
+        "_needs_spread": "spec",
     },
     "engines/rollout/journal.py:RolloutJournal": {
         "_notes": "notes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -74,6 +75,14 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
+    return await train(spec, context, teachers={})
+
+
+async def train(
+    spec: RlSpec, context: StageContext, teachers: Mapping[str, Path]
+) -> dict[str, float]:
+    """The same, of which `opd` is the case with `teachers`: model folders by domain. They judge
+    every token, so no group is dropped because its rewards are equal."""
     from engines.rollout.bounds import Watch
     from engines.rollout.gallery import Gallery
     from tasks.resources import open_parts, together
@@ -91,13 +100,15 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
             reporter=context.reporter,
             steps=spec.settings.steps,
         )
+        if teachers:
+            await trainer.load_teachers(teachers)
         await _resume(context, record, trainer, fleet)
         began = time.monotonic()
         await _train(
             spec,
             context,
             record,
-            _producer(spec, context, chat, domains, fleet),
+            _producer(spec, context, chat, domains, fleet, needs_spread=not teachers),
             trainer,
             fleet,
         )
@@ -127,7 +138,13 @@ async def _lease(
 
 
 def _producer(
-    spec: RlSpec, context: StageContext, chat: Chat, domains: list[LiveDomain], fleet: Fleet
+    spec: RlSpec,
+    context: StageContext,
+    chat: Chat,
+    domains: list[LiveDomain],
+    fleet: Fleet,
+    *,
+    needs_spread: bool,
 ) -> Producer:
     from engines.rollout.episode import Roller
     from engines.rollout.journal import RolloutJournal
@@ -149,6 +166,7 @@ def _producer(
         oversample=settings.oversample,
         rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
+        needs_spread=needs_spread,
         journal=RolloutJournal(context.checkpoints),
     )
 

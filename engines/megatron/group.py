@@ -129,6 +129,15 @@ class TrainerGroup:
         """
         return await self._call("rl_step", samples, algorithm, gate, version, timeout_s=timeout_s)
 
+    async def load_teachers(
+        self, folders: Mapping[str, Path], *, timeout_s: float = _WEIGHTS_S
+    ) -> None:
+        """Hold a frozen model for each domain (HF folders), for on-policy distillation.
+
+        Raises InputError for one of another architecture.
+        """
+        await self._call("load_teachers", folders, timeout_s=timeout_s)
+
     async def logprobs(
         self,
         sequences: Sequence[Sequence[int]],

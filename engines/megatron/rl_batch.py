@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from engines.megatron.pack import FlatSequences, flatten
 from engines.megatron.parallel import Layout
 from engines.types import Sample
 from infra.errors import AgreementError, TrainingStopped
+
+if TYPE_CHECKING:
+    from engines.megatron.teachers import TeacherScores
 
 Floats = NDArray[np.float32]
 
@@ -82,7 +86,11 @@ class RlBatch:
             yield np.concatenate([members[number] for number in part.tolist()])
 
     def targets(
-        self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
+        self,
+        algorithm: Algorithm,
+        trainer: Floats | None,
+        reference: Floats | None,
+        teachers: TeacherScores | None = None,
     ) -> RlTargets:
         """What the step's tokens are worth, before its first update.
 
@@ -90,8 +98,8 @@ class RlBatch:
         algorithm asks for them.
         """
         old = self.engine_logprobs if trainer is None else trainer
-        tokens = self._step_tokens(algorithm, self._at(old), reference)
-        metrics: dict[str, float] = {}
+        tokens = self._step_tokens(algorithm, self._at(old), reference, teachers)
+        metrics = teachers.metrics(tokens.logprobs_R) if teachers is not None else {}
         weights = None
         if algorithm.correction.compares_engines:
             made = corrected(
@@ -101,7 +109,7 @@ class RlBatch:
                 tokens.sequence_R,
                 len(self.num_trained),
             )
-            weights, metrics = self._spread(made.weights_R), made.metrics
+            weights, metrics = self._spread(made.weights_R), metrics | made.metrics
         return RlTargets(
             engine_logprobs=self.engine_logprobs,
             old_logprobs=old,
@@ -112,7 +120,11 @@ class RlBatch:
         )
 
     def _step_tokens(
-        self, algorithm: Algorithm, logprobs_R: torch.Tensor, reference: Floats | None
+        self,
+        algorithm: Algorithm,
+        logprobs_R: torch.Tensor,
+        reference: Floats | None,
+        teachers: TeacherScores | None,
     ) -> StepTokens:
         token_rewards_R = torch.zeros_like(logprobs_R)
         kl = algorithm.kl
@@ -126,6 +138,8 @@ class RlBatch:
             sequence_R=torch.arange(len(num_trained)).repeat_interleave(num_trained),
             logprobs_R=logprobs_R,
             token_rewards_R=token_rewards_R,
+            teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
+            teacher_weights_NK=None if teachers is None else teachers.weights_NK,
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:

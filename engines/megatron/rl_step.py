@@ -1,6 +1,6 @@
 """One step of reinforcement learning on one rank.
 
-samples -> old and reference logprobs -> advantages, weights -> mini-batches: gate, update
+samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def train_on(
     reference = None
     if algorithm.kl.coef:
         reference = trainer.reference_score(batch.flat, algorithm.temperature)
-    targets = batch.targets(algorithm, old, reference)
+    teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
+    targets = batch.targets(algorithm, old, reference, teachers)
     mismatch: dict[str, float] = {}
     steps: list[StepStats] = []
     norms: list[float] = []

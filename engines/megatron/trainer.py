@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from engines.megatron.reference import Reference
 from engines.megatron.rl_step import train_on
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.teachers import Teachers
 from engines.types import Sample
 from infra.errors import TrainingStopped
 
@@ -95,6 +96,7 @@ class Trainer:
         self._model = model
         self._load_model()
         self._reference: Reference | None = None
+        self.teachers = Teachers()
         self._ddp = self._data_parallel(self.policy)
         self._optimizer_spec = optimizer
         self._optimizer = build_optimizer(self._ddp, optimizer, DTYPES[spec.precision])
@@ -255,9 +257,17 @@ class Trainer:
         return [values.tolist() for values in whole.split(flat.lengths.tolist())]
 
     @torch.no_grad()
-    def score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
-        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update."""
-        packs = self._packs(flat, np.arange(len(flat.lengths)))
+    def score(
+        self,
+        flat: FlatSequences,
+        temperature: float,
+        indices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update.
+
+        With `indices`, of these sequences only.
+        """
+        packs = self._packs(flat, np.arange(len(flat.lengths)) if indices is None else indices)
         forward = partial(_forward, _score_of, temperature, False)
         scored = self._schedule(packs, forward, forward_only=True)
         pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
@@ -269,6 +279,10 @@ class Trainer:
             self._reference = Reference(self.policy, self._load_model)
         with self._reference.in_place(self.policy):
             return self.score(flat, temperature)
+
+    def load_teachers(self, folders: Mapping[str, Path]) -> None:
+        """Hold a frozen model for each domain, for a step with the distillation advantage."""
+        self.teachers.load(self, folders)
 
     def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:
         """All ranks' logprobs of their packs' trained tokens as one [total] array, everywhere."""

@@ -39,8 +39,10 @@ class Producer:
         oversample: float,
         rounds: int,
         temperature: float,
+        needs_spread: bool = True,
         journal: RolloutJournal | None = None,
     ) -> None:
+        """Without `needs_spread` a group is kept whatever its rewards are."""
         self._roller = roller
         self.source = source
         self._wanted = groups_per_step
@@ -48,6 +50,7 @@ class Producer:
         self._oversample = oversample
         self._rounds = rounds
         self._temperature = temperature
+        self._needs_spread = needs_spread
         self._journal = journal
 
     async def run(self, buffer: RolloutBuffer, first: int, last: int) -> None:
@@ -75,7 +78,7 @@ class Producer:
             drawn = self.source.draw(math.ceil(missing * self._oversample))
             groups = await self._roll(drawn, version, step, rounds, known)
             rolled += groups
-            informative += [g for g in groups if g.has_signal]
+            informative += [g for g in groups if self._teaches(g)]
             rounds += 1
         if self._journal is not None:
             await self._journal.flush()
@@ -120,6 +123,9 @@ class Producer:
                 ]
             )
         )
+
+    def _teaches(self, group: Group) -> bool:
+        return group.has_signal if self._needs_spread else bool(trainable(group).samples)
 
     def _keep(self, step: int, sample: Sample) -> None:
         if self._journal is not None:

@@ -102,7 +102,7 @@ WEIGHT = {"correction": {"weight": {}}}
     ("written", "said"),
     [
         ({"preset": "ppo"}, "needs a critic"),
-        ({"preset": "opd"}, "needs teachers"),
+        ({"preset": "opd"}, "needs teachers, which `rl` does not have; use an `opd` stage"),
         ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
         ({"advantage": {"whiten": True}}, "std and whiten"),
         ({"preset": "opd", "overlong": {}}, "overlong"),

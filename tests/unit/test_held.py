@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = (
     *sorted((ROOT / "engines" / "rollout").glob("*.py")),
-    *(ROOT / f"tasks/{name}.py" for name in ("rl", "rl_record", "sft", "sft_record")),
+    *(ROOT / f"tasks/{name}.py" for name in ("rl", "rl_record", "opd", "sft", "sft_record")),
     ROOT / "engines/megatron/trainer.py",
 )
 
@@ -51,7 +51,9 @@ def stateful() -> Iterator[tuple[str, set[str]]]:
 
 def test_every_stateful_object_of_a_loop_is_listed_attribute_by_attribute() -> None:
     found = dict(stateful())
-    configs = {name for name in found if name.startswith(("tasks/rl.py", "tasks/sft.py"))}
+    configs = {
+        name for name in found if name.startswith(("tasks/rl.py", "tasks/opd.py", "tasks/sft.py"))
+    }
     assert set(found) - configs == {*HELD, *WITHIN_A_STEP}
     for name, places in HELD.items():
         assert found[name] == set(places), f"{name}: say in tasks/held.py where a checkpoint has it"

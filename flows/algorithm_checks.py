@@ -9,18 +9,21 @@ from engines.algorithms.combinations import refusals
 from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
 from infra.errors import InputError
+from tasks.opd import OpdSpec
 from tasks.rl import RlSettings, RlSpec
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     """Each as `stage NAME: algorithm.FIELD: reason; way out`."""
-    if not isinstance(stage.spec, RlSpec):
+    if not isinstance(stage.spec, RlSpec | OpdSpec):
         return
     settings = stage.spec.settings
     where = f"stage {stage.name}: algorithm"
-    for refusal in refusals(settings.algorithm, settings.group_size):
+    has_teachers = isinstance(stage.spec, OpdSpec)
+    for refusal in refusals(settings.algorithm, settings.group_size, has_teachers=has_teachers):
         yield f"{where}.{refusal}"
-    yield from (f"stage {stage.name}: {line}" for line in _critic(settings))
+    if isinstance(settings, RlSettings):
+        yield from (f"stage {stage.name}: {line}" for line in _critic(settings))
     for kind, part in (
         ("advantage", settings.algorithm.advantage),
         ("loss", settings.algorithm.loss),

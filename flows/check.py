@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flows.exactness import inexact
 from flows.explain import nearest
-from flows.plan import MODEL, PlannedStage, plan_post_train
+from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
@@ -16,7 +16,7 @@ from tasks.base import BaseSpec
 from tasks.domain import Domain
 from tasks.model_folder import local_folder
 
-RESERVED = ("base", "unified", "distill", "evaluate")
+RESERVED = ("base", "unified", "distill", "evaluate", "model")
 SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
 
 
@@ -32,6 +32,15 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
     if problems:
         lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
         raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
+
+
+def cautions(recipe: Recipe) -> Iterator[str]:
+    """What can run and will hardly do what it was meant for."""
+    if recipe.unify == "opd" and recipe.base.random is not None:
+        yield (
+            "unify: opd starts the unified model from the base, which is random here: its answers"
+            " hold nothing that a teacher could put right; use `sft+opd`"
+        )
 
 
 def _names(recipe: Recipe) -> Iterator[str]:
@@ -105,8 +114,9 @@ def _folders(plan: list[PlannedStage]) -> Iterator[str]:
 
 def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     pool = recipe.resources
-    # A recipe serves several flows: what another one of them would run may be named as well.
-    names = list(dict.fromkeys(stage.name for stage in [*plan, *plan_post_train(recipe)]))
+    # A recipe serves several flows and operators: what another would run may be named as well.
+    planned = [stage.name for stage in [*plan, *plan_post_train(recipe)]]
+    names = list(dict.fromkeys([*planned, *UNIFYING]))
     round_of = re.compile(rf"({'|'.join(recipe.experts)})-(distill|sft|rl)-r[1-9]\d*")
     for name in pool.stages:
         if name not in names and not round_of.fullmatch(name) and not name.startswith(MODEL):

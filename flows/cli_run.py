@@ -22,11 +22,13 @@ SERVER_POLL_SECONDS = 2.0
 
 
 def start(recipe: str, changes: list[str], name: str, in_process: bool, console: Console) -> int:
-    from flows.check import check_recipe
+    from flows.check import cautions, check_recipe
     from flows.open import running_stack
 
     loaded = load_recipe(recipe, changes)
     check_recipe(loaded, plan_of("post-train", loaded, {}))
+    for caution in cautions(loaded):
+        console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require("post-train")
     record = new_run(loaded, "post-train", {}, name=name, in_process=in_process)

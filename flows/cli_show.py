@@ -18,11 +18,12 @@ from flows.runs import find_run, store_at, store_to_show
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import TributaryError
 from infra.home import home
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 
 
 def show_check(name: str, changes: list[str], console: Console) -> int:
-    from flows.check import check_recipe
+    from flows.check import cautions, check_recipe
     from flows.exactness import inexact
 
     recipe = load_recipe(name, changes)
@@ -31,7 +32,7 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     console.print(text, markup=False, highlight=False)
     for stage in plan:
-        if isinstance(stage.spec, RlSpec):
+        if isinstance(stage.spec, RlSpec | OpdSpec):
             line = f"{stage.name}: {describe(stage.spec.settings.algorithm)}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
@@ -44,6 +45,8 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:
         console.print(f"  {reason}", markup=False, highlight=False)
+    for caution in cautions(recipe):
+        console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -75,14 +78,14 @@ def _cached(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, ArtifactRecor
 
 def _layout(stage: PlannedStage) -> str:
     """Only the dimensions that are spread, e.g. `tp 2 x dp 4`."""
-    if stage.kind not in ("sft", "rl"):
+    if stage.kind not in ("sft", "rl", "opd"):
         return ""
     sizes = stage.resources.trainer.model_dump()
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1 rank"
 
 
 def _servers(stage: PlannedStage) -> str:
-    if stage.kind not in ("rl", "distill", "evaluate"):
+    if stage.kind not in ("rl", "opd", "distill", "evaluate"):
         return ""
     resources = stage.resources
     return f"{resources.servers} x tp {resources.tp_per_server}"

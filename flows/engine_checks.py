@@ -18,6 +18,7 @@ from tasks.base import BaseSettings
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
 from tasks.model_folder import expanded
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 from tasks.sft import SftSpec
 
@@ -64,7 +65,7 @@ def _fitting(layout: Parallel) -> dict[str, Any]:
 
 def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
     """Layouts that the model does not divide into, and wrong Megatron options."""
-    if not isinstance(stage.spec, SftSpec | RlSpec):
+    if not isinstance(stage.spec, SftSpec | RlSpec | OpdSpec):
         return
     options = stage.spec.settings.trainer.megatron
     for layout in dict.fromkeys([stage.resources.trainer, stage.critic or stage.resources.trainer]):
@@ -76,7 +77,7 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
 
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:
     """Wrong SGLang options."""
-    if not isinstance(stage.spec, RlSpec | DistillSpec | EvaluateSpec):
+    if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
         return
     try:
         check_options(stage.spec.settings.fleet.sglang)

@@ -10,6 +10,7 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 
 # The only values with which a request's bits were measured to be independent of its batch.
@@ -31,7 +32,7 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     config = model_config(recipe.base) or {}
     routed = any(config.get(name) for name in _EXPERTS)
     for stage in plan:
-        if not isinstance(stage.spec, RlSpec | DistillSpec | EvaluateSpec):
+        if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
             continue
         if routed:
             yield f"stage {stage.name}: products of routed experts depend on the batch"

@@ -1,7 +1,9 @@
 """The recipe, top to bottom, as stages: pure, so that `check`, the flows and the report share it.
 
-    base -> {expert: sft -> rl (-> distill -> sft -> rl) x rounds} -> distill
-         -> unified-sft (from base) -> unified-rl -> evaluate
+    base -> {expert: sft -> rl (-> distill -> sft -> rl) x rounds}
+         -> distill -> unified-sft (from base)   `unify: sft` or `sft+opd`
+         -> unified-opd (experts as teachers)    `unify: opd` or `sft+opd`
+         -> unified-rl -> evaluate
 
 A plan is a list of `PlannedStage` in which each stage stands after its inputs.
 """
@@ -17,12 +19,15 @@ from tasks.base import BaseSettings, BaseSpec
 from tasks.distill import DistillSpec
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSpec
+from tasks.opd import STUDENT, OpdSettings, OpdSpec
 from tasks.rl import RlSpec
-from tasks.sft import SftSpec
+from tasks.sft import SftSettings, SftSpec
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
+UNIFYING = ("distill", "unified-sft", "unified-opd")
+"""stages that a plan holds or not, by what `unify` says"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +98,27 @@ class _Draft:
     def distill(self, experts: Mapping[str, str]) -> str:
         return self.add("distill", self._distill(self.recipe.domains), **experts)
 
-    def unified_sft(self, base: str, data: str) -> str:
-        spec = SftSpec(seed=self.recipe.seed, settings=self.recipe.unified.sft)
+    def unified(self, base: str, experts: Mapping[str, str]) -> dict[str, str]:
+        """The unified model's stages by the names their models have in scores."""
+        models: dict[str, str] = {}
+        best, settings = base, self.recipe.unified
+        operators = self.recipe.unify.split("+")
+        if "sft" in operators and settings.sft is not None:
+            data = self.distill(experts)
+            # From the base again, not from an expert: no domain has a head start.
+            best = models["unified-sft"] = self.unified_sft(settings.sft, base, data)
+        if "opd" in operators and settings.opd is not None:
+            best = models["unified-opd"] = self.unified_opd(settings.opd, best, experts)
+        return models | {"unified": self.unified_rl(best)}
+
+    def unified_sft(self, settings: SftSettings, base: str, data: str) -> str:
+        spec = SftSpec(seed=self.recipe.seed, settings=settings)
         return self.add("unified-sft", spec, model=base, data=data)
+
+    def unified_opd(self, settings: OpdSettings, student: str, teachers: Mapping[str, str]) -> str:
+        recipe = self.recipe
+        spec = OpdSpec(seed=recipe.seed, settings=settings, domains=recipe.domains)
+        return self.add("unified-opd", spec, **{STUDENT: student, **teachers})
 
     def unified_rl(self, model: str) -> str:
         recipe = self.recipe
@@ -137,11 +160,9 @@ def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
     for name in recipe.experts:
         models |= draft.expert(name, base)
         home |= {f"{name}-sft": [name], name: [name]}
-    data = draft.distill({name: models[name] for name in recipe.experts})
-    # From the base again, not from an expert: no domain has a head start in the unified model.
-    models["unified-sft"] = draft.unified_sft(base, data)
-    models["unified"] = draft.unified_rl(models["unified-sft"])
-    home |= {"unified-sft": everywhere, "unified": everywhere}
+    unified = draft.unified(base, {name: models[name] for name in recipe.experts})
+    models |= unified
+    home |= dict.fromkeys(unified, everywhere)
     draft.evaluate(models, home, recipe.domains, nothink=["unified"])
     return draft.stages
 

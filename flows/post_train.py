@@ -2,6 +2,8 @@
 
     base -> {expert: sft -> rl} -> distill -> unified-sft (from base) -> unified-rl -> evaluate
 
+With `unify: sft+opd` the experts score the unified model's own answers before its RL; with `opd`
+that takes the place of distill and SFT.
 `flows.plan.plan_post_train` says it top to bottom; here it runs.
 """
 

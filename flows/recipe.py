@@ -11,6 +11,7 @@ from tasks.base import BaseSettings
 from tasks.distill import DistillSettings
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSettings
+from tasks.opd import OpdSettings
 from tasks.rl import RlSettings
 from tasks.sft import SftSettings
 from tasks.stage import Resources
@@ -31,10 +32,13 @@ class Expert(Config):
 class Unified(Config):
     """The model all experts flow into."""
 
-    sft: SftSettings
-    """from the base model, on the experts' verified answers"""
+    sft: SftSettings | None = None
+    """from the base model, on the experts' verified answers; for `unify: sft` and `sft+opd`"""
+    opd: OpdSettings | None = None
+    """then, or at once, on its own answers with the experts as teachers; for `unify: opd` and
+    `sft+opd`"""
     rl: RlSettings
-    """over all domains in turn"""
+    """last, over all domains in turn"""
 
 
 class Storage(Config):
@@ -48,7 +52,7 @@ class Tracking(Config):
 
 
 class Recipe(Config):
-    """base -> experts (SFT, RL) -> distill -> unified (SFT from base, RL) -> evaluate all."""
+    """base -> experts (SFT, RL) -> unified (SFT from base, OPD, or both; RL) -> evaluate all."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
     seed: int = Field(default=0, ge=0)
@@ -57,6 +61,9 @@ class Recipe(Config):
     experts: dict[str, Expert]
     """by name, e.g. `reasoning`; at least one"""
     distill: DistillSettings = DistillSettings()
+    unify: Literal["sft", "opd", "sft+opd"] = "sft"
+    """how the experts become one model: `sft` on their verified answers, from the base; `opd`, the
+    model's own answers scored by them, from the base; or the one and then the other"""
     unified: Unified
     evaluate: EvaluateSettings = EvaluateSettings()
     determinism: Literal["exact", "close"] = "close"
@@ -82,6 +89,17 @@ class Recipe(Config):
     def _has_an_expert(self) -> Recipe:
         if not self.experts:
             raise ValueError("a recipe needs at least one expert under `experts`")
+        return self
+
+    @model_validator(mode="after")
+    def _says_how_to_unify(self) -> Recipe:
+        written = {"sft": self.unified.sft, "opd": self.unified.opd}
+        missing = [part for part in self.unify.split("+") if written[part] is None]
+        if missing:
+            raise ValueError(
+                f"unify: {self.unify} needs `unified.{missing[0]}`, at least its steps and"
+                " optimizer"
+            )
         return self
 
     @property

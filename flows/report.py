@@ -135,9 +135,19 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
             "Experts of a random base know one domain only, so a large gap between them and the "
             "unified model is by construction."
         )
+    said += _operators(report)
     said += _demonstrators(recipe)
     said += [line for name in experts if (line := _rl_gain(report, name))]
     return said
+
+
+def _operators(report: Report) -> list[str]:
+    """What each part of `sft+opd` did to the mean over domains, e.g. `unified-sft 0.84`."""
+    if "unified-opd" not in report.scores:
+        return []
+    names = [m for m in ("unified-sft", "unified-opd", "unified") if m in report.scores]
+    steps = ", ".join(f"{name} {mean(report.scores[name]):.3f}" for name in names)
+    return [f"The unified model on its way, mean over domains: {steps}."]
 
 
 def _demonstrators(recipe: Recipe) -> list[str]:

@@ -85,7 +85,8 @@ class Tracked:
             made = trained(model, artifacts)
             if not made:
                 continue
-            names = {"sft": f"{model}-sft", "rl": model}  # what the scores call them
+            # what the scores call them
+            names = {"sft": f"{model}-sft", "opd": f"{model}-opd", "rl": model}
             best = max(made, key=lambda a: _own_score(scores.get(names[a], {}), model))
             for alias, stage in [*made.items(), ("best", made[best])]:
                 self._register(f"{self._recipe.name}-{model}", stage, artifacts[stage], alias)
@@ -101,7 +102,7 @@ class Tracked:
     def links(self) -> dict[str, str]:
         if self.tracker is None:
             return {}
-        compared = [run for stage, run in self._runs.items() if "-rl" in stage]
+        compared = [run for stage, run in self._runs.items() if "-rl" in stage or "-opd" in stage]
         with _tolerated("links"):
             everything = self.tracker.url()
             return {
@@ -131,12 +132,12 @@ class Tracked:
 
 
 def trained(model: str, stages: Collection[str]) -> dict[str, str]:
-    """The stages of a model by alias: its cold start, and RL of its last round.
+    """The stages of a model by alias: its SFT, its distillation on-policy, RL of its last round.
 
     Example: {"sft": "agent-sft", "rl": "agent-rl-r2"}
     """
     rounds = [s for s in stages if re.fullmatch(rf"{model}-rl(-r\d+)?", s)]
-    found = {"sft": f"{model}-sft"} if f"{model}-sft" in stages else {}
+    found = {kind: f"{model}-{kind}" for kind in ("sft", "opd") if f"{model}-{kind}" in stages}
     if rounds:
         found["rl"] = max(rounds, key=lambda s: int(s.rpartition("-r")[2]) if "-rl-r" in s else 0)
     return found

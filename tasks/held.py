@@ -39,7 +39,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_optimizer_spec": "spec",
         "_run_schedule": "handle",
     },
-    "engines/megatron/trainer.py:Trainer": {"_reference": "spec"},
+    "engines/megatron/trainer.py:Trainer": {"_reference": "spec", "teachers": "spec"},
     "engines/megatron/critic.py:Critic": {"_critic": "spec"},
     "tasks/rl_record.py:RlRecord": {
         "step": "state.json",
@@ -88,7 +88,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_oversample": "spec",
         "_rounds": "spec",
         "_temperature": "spec",
-        "_compares": "spec",
+        "_needs_spread": "spec",
     },
     "engines/rollout/journal.py:RolloutJournal": {
         "_notes": "notes",

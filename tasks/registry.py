@@ -10,6 +10,7 @@ from infra.errors import InputError
 from tasks.base import BaseSpec
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
+from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 from tasks.sft import SftSpec
 from tasks.stage import StageContext, StageSpec
@@ -17,7 +18,7 @@ from tasks.stage import StageContext, StageSpec
 Body = Callable[[Any, StageContext], Coroutine[Any, Any, dict[str, float]]]
 
 SPECS: dict[str, type[StageSpec]] = {
-    spec.kind: spec for spec in (BaseSpec, SftSpec, RlSpec, DistillSpec, EvaluateSpec)
+    spec.kind: spec for spec in (BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, EvaluateSpec)
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -81,6 +82,14 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
+    return await train(spec, context, teachers={})
+
+
+async def train(
+    spec: RlSpec, context: StageContext, teachers: Mapping[str, Path]
+) -> dict[str, float]:
+    """The same, of which `opd` is the case with `teachers`: model folders by domain. They judge
+    every token, so no group is dropped because its rewards are equal."""
     from engines.rollout.bounds import Watch
     from engines.rollout.gallery import Gallery
     from tasks.resources import open_parts
@@ -98,13 +107,15 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
             reporter=context.reporter,
             steps=spec.settings.steps,
         )
+        if teachers:
+            await roles.trainer.load_teachers(teachers)
         await _resume(context, record, roles, fleet)
         began = time.monotonic()
         await _train(
             spec,
             context,
             record,
-            _producer(spec, context, chat, domains, fleet),
+            _producer(spec, context, chat, domains, fleet, has_teachers=bool(teachers)),
             roles,
             fleet,
         )
@@ -128,7 +139,13 @@ async def _lease(
 
 
 def _producer(
-    spec: RlSpec, context: StageContext, chat: Chat, domains: list[LiveDomain], fleet: Fleet
+    spec: RlSpec,
+    context: StageContext,
+    chat: Chat,
+    domains: list[LiveDomain],
+    fleet: Fleet,
+    *,
+    has_teachers: bool,
 ) -> Producer:
     from engines.rollout.episode import Roller
     from engines.rollout.journal import RolloutJournal
@@ -150,7 +167,7 @@ def _producer(
         oversample=1.0 if settings.algorithm.has_critic else settings.oversample,
         rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
-        compares=not settings.algorithm.has_critic,
+        needs_spread=not (has_teachers or settings.algorithm.has_critic),
         journal=RolloutJournal(context.checkpoints),
     )
 

@@ -24,7 +24,7 @@ _TOTALS = (
     "train_tokens",
 )
 _WINDOW = 3
-"""steps at either end whose mean outcome the summary compares"""
+"""steps at either end whose means the summary compares"""
 
 
 class RlRecord:
@@ -36,7 +36,9 @@ class RlRecord:
         self._reporter = reporter
         self._steps = steps
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._kept: dict[str, list[float]] = {"mismatch_mean": [], "mismatch_max": [], "mfu": []}
+        self._kept: dict[str, list[float]] = {
+            name: [] for name in ("mismatch_mean", "mismatch_max", "mfu", "teacher_kl")
+        }
         self._unsaved: dict[int, dict[str, float]] = {}
         self.step = 0
         self.version = 0
@@ -82,7 +84,15 @@ class RlRecord:
             "generate_tokens_per_s": _rate(totals, "generated_tokens", "generate_seconds"),
             "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
             **{name: totals[name] for name in _TOTALS},
+            **self._distance(),
         }
+
+    def _distance(self) -> dict[str, float]:
+        """From the teachers, where there are any, at either end."""
+        kl = self._kept["teacher_kl"]
+        if not kl:
+            return {}
+        return {"teacher_kl_first": mean(kl[:_WINDOW]), "teacher_kl_last": mean(kl[-_WINDOW:])}
 
     @property
     def score(self) -> float:

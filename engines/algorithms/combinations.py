@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engines.algorithms.choices import (
+    CustomAdvantage,
     DisLoss,
     DistillationAdvantage,
     GroupAdvantage,
@@ -18,18 +19,29 @@ from engines.algorithms.spec import Algorithm
 _COMPARE = GroupAdvantage | RlooAdvantage | ReinforcePlusPlusBaselineAdvantage
 
 
-def refusals(algorithm: Algorithm, group_size: int) -> Iterator[str]:
-    """Everything wrong with the composition, as `field: reason; way out`."""
-    yield from not_wired(algorithm)
+def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = False) -> Iterator[str]:
+    """Everything wrong with the composition, as `field: reason; way out`.
+
+    `has_teachers` says whether the stage is one of on-policy distillation.
+    """
+    yield from _teachers(algorithm, has_teachers)
     yield from _advantage(algorithm, group_size)
     yield from _old_logprobs(algorithm)
     yield from _terms(algorithm)
 
 
-def not_wired(algorithm: Algorithm) -> Iterator[str]:
-    """What the functions can do and the `rl` stage has no part for yet."""
-    if isinstance(algorithm.advantage, DistillationAdvantage):
-        yield "advantage: distillation (preset opd) needs teachers, which `rl` does not have yet"
+def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
+    advantage = algorithm.advantage
+    if isinstance(advantage, DistillationAdvantage) and not has_teachers:
+        yield (
+            "advantage: distillation (preset opd) needs teachers, which `rl` does not have; use an"
+            " `opd` stage (`unify: sft+opd`)"
+        )
+    if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
+        yield (
+            f"advantage: {advantage.kind} does not listen to the teachers that an `opd` stage"
+            " learns from; write `algorithm: {preset: opd}` and what shall differ from it"
+        )
 
 
 def _advantage(algorithm: Algorithm, group_size: int) -> Iterator[str]:

@@ -67,6 +67,11 @@ class Chat:
         """Size of the vocabulary with added tokens; the model's may be larger."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Id of every token, added ones among them."""
+        return self._tokenizer.get_vocab()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)

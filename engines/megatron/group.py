@@ -107,6 +107,15 @@ class TrainerGroup(RankGroup):
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
         return await self._call("token_rewards", samples, algorithm, timeout_s=timeout_s)
 
+    async def load_teachers(
+        self, folders: Mapping[str, Path], *, timeout_s: float = WEIGHTS_S
+    ) -> None:
+        """Hold a frozen model for each domain (HF folders), for on-policy distillation.
+
+        Raises InputError for one of another architecture.
+        """
+        await self._call("load_teachers", folders, timeout_s=timeout_s)
+
     async def logprobs(
         self,
         sequences: Sequence[Sequence[int]],

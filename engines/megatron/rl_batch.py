@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from engines.megatron.pack import FlatSequences, flatten
 from engines.megatron.parallel import Layout
 from engines.types import Sample
 from infra.errors import AgreementError, TrainingStopped
+
+if TYPE_CHECKING:
+    from engines.megatron.teachers import TeacherScores
 
 Floats = NDArray[np.float32]
 
@@ -88,6 +92,7 @@ class RlBatch:
         reference: Floats | None,
         values: Floats | None = None,
         token_rewards: Floats | None = None,
+        teachers: TeacherScores | None = None,
     ) -> RlTargets:
         """What the step's tokens are worth, before its first update.
 
@@ -97,8 +102,8 @@ class RlBatch:
         old = self.engine_logprobs if trainer is None else trainer
         if token_rewards is None:
             token_rewards = self.kl_rewards(algorithm, trainer, reference)
-        tokens = self._step_tokens(algorithm, old, token_rewards, values)
-        metrics: dict[str, float] = {}
+        tokens = self._step_tokens(algorithm, old, token_rewards, values, teachers)
+        metrics = teachers.metrics(tokens.logprobs_R) if teachers is not None else {}
         weights = None
         if algorithm.correction.compares_engines:
             made = corrected(
@@ -108,7 +113,7 @@ class RlBatch:
                 tokens.sequence_R,
                 len(self.num_trained),
             )
-            weights, metrics = self._spread(made.weights_R), made.metrics
+            weights, metrics = self._spread(made.weights_R), metrics | made.metrics
         return RlTargets(
             engine_logprobs=self.engine_logprobs,
             old_logprobs=old,
@@ -168,6 +173,7 @@ class RlBatch:
         logprobs: Floats,
         token_rewards: Floats,
         values: Floats | None,
+        teachers: TeacherScores | None = None,
     ) -> StepTokens:
         num_trained = torch.from_numpy(self.num_trained)
         return StepTokens(
@@ -178,6 +184,8 @@ class RlBatch:
             logprobs_R=self._at(logprobs),
             token_rewards_R=self._at(token_rewards),
             trajectories=None if values is None else self._trajectories(values),
+            teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
+            teacher_weights_NK=None if teachers is None else teachers.weights_NK,
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:

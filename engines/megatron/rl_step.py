@@ -1,6 +1,6 @@
 """One step of reinforcement learning on one rank.
 
-samples -> old and reference logprobs -> advantages, weights -> mini-batches: gate, update
+samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def train_on(
     batch = RlBatch.of(samples, algorithm)
     old = _old(trainer, batch, algorithm)
     reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
-    targets = batch.targets(algorithm, old, reference, values, token_rewards)
+    teachers = None
+    if trainer.teachers is not None:
+        teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
+    targets = batch.targets(algorithm, old, reference, values, token_rewards, teachers)
     mismatch: dict[str, float] = {}
     steps: list[StepStats] = []
     norms: list[float] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +21,7 @@ from engines.megatron.pack import FlatSequences
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.reference import Reference
 from engines.megatron.rl_step import token_rewards_of, train_on
+from engines.megatron.teachers import Teachers
 from engines.megatron.training import Training
 from engines.types import Sample
 
@@ -34,6 +35,8 @@ class Trainer(Training):
     """This process's share of one policy in training."""
 
     _reference: Reference | None = None
+    teachers: Teachers | None = None
+    """set by `load_teachers`"""
 
     @property
     def policy(self) -> PolicyModel:
@@ -102,9 +105,17 @@ class Trainer(Training):
         whole = torch.from_numpy(self.score(flat, temperature))
         return [values.tolist() for values in whole.split(flat.lengths.tolist())]
 
-    def score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
-        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update."""
-        return self.read(flat, {"temperature": temperature})
+    def score(
+        self,
+        flat: FlatSequences,
+        temperature: float,
+        indices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update.
+
+        With `indices`, of these sequences only.
+        """
+        return self.read(flat, {"temperature": temperature}, indices)
 
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""
@@ -112,6 +123,10 @@ class Trainer(Training):
             self._reference = Reference(self.policy, self._load_model)
         with self._reference.in_place(self.policy):
             return self.score(flat, temperature)
+
+    def load_teachers(self, folders: Mapping[str, Path]) -> None:
+        """Hold a frozen model for each domain, for a step with the distillation advantage."""
+        self.teachers = Teachers(self, folders)
 
     # Weights
 

@@ -210,10 +210,15 @@ class Training:
     # Scoring
 
     @torch.no_grad()
-    def read(self, flat: FlatSequences, head: Mapping[str, Any]) -> NDArray[np.float32]:
+    def read(
+        self,
+        flat: FlatSequences,
+        head: Mapping[str, Any],
+        indices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
         """What the model's head says first of every trained token, as flat as the tokens; 0 for
-        the others. `head` as in `Objective.head`. No update."""
-        packs = self._packs(flat, np.arange(len(flat.lengths)))
+        the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
+        packs = self._packs(flat, np.arange(len(flat.lengths)) if indices is None else indices)
         scored = self._schedule(packs, partial(_forward, _score_of, head), forward_only=True)
         pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
         return self.gathered(pairs, len(flat.tokens))

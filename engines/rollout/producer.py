@@ -39,11 +39,11 @@ class Producer:
         oversample: float,
         rounds: int,
         temperature: float,
-        compares: bool = True,
+        needs_spread: bool = True,
         journal: RolloutJournal | None = None,
     ) -> None:
-        """`compares`: a group teaches by its spread, so one of equal rewards is replaced. False:
-        a critic says what each rollout should have brought, and every one teaches."""
+        """`needs_spread`: a group teaches by its spread, so one of equal rewards is replaced. Not
+        so where a critic or a teacher says what each rollout should have brought."""
         self._roller = roller
         self.source = source
         self._wanted = groups_per_step
@@ -51,7 +51,7 @@ class Producer:
         self._oversample = oversample
         self._rounds = rounds
         self._temperature = temperature
-        self._compares = compares
+        self._needs_spread = needs_spread
         self._journal = journal
 
     async def run(self, buffer: RolloutBuffer, first: int, last: int) -> None:
@@ -126,7 +126,7 @@ class Producer:
         )
 
     def _teaches(self, group: Group) -> bool:
-        return group.has_signal if self._compares else bool(trainable(group).samples)
+        return group.has_signal if self._needs_spread else bool(trainable(group).samples)
 
     def _keep(self, step: int, sample: Sample) -> None:
         if self._journal is not None:

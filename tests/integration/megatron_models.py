@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+import shutil
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def make_model(name: str, folder: Path) -> Any:
     return model
 
 
+def varied(source: Path, folder: Path, seed: int, scale: float = 0.3) -> Path:
+    """A copy of a model folder whose matrices differ by noise, `scale` times their own spread."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    draw = torch.Generator().manual_seed(seed)
+    tensors = load_file(folder / "model.safetensors")
+    for tensor in tensors.values():
+        if tensor.dim() > 1:
+            noise = torch.randn(tensor.shape, generator=draw)
+            tensor += scale * tensor.std() * noise
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def sequences(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
     """Random tokens; the first third of each sequence is a prompt."""
     draw = random.Random(seed)
@@ -71,13 +88,17 @@ def sequences(lengths: list[int], seed: int = 0) -> list[TokenSequence]:
 
 
 def samples(
-    batch: list[TokenSequence], logprobs: list[list[float]], group_size: int = 4
+    batch: list[TokenSequence],
+    logprobs: list[list[float]],
+    group_size: int = 4,
+    domains: Sequence[str] = ("test",),
 ) -> list[Sample]:
-    """Rollouts of those sequences with the given engine logprobs and alternating rewards."""
+    """Rollouts of those sequences with the given engine logprobs and alternating rewards, of the
+    domains in turn."""
     return [
         Sample(
             problem_id=f"p{i // group_size}",
-            domain="test",
+            domain=domains[i % len(domains)],
             group_id=f"g{i // group_size}",
             rollout_id=f"r{i}",
             sample_index=i % group_size,

@@ -10,7 +10,7 @@ import pytest
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.spec import Parallel
-from tests.integration.megatron_models import make_model, samples, sequences
+from tests.integration.megatron_models import make_model, samples, sequences, varied
 from tests.integration.megatron_ranks import Ranks, TrainerArgs
 
 pytestmark = pytest.mark.integration
@@ -39,21 +39,26 @@ ALGORITHMS = {
             "reject": [{"kind": "ratio", "level": "geometric", "high": 1.25}],
         },
     ),
+    "opd": Algorithm(preset="opd", mini_batches=1),
 }
 METRICS = ("loss", "grad_norm", "entropy", "ratio_mean", "ratio_max", "clip_fraction", "kl_k3")
 MORE = (
     *("mismatch_k1", "mismatch_k3", "mismatch_ess", "mismatch_ratio_p99"),
     *("opsm_share", "reference_kl", "weight_mean", "rejected_share"),
+    *("teacher_kl", "teacher_kl_test", "teacher_kl_lone"),
 )
 
 
-def train(trainer: Any, algorithm: Algorithm) -> dict[str, Any]:
+def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
     """Two supervised steps and an RL step of two mini-batches; everything that can be compared."""
     first = trainer.logprobs([s.tokens for s in sequences(LENGTHS)])
     supervised = trainer.sft_steps([sequences(LENGTHS, 1), sequences(LENGTHS[:3], 2)])
     batch = sequences(LENGTHS, 3)
     old = trainer.logprobs([s.tokens for s in batch])
     rollouts = samples(batch, [[x - 0.1 * (j % 5) for j, x in enumerate(v)] for v in old])
+    if algorithm.advantage.kind == "distillation":
+        rollouts[0].domain = "lone"  # fewer samples of it than ranks
+        trainer.load_teachers({"lone": teacher, "test": teacher})
     reinforced = trainer.rl_step(rollouts, algorithm, False)
     return {
         "logprobs": first,
@@ -68,7 +73,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     for name in ("qwen3", "qwen2"):
         make_model(name, root / name)
-    return {name: root / name for name in ("qwen3", "qwen2")}
+    varied(root / "qwen3", root / "teacher", seed=1)
+    return {name: root / name for name in ("qwen3", "qwen2", "teacher")}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,9 @@ def alone(ranks: Ranks, folders: dict[str, Path]) -> dict[str, Any]:
     """What one process does."""
     cases = [("qwen3", how) for how in ALGORITHMS] + [("qwen2", "token_mean")]
     return {
-        f"{name} {how}": ranks.run(train, TrainerArgs(folders[name]), ALGORITHMS[how])
+        f"{name} {how}": ranks.run(
+            train, TrainerArgs(folders[name]), ALGORITHMS[how], folders["teacher"]
+        )
         for name, how in cases
     }
 
@@ -92,14 +100,15 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
     + [("cp2", "qwen3 sequence_mean"), ("dp2", "qwen3 sequence_mean")]
     + [("tp2", "qwen2 token_mean"), ("pp2", "qwen2 token_mean")]
     + [("cp2", "qwen3 gspo"), ("dp2", "qwen3 gspo"), ("cp2", "qwen3 opsm")]
-    + [(layout, "qwen3 corrected") for layout in LAYOUTS],
+    + [(layout, "qwen3 corrected") for layout in LAYOUTS]
+    + [("dp2", "qwen3 opd"), ("tp2", "qwen3 opd"), ("pp2", "qwen3 opd")],
 )
 def test_a_layout_trains_like_one_process(
     layout: str, case: str, ranks: Ranks, folders: dict[str, Path], alone: dict[str, Any]
 ) -> None:
     name, how = case.split()
     args = TrainerArgs(folders[name], LAYOUTS[layout])
-    here = ranks.run(train, args, ALGORITHMS[how])
+    here = ranks.run(train, args, ALGORITHMS[how], folders["teacher"])
     there = alone[case]
     for mine, theirs in zip(here["logprobs"], there["logprobs"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)

@@ -1,4 +1,4 @@
-"""RL, evaluate and distill bodies on a real trainer, real servers and a real Ray."""
+"""RL, OPD, evaluate and distill bodies on a real trainer, real servers and a real Ray."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from engines.rollout.dataset import read_dataset
 from engines.rollout.gallery import read_rollouts
-from tasks import distill, evaluate, rl
+from tasks import distill, evaluate, opd, rl
 from tasks.stage import Stopped
+from tests.integration.megatron_models import varied
 from tests.stage_parts import ListReporter, stage_context
 
 pytestmark = pytest.mark.integration
@@ -107,3 +108,48 @@ async def _distills_to_rows(root: Path, trained: Path) -> None:
     assert sum(counts.values()) == 12 + 12
     assert {(r.expert, r.artifact_digest) for r in rows} == {("general", "d" * 64)}
     assert all(r.problem.id.startswith("general/distill/") for r in rows)
+
+
+def opd_spec() -> opd.OpdSpec:
+    settings = {
+        "steps": 6,
+        "problems_per_step": 16,
+        "group_size": 2,
+        "optimizer": {"lr": 1e-2},
+        "checkpoint_every": 2,
+    }
+    rewards = [{"name": "constraints", "outcome": True}]  # all alike: none of them trains
+    domains = [{**DOMAIN, "name": name, "rewards": rewards} for name in ("twin", "master")]
+    return opd.OpdSpec.model_validate({"settings": settings, "domains": domains})
+
+
+async def test_opd_comes_nearer_to_the_teacher_and_ends_alike_when_stopped_on_the_way(
+    cluster: None, stage_root: Path, small_base: Path, tmp_path: Path
+) -> None:
+    master = varied(small_base, tmp_path / "master", seed=1, scale=5.0)
+    inputs = {"model": small_base, "twin": small_base, "master": master}
+    whole = stage_context(stage_root, "opd", inputs)
+    summary = await opd.run(opd_spec(), whole)
+    assert isinstance(whole.reporter, ListReporter)
+    steps = whole.reporter.steps
+    print(
+        {n: (s["teacher_kl_twin"], s["teacher_kl_master"], s["entropy"]) for n, s in steps.items()}
+    )
+    # The student begins as one of its teachers: had they been mixed up, this would not be 0.
+    assert abs(steps[1]["teacher_kl_twin"]) < 1e-4
+    assert steps[1]["teacher_kl_master"] > 0.1
+    assert steps[6]["teacher_kl_master"] < 0.7 * steps[1]["teacher_kl_master"]
+    assert summary["teacher_kl_last"] < summary["teacher_kl_first"]
+    for step in steps.values():
+        assert step["groups_kept"] == step["groups_rolled"] == 16
+        assert step["update_skipped"] == 0
+        assert {"outcome_mean_twin", "reward_mean", "entropy", "mismatch_mean"} <= step.keys()
+
+    first = stage_context(stage_root, "opd-cut", inputs)
+    first.stop.requested = True
+    with pytest.raises(Stopped, match="after step 1"):
+        await opd.run(opd_spec(), first)
+    rest = stage_context(stage_root, "opd-cut", inputs)
+    await opd.run(opd_spec(), rest)
+    weights = [(c.out / "model.safetensors").read_bytes() for c in (whole, rest)]
+    assert weights[0] == weights[1]

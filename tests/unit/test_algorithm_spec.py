@@ -101,7 +101,7 @@ WEIGHT = {"correction": {"weight": {}}}
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"preset": "opd"}, "needs teachers"),
+        ({"preset": "opd"}, "needs teachers, which `rl` does not have; use an `opd` stage"),
         ({"advantage": {"kind": "reinforce++", "whiten": False}}, "no baseline"),
         ({"advantage": {"whiten": True}}, "std and whiten"),
         ({"preset": "opd", "overlong": {}}, "overlong"),

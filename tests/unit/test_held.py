@@ -15,7 +15,10 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = (
     *sorted((ROOT / "engines" / "rollout").glob("*.py")),
-    *(ROOT / f"tasks/{name}.py" for name in ("rl", "rl_record", "rl_roles", "sft", "sft_record")),
+    *(
+        ROOT / f"tasks/{name}.py"
+        for name in ("rl", "rl_record", "rl_roles", "opd", "sft", "sft_record")
+    ),
     *(ROOT / f"engines/megatron/{name}.py" for name in ("training", "trainer", "critic")),
 )
 
@@ -51,7 +54,9 @@ def stateful() -> Iterator[tuple[str, set[str]]]:
 
 def test_every_stateful_object_of_a_loop_is_listed_attribute_by_attribute() -> None:
     found = dict(stateful())
-    configs = {name for name in found if name.startswith(("tasks/rl.py", "tasks/sft.py"))}
+    configs = {
+        name for name in found if name.startswith(("tasks/rl.py", "tasks/opd.py", "tasks/sft.py"))
+    }
     assert set(found) - configs == {*HELD, *WITHIN_A_STEP}
     for name, places in HELD.items():
         assert found[name] == set(places), f"{name}: say in tasks/held.py where a checkpoint has it"

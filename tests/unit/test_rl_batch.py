@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
 from engines.megatron.rl_batch import RlBatch
 from engines.megatron.spec import Parallel
+from engines.megatron.teachers import TeacherScores
 from engines.types import Sample, Status
 from infra.errors import TrainingStopped
 
@@ -281,3 +283,40 @@ def test_the_critic_learns_the_rewards_that_the_policy_hears() -> None:
     assert returns[batch.trained()].tolist() == pytest.approx([0.9, 0.95])
     targets = batch.targets(algorithm, None, None, values, rewards)
     assert targets.advantages[batch.trained()].tolist() == pytest.approx([0.425, 0.95])
+
+
+# Teachers
+
+
+def test_a_teacher_is_worth_its_logprob_less_the_students_to_its_own_samples() -> None:
+    # Student -1 everywhere. Sample a of teacher 0, b of teacher 1; c failed and is left out.
+    batch = [sample("a", 9), sample("b", trained=1), sample("c", status=Status.FAILED)]
+    nan = float("nan")
+    scores = TeacherScores(
+        ("x", "y"),
+        torch.tensor([[-0.5, -9.0, nan], [nan, nan, -3.0]], dtype=torch.float64),
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
+    )
+    algorithm = Algorithm.model_validate(
+        {"preset": "opd", "old_logprobs": "engine", "correction": {"weight": None, "reject": []}}
+    )
+    made = RlBatch.of(batch, algorithm)
+    targets = made.targets(algorithm, None, None, scores)
+    # The reward of 9 plays no part; -8 is clipped to -5.
+    assert targets.advantages[made.trained()].tolist() == [0.5, -5.0, -2.0]
+    # Not the clipped gap: (-0.5 + 8 + 2) / 3, (-0.5 + 8) / 2, 2.
+    assert targets.metrics == {
+        "teacher_kl": pytest.approx(9.5 / 3), "teacher_kl_x": 3.75, "teacher_kl_y": 2.0
+    }  # fmt: skip
+
+
+def test_a_teacher_without_samples_in_a_step_has_no_metric() -> None:
+    scores = TeacherScores(
+        ("x", "y"),
+        torch.tensor([[-2.0], [float("nan")]], dtype=torch.float64),
+        torch.tensor([[1.0, 0.0]], dtype=torch.float64),
+    )
+    found = scores.metrics(torch.tensor([-1.0], dtype=torch.float64))
+    assert found == {"teacher_kl": 1.0, "teacher_kl_x": 1.0}
+    alone = TeacherScores(("x",), scores.logprobs_KR[:1], scores.weights_NK[:, :1])
+    assert alone.metrics(torch.tensor([-1.0], dtype=torch.float64)) == {"teacher_kl": 1.0}

@@ -47,13 +47,15 @@ def sample(index, reward, status=Status.COMPLETED, reason=""):
     )  # fmt: skip
 
 
-def step(number, *samples):
+def step(number, *samples, teacher_kl=None):
     groups = [Group(Problem("p", "d", ()), list(samples))]
     batch = StepBatch(
         version=number - 1, groups=groups, rolled=groups, wanted=1, reused=0, dropped=0, rounds=1,
         seconds=0.5, cursor=Cursor(number * 2, {"d": number * 2}),
     )  # fmt: skip
     trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
+    if teacher_kl is not None:
+        trained["teacher_kl"] = teacher_kl
     return StepResult(number, number, batch, trained, train_seconds=0.25)
 
 
@@ -113,3 +115,18 @@ def test_three_solved_steps_solve_the_run():
         assert not made.solved
         made.observe(step(number, sample(0, 1.0), sample(1, 1.0)))
     assert made.solved
+
+
+def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(tmp_path):
+    first = record(Reporter())
+    for number in (1, 2):
+        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number))
+    first.save(tmp_path)
+    second = record(Reporter())
+    second.restore(tmp_path)
+    for number in (3, 4):
+        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0))
+    summary = second.summary()
+    assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
+    assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3
+    assert "teacher_kl_first" not in record(Reporter()).summary()

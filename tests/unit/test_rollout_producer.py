@@ -47,6 +47,17 @@ async def test_zero_variance_groups_are_replaced_by_fresh_problems():
     assert (batch.rounds, unused) == (2, [])
 
 
+async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not():
+    never = domain("bad", lambda answer: float("x"))
+    made = producer(
+        alternating(), [domain("d", float), never], needs_spread=False, group_size=1, rounds=1
+    )
+    batch, unused = await made.collect(1, 0, [])
+    assert [g.samples[0].domain for g in batch.rolled] == ["d", "bad", "d", "bad"]
+    assert [g.samples[0].domain for g in batch.groups] == ["d", "d"]
+    assert unused == []
+
+
 async def test_refill_stops_when_enough_groups_have_signal():
     batch, unused = await producer(alternating(), [domain("d", float)], oversample=2.5).collect(
         1, 0, []
@@ -118,7 +129,7 @@ def test_a_failed_sample_gives_a_group_no_signal():
 
 
 async def test_with_a_critic_every_group_teaches_even_one_of_a_single_rollout():
-    made = producer(alternating(), [domain("d", float)], compares=False, group_size=1)
+    made = producer(alternating(), [domain("d", float)], needs_spread=False, group_size=1)
     batch, unused = await made.collect(1, 0, [])
     assert numbers(batch.groups) == numbers(batch.rolled) == [0, 1, 2, 3]
     assert (batch.rounds, unused) == (1, [])

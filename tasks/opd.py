@@ -1,0 +1,105 @@
+"""`opd`: on-policy distillation from one teacher a domain.
+
+    student samples -> its domain's teacher scores each token -> advantage = teacher's - student's
+    logprob -> the policy step of `rl`
+
+The gradient is that of -KL(student || teacher). Rewards are computed for the curve and the report;
+none of them trains (MOPD, arXiv 2606.30406; GLM-5, arXiv 2602.15763).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, PositiveInt
+
+from engines.algorithms.spec import Algorithm
+from engines.megatron.spec import Optimizer, Trainer
+from engines.sglang.spec import FleetSpec
+from engines.types import Message, Problem
+from infra.config import Config
+from infra.errors import InputError
+from tasks import rl
+from tasks.domain import Domain
+from tasks.stage import StageContext, StageSpec
+
+STUDENT = "model"
+_PROBE = Problem("probe", "probe", (Message("user", "1+1"),), thinking=True)
+
+
+class OpdSettings(Config):
+    steps: PositiveInt
+    problems_per_step: PositiveInt = 64
+    group_size: PositiveInt = 1
+    """rollouts of a problem; nothing compares them, so fresh problems teach more"""
+    algorithm: Algorithm = Algorithm(preset="opd")
+    """`{preset: opd, ...}`: its advantage must be distillation, or one of your own"""
+    optimizer: Optimizer
+    trainer: Trainer = Trainer()
+    fleet: FleetSpec = FleetSpec()
+    bounds: rl.Bounds = rl.Bounds()
+    checkpoint_every: PositiveInt = 10
+    """steps"""
+
+
+class OpdSpec(StageSpec):
+    """Inputs: the student as `model`, and one teacher by each domain's name."""
+
+    kind: ClassVar[str] = "opd"
+    settings: OpdSettings
+    domains: list[Domain] = Field(min_length=1)
+    """problems of a step are drawn from them in turn"""
+
+
+async def run(spec: OpdSpec, context: StageContext) -> dict[str, float]:
+    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`.
+
+    Raises what `rl` raises; InputError for a teacher of another tokenizer or architecture.
+    """
+    from tasks.resources import require_inputs
+
+    names = [domain.name for domain in spec.domains]
+    require_inputs(context, [STUDENT, *names])
+    teachers = {name: context.inputs[name] for name in names}
+    await asyncio.to_thread(check_same_tokens, context.inputs[STUDENT], teachers)
+    return await rl.train(_as_rl(spec), context, teachers)
+
+
+def _as_rl(spec: OpdSpec) -> rl.RlSpec:
+    """One round of exactly as many groups as a step trains on: none is dropped for its rewards."""
+    settings = rl.RlSettings(**dict(spec.settings), oversample=1.0, refill_rounds=0)
+    return rl.RlSpec(seed=spec.seed, settings=settings, domains=spec.domains)
+
+
+def check_same_tokens(student: Path, teachers: Mapping[str, Path]) -> None:
+    """A teacher scores the student's tokens as they are: ids and prompts must mean the same to it.
+
+    Raises InputError that names the teacher and the first difference.
+    """
+    from engines.chat import Chat
+
+    ours = Chat.load(student)
+    for domain, folder in teachers.items():
+        theirs = Chat.load(folder)
+        what = ""
+        if theirs.vocabulary != ours.vocabulary:
+            what = f"tokenizer ({_difference(ours.vocabulary, theirs.vocabulary)})"
+        elif theirs.prompt_ids(_PROBE) != ours.prompt_ids(_PROBE):
+            what = "chat template (the same question becomes other tokens)"
+        if what:
+            raise InputError(
+                f"the teacher of {domain} ({folder}) has another {what} than the student"
+                f" ({student}), so it cannot score the student's tokens; use an expert that was"
+                " trained from the same base"
+            )
+
+
+def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """Example: `token 'ab' is 17 here and 18 there`."""
+    ordered = sorted({*ours, *theirs}, key=lambda token: (ours.get(token, len(ours)), token))
+    token = next(t for t in ordered if ours.get(t) != theirs.get(t))
+    here, there = ours.get(token, "unknown"), theirs.get(token, "unknown")
+    return f"token {token!r} is {here} to the student and {there} to the teacher"

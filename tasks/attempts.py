@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.digest import CodeIdentity
 from infra.errors import StageFailed
+from infra.spool import LaterRun
 from infra.storage import Store
 from tasks.claims import Claim, Claims, End, Owner
 from tasks.launch import Launcher, job_command, log_path
@@ -49,6 +50,8 @@ class StageWork:
     digest: str
     code: CodeIdentity
     mlflow_run: str = ""
+    mlflow_later: LaterRun | None = None
+    """its run where MLflow did not answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
         mlflow_uri=place.mlflow_uri,
         mlflow_experiment=place.mlflow_experiment,
         mlflow_run=work.mlflow_run,
+        mlflow_later=work.mlflow_later,
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())

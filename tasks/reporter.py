@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.artifacts import ArtifactRecord
+from infra.spool import RunRef
 from tasks.protocol import JobInput, emit
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ PROGRESS_SECONDS = 0.5
 class JobReporter:
     """The `Reporter` of a job. Without a tracker, metrics are only printed."""
 
-    run: str
+    run: RunRef
     tracker: Tracker | None
     _last_progress: float = 0.0
 
@@ -42,7 +43,7 @@ class JobReporter:
         emit("warn", message=message)
 
     def dataset(self, name: str, rows: int, source: str) -> None:
-        if self.tracker is not None:
+        if self.tracker is not None and isinstance(self.run, str):
             self.tracker.dataset(self.run, name, rows, source)
 
     def finish(self, record: ArtifactRecord) -> None:
@@ -53,13 +54,14 @@ class JobReporter:
 @contextlib.contextmanager
 def open_reporter(given: JobInput) -> Generator[JobReporter]:
     """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
-    if not given.mlflow_run:
+    run = given.mlflow_run or given.mlflow_later
+    if not run:
         yield JobReporter("", None)
         return
     from infra.tracking import Tracker
 
     tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
     try:
-        yield JobReporter(given.mlflow_run, tracker)
+        yield JobReporter(run, tracker)
     finally:
         tracker.flush()

@@ -13,13 +13,18 @@ from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from tasks.domain import Domain, open_domain
-from tasks.stage import StageContext
+from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
     from engines.megatron.group import TrainerGroup
+    from engines.rollout.journal import RolloutJournal
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
+
+NOTE_SECONDS = 1.0
+"""most work of a sweep that a kill repeats"""
+STOP_POLL_SECONDS = 0.25
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -84,6 +89,32 @@ async def lease_trainer(
     )
     stack.push_async_callback(trainer.release)
     return trainer
+
+
+def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
+    """Where a sweep's rollouts are durable as they finish; the last ones when the stack ends."""
+    from engines.rollout.journal import RolloutJournal
+
+    journal = RolloutJournal(context.checkpoints, every_s=NOTE_SECONDS)
+    stack.push_async_callback(journal.flush)
+    return journal
+
+
+async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) -> A:
+    """Await `work`, all of whose results are durable at once; cancel it when a stop is asked for.
+
+    Raises Stopped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            if context.stop.requested:
+                raise Stopped("stopped; what it finished continues the stage")
+            await asyncio.wait({task}, timeout=STOP_POLL_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:

@@ -48,14 +48,15 @@ async def lease_fleet(
     """Lease the stage's servers with `model`'s weights (version 0); released with the stack."""
     from engines.sglang.fleet import Fleet
 
-    fleet = await Fleet.lease(
-        spec,
-        model,
-        servers=context.resources.servers,
-        tp=context.resources.tp_per_server,
-        pool_servers=context.pool.servers,
-        holder=context.holder,
-    )
+    with context.pulse.waiting():
+        fleet = await Fleet.lease(
+            spec,
+            model,
+            servers=context.resources.servers,
+            tp=context.resources.tp_per_server,
+            pool_servers=context.pool.servers,
+            holder=context.holder,
+        )
     stack.push_async_callback(fleet.release)
     return fleet
 
@@ -76,17 +77,18 @@ async def lease_trainer(
     """
     from engines.megatron.group import TrainerGroup
 
-    trainer = await TrainerGroup.lease(
-        context.resources.trainer,
-        pool_ranks=context.pool.trainer_ranks,
-        holder=context.holder,
-        spec=spec,
-        optimizer=optimizer,
-        model=model,
-        seed=seed,
-        total_steps=total_steps,
-        hooks=context.hooks,
-    )
+    with context.pulse.waiting():
+        trainer = await TrainerGroup.lease(
+            context.resources.trainer,
+            pool_ranks=context.pool.trainer_ranks,
+            holder=context.holder,
+            spec=spec,
+            optimizer=optimizer,
+            model=model,
+            seed=seed,
+            total_steps=total_steps,
+            hooks=context.hooks,
+        )
     stack.push_async_callback(trainer.release)
     return trainer
 

@@ -9,6 +9,7 @@ Importing this file imports no ray.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +21,10 @@ from engines.raylink import NAMESPACE, connect, dead_drivers
 from infra.errors import EngineError, LeaseLost
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_HUNG_S = 30.0
+"""what a living keeper may take to answer; it only keeps books"""
+_END_S = 15.0
 
 
 class Waiting:
@@ -80,14 +85,16 @@ def open_keeper(
     """The handle of the one keeper called `prefix + tag`, or `name` if given; started if need be.
 
     Idle keepers of the prefix with another tag are asked to end, so that what they keep does not
-    pile up. Blocks like `raylink.connect` the first time.
+    pile up; one that hangs is replaced. Blocks like `raylink.connect` the first time.
     """
     connect()
     import ray
     from ray.util import list_named_actors
 
     name = name or prefix + tag
-    if name not in (alive := list_named_actors()):
+    if name in (alive := list_named_actors()):
+        _end_if_hung(name)
+    else:
         for other in alive:
             if other.startswith(prefix):
                 with suppress(ValueError):  # it ended meanwhile
@@ -105,6 +112,24 @@ def open_keeper(
         )
         .remote(*arguments)
     )
+
+
+def _end_if_hung(name: str) -> None:
+    """Kill a keeper that does not answer in time, with all that it keeps."""
+    import ray
+    from ray.exceptions import GetTimeoutError
+    from ray.util import list_named_actors
+
+    with suppress(Exception):  # it ended meanwhile
+        keeper = ray.get_actor(name, NAMESPACE)
+        try:
+            ray.get(keeper.ping.remote(), timeout=_HUNG_S)
+        except GetTimeoutError:
+            _log.warning("%s did not answer within %.0f s: it is replaced", name, _HUNG_S)
+            ray.kill(keeper, no_restart=True)
+            deadline = time.monotonic() + _END_S
+            while name in list_named_actors() and time.monotonic() < deadline:
+                time.sleep(0.1)
 
 
 async def grant_of(request: Any, answer: Callable[[Any], Awaitable[_T]]) -> _T:

@@ -9,7 +9,13 @@ from infra import stack
 
 
 def start_stack(console: Console) -> int:
-    _show_links(stack.up(lambda text: console.print(text, markup=False)), console)
+    from infra.spool import deliver_spool
+
+    started = stack.up(lambda text: console.print(text, markup=False))
+    sent = deliver_spool(started.mlflow_uri)
+    if sent:
+        console.print(f"MLflow was told {sent} things that waited while it was down")
+    _show_links(started, console)
     return 0
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from prefect import get_client
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
@@ -71,14 +74,39 @@ def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactR
     futures = execute(plan, start)
     artifacts: dict[str, ArtifactRecord] = {}
     errors: list[Exception] = []
-    for name, future in futures.items():
-        try:
-            artifacts[name] = future.result()
-        except Exception as error:
-            errors.append(error)
+    with _stopping_when_cancelled(run):
+        for name, future in futures.items():
+            try:
+                artifacts[name] = future.result()
+            except Exception as error:
+                errors.append(error)
     if errors:
         raise first_error(errors)
     return artifacts
+
+
+@contextmanager
+def _stopping_when_cancelled(run: RecipeRun) -> Generator[None]:
+    """Prefect ends a cancelled flow by a signal, and by SIGKILL half a minute later: until its
+    stages' jobs are over, the threads that follow them would keep it waiting.
+
+    A flow that is ended for another reason leaves its jobs alone: it comes back to them.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        if _is_cancelled():
+            run.place.cancelled.set()
+            stop_run(run.record, run.place.launcher)
+        raise
+
+
+def _is_cancelled() -> bool:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(str(current.id))).state
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
 def _show_links(run: RecipeRun) -> None:

@@ -12,6 +12,7 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.artifacts import ArtifactRecord
 from infra.errors import TributaryError
+from infra.spool import LaterRun, RunRef
 from infra.tracking import Tracker
 from tasks.attempts import StageWork
 
@@ -44,14 +45,17 @@ class Tracked:
             yield work
             return
         try:
-            yield dataclasses.replace(work, mlflow_run=run)
+            if isinstance(run, LaterRun):
+                yield dataclasses.replace(work, mlflow_later=run)
+            else:
+                yield dataclasses.replace(work, mlflow_run=run)
         except BaseException:
             self.tracker.finish(run, "FAILED")
             raise
         self.tracker.finish(run, "FINISHED")
 
-    def _begin(self, planned: PlannedStage, work: StageWork) -> str:
-        """The stage's own MLflow run; empty where there is none to be had."""
+    def _begin(self, planned: PlannedStage, work: StageWork) -> RunRef:
+        """The stage's own MLflow run, be it later; empty where there is none to be had."""
         if self.tracker is None:
             return ""
         tags = {"tributary.kind": planned.kind, "tributary.expert": planned.expert}
@@ -60,6 +64,8 @@ class Tracked:
             run = self.tracker.stage_run(self.parent, planned.name, work.digest, tags)
             self._runs[planned.name] = run
             return run
+        with _tolerated(f"stage {planned.name}"):
+            return self.tracker.later_stage_run(self.parent, planned.name, work.digest, tags)
         return ""
 
     def made(self, planned: PlannedStage, record: ArtifactRecord) -> None:

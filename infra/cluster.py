@@ -23,7 +23,7 @@ OVER: frozenset[JobState] = frozenset({"succeeded", "failed", "stopped"})
 
 OUTAGE_SECONDS = 120.0
 """how long a head that does not answer is waited for"""
-STOP_SECONDS = 60
+STOP_SECONDS = 25
 """what a job gets between SIGTERM and SIGKILL, for its last checkpoint"""
 POLL_SECONDS = 0.25
 CALL_SECONDS = 30.0

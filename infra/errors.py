@@ -49,6 +49,10 @@ class LeaseLost(EngineError):
     """A lease on engines expired or was taken over; its holder must stop using them."""
 
 
+class StageStalled(InfrastructureError):
+    """A stage made no progress within its bound; names the file with its processes' stacks."""
+
+
 class AgreementError(TributaryError):
     """Trainer and engine disagree on logprobs beyond the gate; says on which sample and where."""
 

@@ -98,10 +98,10 @@ class MlflowRest:
             body = {"run_id": run_id, "params": _pairs(params or {}), "tags": _pairs(tags or {})}
             self._call("POST", "/runs/log-batch", body)
 
-    def last_step(self, run_id: str, key: str) -> int:
-        """The highest step that this metric has; -1 for none."""
+    def steps(self, run_id: str, key: str) -> set[int]:
+        """The steps that this metric has."""
         history = self._call("GET", "/metrics/get-history", {"run_id": run_id, "metric_key": key})
-        return max((int(m.get("step", 0)) for m in history.get("metrics", [])), default=-1)
+        return {int(m.get("step", 0)) for m in history.get("metrics", [])}
 
     def log_dataset(self, run_id: str, name: str, digest: str, source: str, rows: int) -> None:
         dataset = {

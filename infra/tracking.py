@@ -1,7 +1,7 @@
 """Tracking in MLflow: one parent run a recipe, a nested run a stage, models with aliases.
 
-Metrics go through a queue and a thread, so a body never waits for MLflow and never fails with it:
-while the server is down points are kept, and `flush` gives up after a bound with one warning.
+Metrics go through a queue, a file and a thread, so a body never waits for MLflow and never fails
+with it: while the server is down they are kept on disk (`infra.spool`), also beyond the process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import math
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
 from infra.errors import InfrastructureError, TributaryError
-from infra.mlflow_rest import Metric, MlflowRefused, MlflowRest
+from infra.mlflow_rest import Metric, MlflowRest
+from infra.spool import Delivery, Entry, LaterRun, RunRef, SpoolFile, spool_folder
 
 _log = logging.getLogger(__name__)
 _BATCH_SECONDS = 0.5
@@ -45,7 +45,7 @@ class Tracker:
     """One experiment of one MLflow server.
 
     Calls that return an id are direct and raise InfrastructureError when the server is down; `log`
-    and `dataset` are queued.
+    and `finish` are queued.
     """
 
     def __init__(self, uri: str, experiment: str) -> None:
@@ -86,13 +86,18 @@ class Tracker:
 
     def stage_run(self, parent: str, stage: str, digest: str, tags: Mapping[str, str]) -> str:
         """The nested run of a stage, found again by its digest when the stage is resumed."""
-        identity = {"mlflow.parentRunId": parent, "tributary.digest": digest}
-        identity["tributary.stage"] = stage
+        identity = _stage_identity(parent, stage, digest)
         run_id = self._rest.find_run(self.experiment, identity)
         if run_id is None:
             return self._rest.create_run(self.experiment, stage, {**tags, **identity})
         self._rest.update_run(run_id, "RUNNING")
         return run_id
+
+    def later_stage_run(
+        self, parent: str, stage: str, digest: str, tags: Mapping[str, str]
+    ) -> LaterRun:
+        """The same run while the server is down: it is found or made with its first metrics."""
+        return LaterRun(self.experiment, stage, _stage_identity(parent, stage, digest), tags)
 
     def cached_stage(self, parent: str, stage: str, record: Tracked) -> str:
         """A nested run for a stage that another run made: its metrics and a link to the origin."""
@@ -105,10 +110,11 @@ class Tracker:
         self._rest.update_run(run_id, "FINISHED")
         return run_id
 
-    def log(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, run: RunRef, step: int, metrics: Mapping[str, float]) -> None:
         """Queue one step's metrics. A step that the run already has is not logged twice."""
         now = int(time.time() * 1000)
-        self._sender.put(run_id, [Metric(k, _finite(v), step, now) for k, v in metrics.items()])
+        points = [Metric(k, _finite(v), step, now) for k, v in metrics.items()]
+        self._sender.put(Entry(run, points))
 
     def dataset(self, run_id: str, name: str, rows: int, source: str) -> None:
         """Record a dataset as an input of the run."""
@@ -118,12 +124,9 @@ class Tracker:
         except TributaryError as error:
             _log.warning("dataset %s is not recorded: %s", name, error)
 
-    def finish(self, run_id: str, status: str) -> None:
-        """`status` is FINISHED, FAILED or KILLED. A server that is down costs only a warning."""
-        try:
-            self._rest.update_run(run_id, status)
-        except TributaryError as error:
-            _log.warning("run %s is not marked %s: %s", run_id, status, error)
+    def finish(self, run: RunRef, status: str) -> None:
+        """Queue the run's end: FINISHED, FAILED or KILLED."""
+        self._sender.put(Entry(run, status=status))
 
     def register_model(self, name: str, record: Tracked, alias: str) -> str:
         """Register an artifact as a version of a model and point an alias at it; -> version.
@@ -141,82 +144,94 @@ class Tracker:
         return version
 
     def flush(self, timeout: float = 20.0) -> bool:
-        """Wait until the queue is delivered; False (and a warning) when the bound passed first."""
+        """Wait until the queue is delivered; False (and a warning) when the server is down or the
+        bound passed first: what is left is on disk."""
         return self._sender.flush(timeout)
 
 
 class _Sender:
-    """The queue and its thread; the thread starts with the first point."""
+    """A queue, its copy on disk, and the thread (from the first entry on) that empties both."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._queue: queue.Queue[tuple[str, list[Metric]]] = queue.Queue()
+        self._queue: queue.Queue[Entry] = queue.Queue()
+        self._file = SpoolFile()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        self._is_down = False
+        self._comes_after_others = True
+        """whether an attempt that died meanwhile may have left points of the same runs"""
         self._changed = threading.Condition()
-        self._seen: dict[tuple[str, str], int] = {}
-        self._keys: dict[str, set[str]] = {}
 
-    def put(self, run_id: str, metrics: list[Metric]) -> None:
+    def put(self, entry: Entry) -> None:
         with self._changed:
+            try:
+                self._file.append(entry)
+            except OSError as error:  # a full disk: it is still sent, unless this process dies
+                _log.warning("metrics are not kept in %s: %s", spool_folder(), error)
             self._pending += 1
-        self._queue.put((run_id, metrics))
+            self._queue.put(entry)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
             self._thread.start()
 
     def flush(self, timeout: float) -> bool:
         with self._changed:
-            done = self._changed.wait_for(lambda: self._pending == 0, timeout)
-        if not done:
-            _log.warning("%d metric batches never reached MLflow at %s", self._pending, self._uri)
-        return done
+            self._changed.wait_for(lambda: self._pending == 0 or self._is_down, timeout)
+            left = self._pending
+        if left:
+            _log.warning(
+                "MLflow at %s does not answer: %d entries wait in %s; the next run, or"
+                " `tributary up`, sends them",
+                self._uri, left, spool_folder(),
+            )  # fmt: skip
+        return not left
 
     def _run(self) -> None:
-        rest = MlflowRest(self._uri)
-        warned = False
+        delivery = Delivery(self._uri)
         while True:
-            taken = [self._queue.get()]
-            deadline = time.monotonic() + _BATCH_SECONDS
-            while (left := deadline - time.monotonic()) > 0:
-                try:
-                    taken.append(self._queue.get(timeout=left))
-                except queue.Empty:
-                    break
-            while not self._deliver(rest, taken):
-                if not warned:
-                    _log.warning("MLflow at %s is down; metrics wait in memory", self._uri)
-                    warned = True
+            taken = self._take()
+            while not self._deliver(delivery, taken):
                 time.sleep(_RETRY_SECONDS)
             with self._changed:
                 self._pending -= len(taken)
+                if self._pending == 0:
+                    self._file.clear()
                 self._changed.notify_all()
 
-    def _deliver(self, rest: MlflowRest, taken: list[tuple[str, list[Metric]]]) -> bool:
-        by_run: defaultdict[str, list[Metric]] = defaultdict(list)
-        for run_id, metrics in taken:
-            by_run[run_id] += metrics
+    def _take(self) -> list[Entry]:
+        """What comes within a moment of the next entry."""
+        taken = [self._queue.get()]
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                taken.append(self._queue.get(timeout=left))
+            except queue.Empty:
+                break
+        return taken
+
+    def _deliver(self, delivery: Delivery, taken: list[Entry]) -> bool:
         try:
-            for run_id, metrics in by_run.items():
-                fresh = [m for m in metrics if m.step > self._logged(rest, run_id, m.key)]
-                rest.log_batch(run_id, fresh)
-                for m in fresh:
-                    self._seen[run_id, m.key] = max(self._seen[run_id, m.key], m.step)
+            if self._comes_after_others:
+                delivery.send_left()
+            delivery.send(taken)
         except InfrastructureError:
+            if not self._is_down:
+                _log.warning("MLflow at %s is down; metrics wait in %s", self._uri, spool_folder())
+            with self._changed:
+                self._is_down = self._comes_after_others = True
+                self._changed.notify_all()
             return False
-        except MlflowRefused as error:
-            _log.warning("%d metric batches are dropped: %s", len(taken), error)
+        self._is_down = self._comes_after_others = False
         return True
 
-    def _logged(self, rest: MlflowRest, run_id: str, key: str) -> int:
-        """Highest step of this metric that the server has; asked once a metric."""
-        if (run_id, key) not in self._seen:
-            if run_id not in self._keys:
-                data = rest.run(run_id).get("data", {})
-                self._keys[run_id] = {m["key"] for m in data.get("metrics", [])}
-            known = key in self._keys[run_id]
-            self._seen[run_id, key] = rest.last_step(run_id, key) if known else -1
-        return self._seen[run_id, key]
+
+def _stage_identity(parent: str, stage: str, digest: str) -> dict[str, str]:
+    return {
+        "mlflow.parentRunId": parent,
+        "tributary.digest": digest,
+        "tributary.stage": stage,
+    }
 
 
 def _finite(value: float) -> float:

@@ -13,12 +13,14 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.digest import CodeIdentity
 from infra.errors import StageFailed
+from infra.spool import LaterRun
 from infra.storage import Store
 from tasks.claims import Claim, Claims, End, Owner
 from tasks.launch import Launcher, job_command, log_path
@@ -29,6 +31,8 @@ MAX_TRIES = 3
 """attempts that one run makes at a stage whose failures may pass by themselves"""
 EXPIRY_SECONDS = 60.0
 """silence after which a heartbeat that we only see through the store counts as dead"""
+SILENT_SECONDS = 120.0
+"""silence after which a job that we can reach is stopped; its own way to the store may be slow"""
 SUBMIT_SECONDS = 10.0
 """what a claim's owner may take until its job is known"""
 TAIL_LINES = 40
@@ -49,6 +53,8 @@ class StageWork:
     digest: str
     code: CodeIdentity
     mlflow_run: str = ""
+    mlflow_later: LaterRun | None = None
+    """its run where MLflow did not answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class Place:
     cancelled: threading.Event = field(default_factory=threading.Event)
     poll_seconds: float = 0.5
     expiry_seconds: float = EXPIRY_SECONDS
+    silent_seconds: float = SILENT_SECONDS
 
 
 def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactRecord, bool]:
@@ -152,6 +159,7 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
         mlflow_uri=place.mlflow_uri,
         mlflow_experiment=place.mlflow_experiment,
         mlflow_run=work.mlflow_run,
+        mlflow_later=work.mlflow_later,
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())
@@ -169,7 +177,8 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     mine = claim.owner.run == place.run
     watch.started(claim.owner.job, claim.number, mine)
     if _reachable(place, claim):
-        place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch))
+        with _vigil(place, claims, claim):
+            place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch))
     else:
         watch.line(f"attempt {claim.number} runs elsewhere (run {claim.owner.run}); waiting for it")
         _wait_elsewhere(work, place, claims, claim)
@@ -185,6 +194,28 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
         )
         claims.finish(claim.number, end)
     return end
+
+
+@contextmanager
+def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
+    """Stop a job that Ray calls running but whose heartbeat stands still: it hangs as a whole."""
+    over = threading.Event()
+
+    def watch() -> None:
+        pulse, changed = b"", time.monotonic()
+        while not over.wait(place.silent_seconds / 12):
+            latest = claims.pulse(claim.number)
+            if latest != pulse or not latest:  # not begun, or the store does not answer
+                pulse, changed = latest, time.monotonic()
+            if time.monotonic() - changed > place.silent_seconds:
+                place.launcher.stop(claim.owner.job)
+                return
+
+    threading.Thread(target=watch, name="vigil", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engines.rollout.dataset import DistilledRow
     from engines.rollout.episode import Rollout
     from engines.rollout.seams import LiveDomain
+    from engines.rollout.sweep import Kept
     from engines.sglang.fleet import Fleet
 
 COUNTS_FILE = "counts.json"
@@ -52,24 +53,38 @@ class DistillSpec(StageSpec):
 
 
 async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
-    """Sample each domain from its expert, filter, and write what is left. Raises EngineError."""
+    """Sample each domain from its expert, filter, and write what is left.
+
+    Raises EngineError, TrainingStopped, Stopped.
+    """
     from engines.rollout.dataset import DATA_FILE, write_dataset
-    from tasks.resources import lease_fleet, open_parts, require_inputs
+    from engines.rollout.sweep import Kept
+    from tasks.resources import (
+        keep_rollouts,
+        lease_fleet,
+        open_parts,
+        require_inputs,
+        unless_stopped,
+    )
 
     require_inputs(context, [d.name for d in spec.domains])
     first = context.inputs[spec.domains[0].name]
     rows: list[DistilledRow] = []
     counts: dict[str, dict[str, int]] = {}
-    tokens = 0
+    tokens = recovered = 0
     async with AsyncExitStack() as stack:
         fleet, (_, domains) = await together(
             lease_fleet(stack, context, spec.settings.fleet, first),
             open_parts(first, spec.domains),
         )
+        journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
         for position, domain in enumerate(domains):
-            rollouts = await _sample(spec, context, fleet, domain, version=position)
+            kept = await Kept.open(journal, position)
+            recovered += len(kept.known)
+            work = _sample(spec, context, fleet, domain, kept)
+            rollouts = await unless_stopped(context, work)
             tokens += sum(r.sample.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
             sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
@@ -86,14 +101,15 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         **{f"{d}/{name}": float(n) for d, c in counts.items() for name, n in c.items()},
         "generated_tokens": float(tokens),
         "generate_tokens_per_s": tokens / max(worked, 1e-9),
+        "rollouts_recovered": float(recovered),
         "work_seconds": worked,
     }
 
 
 async def _sample(
-    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, version: int
+    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, kept: Kept
 ) -> list[Rollout]:
-    """All rollouts of a domain from its expert, whose weights become `version` of the fleet."""
+    """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
     from engines.chat import Chat
     from engines.rollout.episode import Roller
     from engines.rollout.sweep import sweep
@@ -101,8 +117,8 @@ async def _sample(
 
     model: Path = context.inputs[domain.name]
     settings = spec.settings
-    if version > 0:
-        await fleet.load(model, version)
+    if kept.version > 0:
+        await fleet.load(model, kept.version)
     roller = Roller(
         generate=fleet.client.generate,
         chat=Chat.load(model),
@@ -115,8 +131,9 @@ async def _sample(
         domain.curriculum.problems("distill", settings.problems, spec.seed),
         samples=settings.samples,
         temperature=settings.temperature,
-        version=version,
+        kept=kept,
     )
+    await kept.journal.flush()
     return [rollout for group in groups for rollout in group]
 
 

@@ -44,22 +44,32 @@ class EvaluateSpec(StageSpec):
 
 
 async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
-    """Score every input model on every domain. Raises EngineError, InputError."""
+    """Score every input model on every domain. Raises EngineError, InputError, Stopped."""
     from engines.chat import Chat
     from engines.rollout.episode import Roller
     from engines.rollout.gallery import Gallery
+    from engines.rollout.sweep import Kept
     from tasks.evaluate_cells import cells_of, mirrored, roll_cells, scores_of
-    from tasks.resources import context_length, lease_fleet, open_parts, require_inputs
+    from tasks.resources import (
+        context_length,
+        keep_rollouts,
+        lease_fleet,
+        open_parts,
+        require_inputs,
+        unless_stopped,
+    )
 
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
     models = list(context.inputs.items())
     first = models[0][1]
     results: list[CellResult] = []
+    recovered = 0
     async with AsyncExitStack() as stack:
         fleet, (chat, domains) = await together(
             lease_fleet(stack, context, spec.settings.fleet, first),
             open_parts(first, spec.domains),
         )
+        journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()
         for version, (name, folder) in enumerate(models):
@@ -71,7 +81,10 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
                 context_length=context_length(spec.settings.fleet, folder),
                 seed=spec.seed,
             )
-            results += await roll_cells(roller, cells_of(spec, name, domains), version, gallery)
+            kept = await Kept.open(journal, version)
+            recovered += len(kept.known)
+            cells = cells_of(spec, name, domains)
+            results += await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
             context.reporter.progress(version + 1, len(models), f"evaluated {name}")
         worked = time.monotonic() - began
     results = mirrored(results, spec.nothink)
@@ -84,5 +97,6 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results},
         "generated_tokens": float(sum(r.tokens for r in results)),
         "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
+        "rollouts_recovered": float(recovered),
         "work_seconds": worked,
     }

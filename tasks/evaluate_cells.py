@@ -12,7 +12,7 @@ from engines.rollout.episode import Roller, Rollout
 from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import mean, most_frequent_reason, outcome, share
 from engines.rollout.seams import LiveDomain
-from engines.rollout.sweep import sweep
+from engines.rollout.sweep import Kept, sweep
 from engines.types import Problem, Status
 from tasks.evaluate import EvaluateSpec
 
@@ -94,9 +94,12 @@ def mirrored(results: Sequence[CellResult], nothink: Sequence[str]) -> list[Cell
 
 
 async def roll_cells(
-    roller: Roller, cells: Sequence[Cell], version: int, gallery: Gallery
+    roller: Roller, cells: Sequence[Cell], kept: Kept, gallery: Gallery
 ) -> list[CellResult]:
-    """All cells of one model at once, so that the servers are never idle. Raises EngineError."""
+    """All cells of one model at once, so that the servers are never idle. Raises EngineError.
+
+    What `kept` knows is not sampled again, and what is sampled is durable there.
+    """
     rolled = await asyncio.gather(
         *[
             sweep(
@@ -105,11 +108,13 @@ async def roll_cells(
                 cell.problems,
                 samples=cell.samples,
                 temperature=cell.temperature,
-                version=version,
+                kept=kept,
+                label=f"{cell.model} {cell.kind}",
             )
             for cell in cells
         ]
     )
+    await kept.journal.flush()
     for cell, groups in zip(cells, rolled, strict=True):
         for group in groups[:_SHOWN]:
             gallery.add(f"{cell.model} {cell.kind}", group[0].sample)

@@ -5,7 +5,8 @@
     critic/            the same of the critic's ranks, where the algorithm has a critic
     state.json         where the stage stands: see `tasks.rl_record`, `tasks.sft_record`
     rollouts.parquet   the rollouts shown so far (rl)
-    notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them, whole
+    notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them; it is
+                       all that `distill` and `evaluate` keep, a step for each model
 
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
 is empty between two steps. `tests/unit/test_held.py` reads the sources and fails when an object of
@@ -92,8 +93,10 @@ HELD: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/rollout/journal.py:RolloutJournal": {
         "_notes": "notes",
+        "_every_s": "spec",
         "_waiting": "empty",
         "_writing": "empty",
+        "_hurry": "empty",
     },
     "engines/rollout/buffer.py:RolloutBuffer": {
         "_version": "state.json",

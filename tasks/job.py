@@ -2,26 +2,30 @@
 
     JobInput from the store -> verified local inputs -> the body -> files uploaded -> manifest last
 
-A heartbeat shows other homes that the attempt lives. SIGTERM asks the body to leave a checkpoint
-and stop. However it ends, the attempt's `end.json` says so: exit 0 done, 1 failed, 3 stopped.
+A heartbeat shows that the attempt lives, a watchdog ends one that does not get on. SIGTERM asks
+the body to leave a checkpoint and stop; one that does not come to its next step in time is
+cancelled, its last checkpoint counts. However it ends, the attempt's `end.json` says so: exit 0
+done, 1 failed, 3 stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
-from infra.errors import FencedOut, TributaryError
+from infra.errors import FencedOut, StageStalled, TributaryError
 from infra.home import home
 from infra.storage import Store
 from infra.user_files import install_hooks
@@ -29,9 +33,13 @@ from tasks.claims import Claims, End
 from tasks.protocol import JobInput, emit, job_path
 from tasks.registry import body_of, spec_of
 from tasks.reporter import JobReporter, open_reporter
-from tasks.stage import StageContext, StopFlag, Stopped
+from tasks.stage import Pulse, StageContext, StopFlag, Stopped
+from tasks.watchdog import WatchedCheckpoints, watchdog
 
 HEARTBEAT_SECONDS = 5.0
+STOP_GRACE_SECONDS = 12.0
+"""what a stage may take to its next step when it is asked to stop; within it, long steps end too"""
+STOP_POLL_SECONDS = 0.5
 EXIT_FAILED, EXIT_STOPPED = 1, 3
 
 
@@ -40,10 +48,20 @@ def main(root: str, job: str) -> int:
     store = Store(root)
     given = JobInput.model_validate_json(store.read(job_path(job)))
     claims = Claims(store, given.kind, given.digest)
-    stop = StopFlag()
+    stop, pulse = StopFlag(), Pulse()
     signal.signal(signal.SIGTERM, lambda *_: _request(stop))
-    with _heartbeat(claims, given.attempt):
-        end = _attempt(store, given, stop)
+
+    def give_up(error: StageStalled) -> None:
+        """Nothing of this process can be relied on, so it ends as if it had been killed."""
+        claims.finish(given.attempt, _failed(error, error.retryable, error.exit_code))
+        shutil.rmtree(_work_folder(job), ignore_errors=True)
+        os._exit(EXIT_FAILED)
+
+    with (
+        _heartbeat(claims, given.attempt),
+        watchdog(pulse, given.resources.stall_seconds, job, give_up),
+    ):
+        end = _attempt(store, given, stop, pulse)
     claims.finish(given.attempt, end)
     return {"done": 0, "failed": EXIT_FAILED, "stopped": EXIT_STOPPED}[end.outcome]
 
@@ -52,9 +70,9 @@ def _request(stop: StopFlag) -> None:
     stop.requested = True
 
 
-def _attempt(store: Store, given: JobInput, stop: StopFlag) -> End:
+def _attempt(store: Store, given: JobInput, stop: StopFlag, pulse: Pulse) -> End:
     try:
-        record = _run(store, given, stop)
+        record = _run(store, given, stop, pulse)
         print(f"stage {given.stage} is done: {record.url}", flush=True)
         return End(outcome="done", exit_code=0)
     except Stopped:
@@ -66,7 +84,7 @@ def _attempt(store: Store, given: JobInput, stop: StopFlag) -> End:
 
 
 def _failed(error: Exception, retryable: bool, exit_code: int) -> End:
-    traceback.print_exc()
+    traceback.print_exception(error)
     sys.stderr.flush()
     return End(
         outcome="failed",
@@ -77,12 +95,15 @@ def _failed(error: Exception, retryable: bool, exit_code: int) -> End:
     )
 
 
-def _run(store: Store, given: JobInput, stop: StopFlag) -> ArtifactRecord:
+def _run(store: Store, given: JobInput, stop: StopFlag, pulse: Pulse) -> ArtifactRecord:
     started = time.monotonic()
     install_hooks(given.hooks)
     spec = spec_of(given.kind).model_validate(given.spec)
     artifacts = ArtifactStore(store, home() / "cache")
-    with _folders(given.job) as (out, scratch), open_reporter(given) as reporter:
+    with _folders(given.job) as (out, scratch), open_reporter(given, pulse) as reporter:
+        checkpoints = StageCheckpoints(
+            store, given.kind, given.digest, given.attempt, scratch, given.resources.checkpoints
+        )
         context = StageContext(
             name=given.stage,
             holder=given.job,
@@ -90,22 +111,34 @@ def _run(store: Store, given: JobInput, stop: StopFlag) -> ArtifactRecord:
             input_records={role: r.model_dump() for role, r in given.inputs.items()},
             out=out,
             scratch=scratch,
-            checkpoints=StageCheckpoints(
-                store,
-                given.kind,
-                given.digest,
-                given.attempt,
-                scratch,
-                given.resources.checkpoints,
-            ),
+            checkpoints=WatchedCheckpoints(checkpoints, pulse),
             resources=given.resources,
             pool=given.pool,
             reporter=reporter,
             stop=stop,
+            pulse=pulse,
             hooks=given.hooks,
         )
-        metrics = asyncio.run(body_of(given.kind)(spec, context))
+        metrics = asyncio.run(_until_stopped(body_of(given.kind)(spec, context), stop))
         return _commit(artifacts, given, out, metrics, time.monotonic() - started, reporter)
+
+
+async def _until_stopped(
+    body: Coroutine[Any, Any, dict[str, float]], stop: StopFlag
+) -> dict[str, float]:
+    """The body's metrics. Raises Stopped when it is asked to stop and is far from its next step:
+    it is waiting for engines, or its steps are long."""
+    task = asyncio.ensure_future(body)
+    left = STOP_GRACE_SECONDS
+    while not task.done() and left > 0:
+        await asyncio.wait({task}, timeout=STOP_POLL_SECONDS)
+        left -= STOP_POLL_SECONDS if stop.requested else 0.0
+    if not task.done():
+        task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Stopped("stopped between two steps; the last checkpoint continues it") from None
 
 
 def _local_inputs(artifacts: ArtifactStore, given: JobInput) -> dict[str, Path]:
@@ -150,7 +183,7 @@ def _commit(
 @contextlib.contextmanager
 def _folders(job: str) -> Generator[tuple[Path, Path]]:
     """Empty `out` and `scratch` of this attempt, removed when it ends."""
-    folder = home() / "work" / job
+    folder = _work_folder(job)
     out, scratch = folder / "out", folder / "scratch"
     shutil.rmtree(folder, ignore_errors=True)
     for path in (out, scratch):
@@ -159,6 +192,10 @@ def _folders(job: str) -> Generator[tuple[Path, Path]]:
         yield out, scratch
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work_folder(job: str) -> Path:
+    return home() / "work" / job
 
 
 @contextlib.contextmanager

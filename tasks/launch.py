@@ -16,8 +16,8 @@ import psutil
 from infra.home import home
 
 JobState = Literal["unknown", "live", "over"]
-STOP_SECONDS = 60.0
-"""what a job may take for its last checkpoint"""
+STOP_SECONDS = 28.0
+"""what a job may take for its last checkpoint: a little more than Ray gives it before it kills"""
 
 
 class Launcher(Protocol):

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from infra.artifacts import ArtifactRecord
 from infra.config import Config
+from infra.spool import LaterRun
 from tasks.stage import Resources, StageResources
 
 MARK = "@tributary "
@@ -39,6 +40,8 @@ class JobInput(Config):
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     mlflow_run: str = ""
+    mlflow_later: LaterRun | None = None
+    """in place of `mlflow_run` while MLflow does not answer"""
 
 
 def job_path(job: str) -> str:

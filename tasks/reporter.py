@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.artifacts import ArtifactRecord
+from infra.spool import RunRef
 from tasks.protocol import JobInput, emit
+from tasks.stage import Pulse
 
 if TYPE_CHECKING:
     from infra.tracking import Tracker
@@ -21,17 +23,20 @@ PROGRESS_SECONDS = 0.5
 class JobReporter:
     """The `Reporter` of a job. Without a tracker, metrics are only printed."""
 
-    run: str
+    run: RunRef
     tracker: Tracker | None
+    pulse: Pulse
     _last_progress: float = 0.0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.pulse.beat()
         if self.tracker is not None:
             self.tracker.log(self.run, step, dict(values))
         shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}: {shown}", flush=True)
 
     def progress(self, done: int, total: int, message: str = "") -> None:
+        self.pulse.beat()
         now = time.monotonic()
         if done < total and now - self._last_progress < PROGRESS_SECONDS:
             return
@@ -42,7 +47,7 @@ class JobReporter:
         emit("warn", message=message)
 
     def dataset(self, name: str, rows: int, source: str) -> None:
-        if self.tracker is not None:
+        if self.tracker is not None and isinstance(self.run, str):
             self.tracker.dataset(self.run, name, rows, source)
 
     def finish(self, record: ArtifactRecord) -> None:
@@ -51,15 +56,16 @@ class JobReporter:
 
 
 @contextlib.contextmanager
-def open_reporter(given: JobInput) -> Generator[JobReporter]:
+def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
-    if not given.mlflow_run:
-        yield JobReporter("", None)
+    run = given.mlflow_run or given.mlflow_later
+    if not run:
+        yield JobReporter("", None, pulse)
         return
     from infra.tracking import Tracker
 
     tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
     try:
-        yield JobReporter(given.mlflow_run, tracker)
+        yield JobReporter(run, tracker, pulse)
     finally:
         tracker.flush()

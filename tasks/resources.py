@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from tasks.domain import Domain, open_domain
-from tasks.stage import StageContext
+from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
     from engines.megatron.critic_group import CriticGroup
     from engines.megatron.group import TrainerGroup
     from engines.megatron.rank import TrainerJob
+    from engines.rollout.journal import RolloutJournal
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
+
+NOTE_SECONDS = 1.0
+"""most work of a sweep that a kill repeats"""
+STOP_POLL_SECONDS = 0.25
+
+A = TypeVar("A")
 
 
 async def lease_fleet(
@@ -30,14 +37,15 @@ async def lease_fleet(
     """Lease the stage's servers with `model`'s weights (version 0); released with the stack."""
     from engines.sglang.fleet import Fleet
 
-    fleet = await Fleet.lease(
-        spec,
-        model,
-        servers=context.resources.servers,
-        tp=context.resources.tp_per_server,
-        pool_servers=context.pool.servers,
-        holder=context.holder,
-    )
+    with context.pulse.waiting():
+        fleet = await Fleet.lease(
+            spec,
+            model,
+            servers=context.resources.servers,
+            tp=context.resources.tp_per_server,
+            pool_servers=context.pool.servers,
+            holder=context.holder,
+        )
     stack.push_async_callback(fleet.release)
     return fleet
 
@@ -58,17 +66,18 @@ async def lease_trainer(
     """
     from engines.megatron.group import TrainerGroup
 
-    trainer = await TrainerGroup.lease(
-        context.resources.trainer,
-        pool_ranks=context.pool.trainer_ranks,
-        holder=context.holder,
-        spec=spec,
-        optimizer=optimizer,
-        model=model,
-        seed=seed,
-        total_steps=total_steps,
-        hooks=context.hooks,
-    )
+    with context.pulse.waiting():
+        trainer = await TrainerGroup.lease(
+            context.resources.trainer,
+            pool_ranks=context.pool.trainer_ranks,
+            holder=context.holder,
+            spec=spec,
+            optimizer=optimizer,
+            model=model,
+            seed=seed,
+            total_steps=total_steps,
+            hooks=context.hooks,
+        )
     stack.push_async_callback(trainer.release)
     return trainer
 
@@ -84,6 +93,32 @@ async def lease_with_critic(
     )
     stack.push_async_callback(groups[0].release)
     return groups
+
+
+def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
+    """Where a sweep's rollouts are durable as they finish; the last ones when the stack ends."""
+    from engines.rollout.journal import RolloutJournal
+
+    journal = RolloutJournal(context.checkpoints, every_s=NOTE_SECONDS)
+    stack.push_async_callback(journal.flush)
+    return journal
+
+
+async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) -> A:
+    """Await `work`, all of whose results are durable at once; cancel it when a stop is asked for.
+
+    Raises Stopped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            if context.stop.requested:
+                raise Stopped("stopped; what it finished continues the stage")
+            await asyncio.wait({task}, timeout=STOP_POLL_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:

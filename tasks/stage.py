@@ -7,12 +7,14 @@ the artifact's summary metrics. It knows neither Prefect nor the store nor the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from engines.megatron.spec import Parallel
 from infra.config import Config
@@ -39,6 +41,9 @@ class StageResources(Config):
     """devices of one server"""
     checkpoints: Retention = Retention()
     """which checkpoints are kept while the stage is not done"""
+    stall_seconds: PositiveFloat = 1800.0
+    """longest time without a finished step, rollout or checkpoint: then the stacks of all its
+    processes are written down and it is tried again"""
 
     @property
     def of_critic(self) -> Parallel:
@@ -108,6 +113,7 @@ class StageContext:
     pool: Resources
     reporter: Reporter
     stop: StopFlag = field(default_factory=lambda: StopFlag())
+    pulse: Pulse = field(default_factory=lambda: Pulse())
     hooks: Mapping[str, str] = field(default_factory=dict[str, str])
     """text of the user's own files by relative path, for processes that the stage starts"""
 
@@ -122,6 +128,31 @@ class Reporter(Protocol):
     def warn(self, message: str) -> None: ...
 
     def dataset(self, name: str, rows: int, source: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Pulse:
+    """When the stage last got on; read by the watchdog's thread."""
+
+    _at: float = field(default_factory=time.monotonic)
+    _waits: int = 0
+
+    def beat(self) -> None:
+        self._at = time.monotonic()
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """For what others hold, which has a bound of its own: no standstill."""
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            self.beat()
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self._waits else time.monotonic() - self._at
 
 
 @dataclass(slots=True)

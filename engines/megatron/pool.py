@@ -108,6 +108,9 @@ class TrainerPool:
                 " resources.trainer_ranks"
             ) from None
 
+    async def ping(self) -> None:
+        """Answered by a keeper that does not hang."""
+
     async def renew(self, lease_id: str, token: int) -> None:
         self._book.renew(lease_id, token, LEASE_TTL_S, time.monotonic())
 

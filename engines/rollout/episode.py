@@ -16,14 +16,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from engines.rollout.journal import Finished
 from engines.rollout.seams import ChatFormat, Generate, LiveDomain
 from engines.rollout.seeds import sampling_seed
 from engines.rollout.session import TokenSession
 from engines.types import (
     AssistantTurn,
     Episode,
-    Group,
     Message,
     Problem,
     ProtocolBreak,
@@ -91,52 +92,40 @@ class Roller:
         version: int,
         temperature: float,
         label: str = "",
+        known: Mapping[str, Finished] = MappingProxyType({}),
+        on_finished: Callable[[Rollout], None] = lambda made: None,
     ) -> list[Rollout]:
-        """`size` rollouts of one problem at once; `label` makes the group's id unique."""
-        attempts = self._attempts(domain, problem, size, version, temperature, label)
-        return list(await asyncio.gather(*[self.roll_out(a) for a in attempts]))
+        """`size` rollouts of one problem at once; `label` makes the group's id unique.
 
-    async def roll_samples(
-        self,
-        domain: LiveDomain,
-        problem: Problem,
-        size: int,
-        *,
-        version: int,
-        temperature: float,
-        label: str,
-        known: Mapping[str, Sample],
-        on_finished: Callable[[Sample], None],
-    ) -> Group:
-        """The group of one problem; rollouts in `known` (by id) are taken from there, all others
-        are sampled and handed to `on_finished` as they end."""
-        attempts = self._attempts(domain, problem, size, version, temperature, label)
+        Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
+        `on_finished` as they end.
+        """
+        prompt_ids = self._chat.prompt_ids(problem)
+        group_id = f"{label}/{problem.id}" if label else problem.id
 
-        async def sample(attempt: Attempt) -> Sample:
+        async def roll(index: int) -> Rollout:
+            attempt = Attempt(domain, problem, prompt_ids, group_id, index, version, temperature)
             found = known.get(attempt.rollout_id)
-            if found is not None and _is_of(found, attempt):
-                return found
-            made = (await self.roll_out(attempt)).sample
+            if found is not None and _has_prompt(found.sample, prompt_ids):
+                return self._read_back(attempt, found)
+            made = await self.roll_out(attempt)
             on_finished(made)
             return made
 
-        return Group(problem, list(await asyncio.gather(*[sample(a) for a in attempts])))
+        return list(await asyncio.gather(*[roll(index) for index in range(size)]))
 
-    def _attempts(
-        self,
-        domain: LiveDomain,
-        problem: Problem,
-        size: int,
-        version: int,
-        temperature: float,
-        label: str,
-    ) -> list[Attempt]:
-        prompt_ids = self._chat.prompt_ids(problem)
-        group_id = f"{label}/{problem.id}" if label else problem.id
-        return [
-            Attempt(domain, problem, prompt_ids, group_id, index, version, temperature)
-            for index in range(size)
-        ]
+    def _read_back(self, attempt: Attempt, found: Finished) -> Rollout:
+        sample = found.sample
+        raw = self._chat.decode(sample.tokens[len(attempt.prompt_ids) :])
+        transcript = Transcript(
+            problem=attempt.problem,
+            messages=found.turns,
+            status=sample.status,
+            num_tokens=sample.num_trained_tokens,
+            reason=sample.reason,
+            raw=raw,
+        )
+        return Rollout(sample, transcript)
 
     async def roll_out(self, attempt: Attempt) -> Rollout:
         """One rollout, judged. Raises EngineError only."""
@@ -248,11 +237,8 @@ class Roller:
         return False
 
 
-def _is_of(sample: Sample, attempt: Attempt) -> bool:
-    """Whether a kept rollout is the one that this attempt would make."""
-    return sample.tokens[
-        : len(attempt.prompt_ids)
-    ] == attempt.prompt_ids and sample.oldest_version in (-1, attempt.version)
+def _has_prompt(sample: Sample, prompt_ids: list[int]) -> bool:
+    return sample.tokens[: len(prompt_ids)] == prompt_ids
 
 
 async def _judge(domain: LiveDomain, sample: Sample, transcript: Transcript) -> None:

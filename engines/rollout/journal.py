@@ -1,23 +1,25 @@
 """RolloutJournal: finished rollouts, durable at once, so that no attempt samples them again.
 
-    Producer ── keep(sample) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
-    a later attempt ── finished(step) ──▶ samples by rollout id; what is missing is sampled anew
+    keep(sample, turns) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
+    a later attempt ── finished(step) ──▶ rollouts by id; what is missing is sampled anew
 
 A rollout is a function of its seeds and weights, so one read back is the one that would be sampled
 again. The notes of a step are also its data on disk: with the checkpoint before it, the step can be
-repeated without an engine.
+repeated without an engine. A step is one of RL's, or one model's turn in `distill` and `evaluate`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import orjson
 
-from engines.types import Sample, Status
+from engines.rollout.records import dump_turns, load_turns
+from engines.types import Message, Sample, Status
 
 
 class Notes(Protocol):
@@ -28,51 +30,78 @@ class Notes(Protocol):
     def notes(self, step: int) -> list[bytes]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A rollout that is over: its judged sample, and the turns after the problem's messages."""
+
+    sample: Sample
+    turns: tuple[Message, ...]
+
+
 class RolloutJournal:
-    """Use it in one event loop; writing happens in a thread, one note at a time."""
+    """Use it in one event loop; writing happens in a thread, one note at a time.
 
-    def __init__(self, notes: Notes) -> None:
+    A note takes up what finished in `every_s` seconds: many small writes cost a sweep more than a
+    kill may.
+    """
+
+    def __init__(self, notes: Notes, every_s: float = 0.0) -> None:
         self._notes = notes
-        self._waiting: list[Sample] = []
+        self._every_s = every_s
+        self._waiting: list[Finished] = []
         self._writing: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
-    async def finished(self, step: int) -> dict[str, Sample]:
-        """Rollouts of the step that an earlier attempt finished, by rollout id."""
+    async def finished(self, step: int, version: int) -> dict[str, Finished]:
+        """Rollouts of the step that an earlier attempt finished under weights `version`, by id."""
         pieces = await asyncio.to_thread(self._notes.notes, step)
-        samples = [sample for piece in pieces for sample in _read(piece)]
-        return {s.rollout_id: s for s in samples}
+        found = [rollout for piece in pieces for rollout in _read(piece)]
+        return {f.sample.rollout_id: f for f in found if f.sample.oldest_version in (-1, version)}
 
-    def keep(self, step: int, sample: Sample) -> None:
+    def keep(self, step: int, sample: Sample, turns: Sequence[Message]) -> None:
         """Write it soon: with the others that finish until the writer is free."""
         if sample.status is Status.ABORTED:
             return  # unfinished: it starts again from its seed
-        self._waiting.append(sample)
+        self._waiting.append(Finished(sample, tuple(turns)))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(step))
 
     async def flush(self) -> None:
         """All that was kept is durable, or the store's error is raised."""
         if self._writing is not None:
+            self._hurry.set()
             await self._writing
 
     async def _write(self, step: int) -> None:
         try:
             while self._waiting:
+                await self._gather()
                 taken, self._waiting = self._waiting, []
                 await asyncio.to_thread(self._note, step, taken)
         finally:
             self._writing = None
+            self._hurry.clear()
 
-    def _note(self, step: int, samples: Sequence[Sample]) -> None:
-        self._notes.note(step, orjson.dumps([asdict(s) for s in samples]))
+    async def _gather(self) -> None:
+        """Let more rollouts finish first, unless someone waits for the note."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._every_s)
+
+    def _note(self, step: int, finished: Sequence[Finished]) -> None:
+        fields = [asdict(f.sample) | {"turns": dump_turns(f.turns)} for f in finished]
+        self._notes.note(step, orjson.dumps(fields))
 
 
-def _read(piece: bytes) -> list[Sample]:
-    """Samples of a note; none if a crash of the machine left it empty or torn."""
+def _read(piece: bytes) -> list[Finished]:
+    """Rollouts of a note; none if a crash of the machine left it empty or torn."""
     try:
         raw: list[dict[str, Any]] = orjson.loads(piece)
     except orjson.JSONDecodeError:
         return []
-    for fields in raw:
-        fields["status"] = Status(fields["status"])
-    return [Sample(**fields) for fields in raw]
+    return [_rollout(fields) for fields in raw]
+
+
+def _rollout(fields: dict[str, Any]) -> Finished:
+    turns = load_turns(fields.pop("turns"))
+    fields["status"] = Status(fields["status"])
+    return Finished(Sample(**fields), turns)

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from engines.rollout.buffer import RolloutBuffer, StepBatch
-from engines.rollout.episode import Roller
-from engines.rollout.journal import RolloutJournal
+from engines.rollout.episode import Roller, Rollout
+from engines.rollout.journal import Finished, RolloutJournal
 from engines.rollout.source import Drawn, ProblemSource
-from engines.types import TRAINABLE, Group, Sample
+from engines.types import TRAINABLE, Group
 
 
 class Producer:
@@ -70,7 +70,7 @@ class Producer:
         Raises EngineError.
         """
         began = time.monotonic()
-        known = await self._journal.finished(step) if self._journal is not None else {}
+        known = await self._journal.finished(step, version) if self._journal else {}
         informative = list(surplus)
         rolled: list[Group] = []
         rounds = 0
@@ -103,34 +103,36 @@ class Producer:
         version: int,
         step: int,
         round_: int,
-        known: Mapping[str, Sample],
+        known: Mapping[str, Finished],
     ) -> list[Group]:
         """One group a problem, in the order of the problems whichever ends first."""
-        return list(
-            await asyncio.gather(
-                *[
-                    self._roller.roll_samples(
-                        domain,
-                        problem,
-                        self._group_size,
-                        version=version,
-                        temperature=self._temperature,
-                        # a problem may come again in a later round or step: its group is another
-                        label=f"{step}.{round_}.{position}",
-                        known=known,
-                        on_finished=partial(self._keep, step),
-                    )
-                    for position, (domain, problem) in enumerate(drawn)
-                ]
-            )
+        rolled = await asyncio.gather(
+            *[
+                self._roller.roll_group(
+                    domain,
+                    problem,
+                    self._group_size,
+                    version=version,
+                    temperature=self._temperature,
+                    # a problem may come again in a later round or step: its group is another
+                    label=f"{step}.{round_}.{position}",
+                    known=known,
+                    on_finished=partial(self._keep, step),
+                )
+                for position, (domain, problem) in enumerate(drawn)
+            ]
         )
+        return [
+            Group(problem, [r.sample for r in rollouts])
+            for (_, problem), rollouts in zip(drawn, rolled, strict=True)
+        ]
 
     def _teaches(self, group: Group) -> bool:
         return group.has_signal if self._needs_spread else bool(trainable(group).samples)
 
-    def _keep(self, step: int, sample: Sample) -> None:
+    def _keep(self, step: int, rollout: Rollout) -> None:
         if self._journal is not None:
-            self._journal.keep(step, sample)
+            self._journal.keep(step, rollout.sample, rollout.transcript.messages)
 
 
 def trainable(group: Group) -> Group:

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from engines.rollout.episode import Roller, Rollout
+from engines.rollout.journal import Finished, RolloutJournal
 from engines.rollout.seams import LiveDomain
 from engines.types import Problem
 from infra.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One model's rollouts in a journal: those of earlier attempts, and where new ones go.
+
+    Weights `version` are step `version` of the journal.
+    """
+
+    journal: RolloutJournal
+    version: int
+    known: Mapping[str, Finished]
+
+    @classmethod
+    async def open(cls, journal: RolloutJournal, version: int) -> Self:
+        return cls(journal, version, await journal.finished(version, version))
+
+    def keep(self, rollout: Rollout) -> None:
+        self.journal.keep(self.version, rollout.sample, rollout.transcript.messages)
 
 
 async def sweep(
@@ -18,24 +40,35 @@ async def sweep(
     *,
     samples: int,
     temperature: float,
-    version: int,
+    kept: Kept,
+    label: str = "",
 ) -> list[list[Rollout]]:
     """`samples` judged rollouts of each problem, in order of the problems.
 
-    Every generated token must come from weights `version`. Raises EngineError when one does not.
-    The seeds do not depend on the version: models are compared on the same random numbers.
+    `label` tells this sweep's rollouts from those of others with the same problems and weights.
+    Every generated token must come from weights `kept.version`; raises EngineError when one does
+    not. The seeds do not depend on the version: models are compared on the same random numbers.
     """
     groups = await asyncio.gather(
         *[
-            roller.roll_group(domain, p, samples, version=0, temperature=temperature)
+            roller.roll_group(
+                domain,
+                p,
+                samples,
+                version=0,
+                temperature=temperature,
+                label=label,
+                known=kept.known,
+                on_finished=kept.keep,
+            )
             for p in problems
         ]
     )
     for rollout in (r for group in groups for r in group):
-        strange = {v for v in rollout.sample.weight_versions if v >= 0} - {version}
+        strange = {v for v in rollout.sample.weight_versions if v >= 0} - {kept.version}
         if strange:
             raise EngineError(
                 f"rollout {rollout.sample.rollout_id} was sampled from weights {sorted(strange)} "
-                f"while {version} were loaded: another writer uses this fleet"
+                f"while {kept.version} were loaded: another writer uses this fleet"
             )
     return groups

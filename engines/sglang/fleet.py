@@ -13,7 +13,7 @@ from engines.raylink import code_tag, connect, driver_id
 from engines.sglang.client import GenerationClient
 from engines.sglang.manager import LEASE_TTL_S, FleetManager, Grant, Request
 from engines.sglang.spec import FleetSpec
-from infra.errors import EngineError, InputError, LeaseLost, TributaryError
+from infra.errors import EngineError, InputError, TributaryError
 from infra.home import home
 
 _PREFIX = "fleet-manager-"
@@ -101,7 +101,7 @@ class Fleet:
         self._renewal.cancel()
         await self.client.close()
         call = self._manager.release.remote(self._grant.lease_id, self._grant.token)
-        with contextlib.suppress(LeaseLost):  # reclaimed already
+        with contextlib.suppress(EngineError):  # reclaimed already, or the manager is gone
             await _answer(call, _CALL_S, "releasing servers")
 
     async def __aenter__(self) -> Self:

@@ -120,6 +120,9 @@ class FleetManager:
         urls = tuple(self._slots[name].url for name in lease.units)
         return Grant(lease.id, lease.token, router.url, urls, self._ttl_s)
 
+    async def ping(self) -> None:
+        """Answered by a keeper that does not hang."""
+
     async def renew(self, lease_id: str, token: int) -> None:
         self._book.renew(lease_id, token, self._ttl_s, time.monotonic())
 

@@ -13,9 +13,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.bench.rows import Row, show, write
 from tests.chaos.cells import Cell, matrix
+
+if TYPE_CHECKING:
+    from tests.chaos.ground import Ground
 
 BUILD = Path("build")
 
@@ -42,20 +46,28 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(seed: int, cells: list[Cell], rows: dict[str, Row], kept: Path) -> None:
-    from tests.chaos.ground import ground, jitter
+    from tests.chaos.ground import ground
+    from tests.chaos.stack_ground import stack_ground
 
-    if not cells:
-        return
-    with ground() as place:
-        print(f"reference: {place.reference():.0f} s", file=sys.stderr, flush=True)
-        for cell in cells:
-            result = place.run(cell, jitter(seed, cell))
-            note = f"{result.seconds:.1f} s; {result.said}"
-            rows[cell.name] = Row(cell.name, float(result.holds), "identical", 1.0, note=note)
-            entry = {"commit": _commit(), "name": cell.name, "holds": result.holds, "note": note}
-            with kept.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-            print(f"{cell.name}: {result.holds} {note}", file=sys.stderr, flush=True)
+    for needs_stack, open_ground in ((False, ground), (True, stack_ground)):
+        chosen = [cell for cell in cells if cell.needs_stack is needs_stack]
+        if chosen:
+            with open_ground() as place:
+                _run_in(place, seed, chosen, rows, kept)
+
+
+def _run_in(place: Ground, seed: int, cells: list[Cell], rows: dict[str, Row], kept: Path) -> None:
+    from tests.chaos.ground import jitter
+
+    print(f"reference: {place.reference():.0f} s", file=sys.stderr, flush=True)
+    for cell in cells:
+        result = place.run(cell, jitter(seed, cell))
+        note = f"{result.seconds:.1f} s, work again after {result.recovery:.1f} s; {result.said}"
+        rows[cell.name] = Row(cell.name, float(result.holds), "identical", 1.0, note=note)
+        entry = {"commit": _commit(), "name": cell.name, "holds": result.holds, "note": note}
+        with kept.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        print(f"{cell.name}: {result.holds} {note}", file=sys.stderr, flush=True)
 
 
 def _done(kept: Path) -> dict[str, Row]:

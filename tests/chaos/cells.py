@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-PARTS = ("job", "rank", "server", "manager", "flow")
-"""job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
-manager's actor. flow: the process that runs the recipe"""
+Hit = Literal["kill", "freeze", "full", "restart"]
+"""kill: SIGKILL. freeze: SIGSTOP. full: the store refuses for a while, as a full disk does.
+restart: SIGKILL, then `tributary up`"""
+
 MOMENTS = (
     "mid-generation",
     "mid-train",
@@ -17,6 +19,46 @@ MOMENTS = (
     "committing",
     "between-stages",
 )
+_RL_ONLY = MOMENTS[:-1]
+"""between two stages there is no job or rank to hit"""
+_LONG = ("mid-generation", "mid-checkpoint", "committing")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is hit, how, and in which moments. Parts of a stack need the whole local stack."""
+
+    name: str
+    hit: Hit
+    moments: Sequence[str]
+
+    @property
+    def needs_stack(self) -> bool:
+        return self.hit == "restart"
+
+
+PARTS = (
+    Part("job", "kill", _RL_ONLY),
+    Part("rank", "kill", _RL_ONLY),
+    Part("server", "kill", MOMENTS),
+    Part("manager", "kill", MOMENTS),
+    Part("flow", "kill", MOMENTS),
+    Part("router", "kill", ("mid-generation", "mid-train", "mid-publish", "between-stages")),
+    Part("pool", "kill", ("mid-generation", "mid-train", "between-stages")),
+    Part("job-frozen", "freeze", ("mid-generation",)),
+    Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint")),
+    Part("server-frozen", "freeze", ("mid-generation", "mid-publish")),
+    Part("manager-frozen", "freeze", ("mid-generation", "between-stages")),
+    Part("store-full", "full", _LONG),
+    Part("prefect-server", "restart", _LONG),
+    Part("prefect-worker", "restart", ("mid-generation", "committing")),
+    Part("flow-and-worker", "restart", _LONG),
+    Part("mlflow", "restart", _LONG),
+    Part("ray-head", "restart", _LONG),
+    Part("whole-stack", "restart", ("mid-train", "mid-publish", *_LONG)),
+)
+"""job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
+manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor"""
 WORST = (
     ("job", "mid-checkpoint"),
     ("rank", "mid-train"),
@@ -37,18 +79,25 @@ class Cell:
     def name(self) -> str:
         return f"{self.part} {self.moment}"
 
+    @property
+    def hit(self) -> Hit:
+        return _part(self.part).hit
+
+    @property
+    def needs_stack(self) -> bool:
+        return _part(self.part).needs_stack
+
 
 def matrix(seed: int) -> list[Cell]:
-    """All cells in an order of the seed's. Between two stages there is no job or rank to kill."""
-    cells = [
-        Cell(part, moment)
-        for part in PARTS
-        for moment in MOMENTS
-        if moment != "between-stages" or part not in ("job", "rank")
-    ]
+    """All cells in an order of the seed's; those that need the stack last."""
+    cells = [Cell(part.name, moment) for part in PARTS for moment in part.moments]
     random.Random(seed).shuffle(cells)
-    return cells
+    return sorted(cells, key=lambda cell: cell.needs_stack)
 
 
 def worst() -> Sequence[Cell]:
     return [Cell(part, moment) for part, moment in WORST]
+
+
+def _part(name: str) -> Part:
+    return next(part for part in PARTS if part.name == name)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,10 +27,13 @@ RUN_S = 180.0
 MOMENT_S = 60.0
 TRIES = 3
 """the run, and `tributary resume` after it"""
+FULL_S = 3.0
+"""how long a store that is full stays so"""
 _TITLES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
     "manager": "ray::FleetManager",
+    "pool": "ray::TrainerPool",
 }
 _COUNTS = ("steps", "version", "generated_tokens", "train_tokens")
 """what a lost or doubled sample would change"""
@@ -43,6 +47,8 @@ class Result:
     cell: Cell
     holds: bool
     seconds: float
+    recovery: float
+    """seconds from the hit until a rollout, a step, a checkpoint or an artifact is written again"""
     said: str
     """why it does not hold, or how it went on"""
 
@@ -50,11 +56,14 @@ class Result:
 class Ground:
     """A home, a cluster, and the reference's store."""
 
+    deployed: tuple[str, ...] = ()
+    """further arguments of the flow process"""
+
     def __init__(self, home: Path, address: str) -> None:
         self.home, self._signals = home, home / "chaos"
         self._signals.mkdir()
         self._env = os.environ | {"TRIBUTARY_HOME": str(home), "RAY_ADDRESS": address}
-        self._seconds = 0.0
+        self._hit_at = 0.0
 
     def reference(self) -> float:
         """Run the expert undisturbed; -> seconds."""
@@ -69,14 +78,16 @@ class Ground:
         began = time.monotonic()
         name = cell.name.replace(" ", "-")
         store = self._copy(name, _REDONE.get(cell.moment, ("rl",)))
-        said = self._disturbed(cell, name, store, delay)
+        with Progress(store, self._signals / "reached") as progress:
+            said = self._disturbed(cell, name, store, delay)
+        recovery = progress.after(self._hit_at)
         differs = self._differs(store)
         leftovers = self._leftovers(store)
         failed = said if said.startswith("!") else ""
         problem = "; ".join(part for part in (failed, differs, leftovers) if part)
         seconds = time.monotonic() - began
         shutil.rmtree(store.parent, ignore_errors=True)
-        return Result(cell, not problem, seconds, problem or said)
+        return Result(cell, not problem, seconds, recovery, problem or said)
 
     def _disturbed(self, cell: Cell, name: str, store: Path, delay: float) -> str:
         """Run, kill, resume until it is done; -> what was needed. A leading ! says it failed."""
@@ -88,8 +99,10 @@ class Ground:
             if not self._await_moment(cell, store, flow):
                 return "! the moment never came: " + self._log(name)
             time.sleep(delay)
-            killed = self._kill(cell.part, store, flow)
+            self._hit_at = time.time()
+            killed = self.hit(cell, store, flow)
             (self._signals / "reached").unlink(missing_ok=True)
+            self.mend(cell)
             if not killed:
                 return f"! no {cell.part} to kill"
             for tries in range(TRIES):
@@ -123,14 +136,25 @@ class Ground:
             time.sleep(0.01)
         return False
 
-    def _kill(self, part: str, store: Path, flow: subprocess.Popen[bytes]) -> bool:
-        if part == "flow":
+    def hit(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
+        """Disturb the part; False when there is none."""
+        if cell.hit == "full":
+            (self._signals / "full").touch()
+            return True
+        if cell.part == "flow":
             flow.kill()
             return True
-        found = [p for p in psutil.Process().children(recursive=True) if _is(p, part, str(store))]
+        part = cell.part.removesuffix("-frozen")
+        found = [p for p in self.processes() if _is(p, part, str(store))]
         for process in found[:1]:
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGSTOP if cell.hit == "freeze" else signal.SIGKILL)
         return bool(found)
+
+    def mend(self, cell: Cell) -> None:
+        """What a person, or the world, does some time after the hit."""
+        if cell.hit == "full":
+            time.sleep(FULL_S)
+            (self._signals / "full").unlink()
 
     def _copy(self, name: str, kinds: tuple[str, ...]) -> Path:
         """The reference's store less the artifacts of the stages that are to be redone."""
@@ -163,8 +187,12 @@ class Ground:
         """At the RL stage: one if its job outlived the kill."""
         return len(list(store.glob("attempts/rl/*/*.claim.json")))
 
+    def processes(self) -> list[psutil.Process]:
+        """All that belongs to this ground."""
+        return psutil.Process().children(recursive=True)
+
     def _leftovers(self, store: Path) -> str:
-        left = [p for p in psutil.Process().children(recursive=True) if _is(p, "job", str(store))]
+        left = [p for p in self.processes() if _is(p, "job", str(store))]
         return f"{len(left)} jobs left" if left else ""
 
     def _store(self, name: str) -> Path:
@@ -174,7 +202,8 @@ class Ground:
         store.mkdir(parents=True, exist_ok=True)
         cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
         resume = ["-c", cli, "resume", name]
-        program = resume if command == "resume" else ["-m", "tests.chaos.flow", str(store), name]
+        run = ["-m", "tests.chaos.flow", str(store), name, *self.deployed]
+        program = resume if command == "resume" else run
         with (self.home / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", *program],
@@ -188,6 +217,40 @@ class Ground:
         return (self.home / f"{name}.log").read_text(errors="replace")[-1500:]
 
 
+class Progress:
+    """Notes when the run wrote work into its store: rollouts, checkpoints, artifacts."""
+
+    def __init__(self, store: Path, reached: Path) -> None:
+        self._store, self._reached = store, reached
+        self._times: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def after(self, hit: float) -> float:
+        """Seconds from the hit to the next work; -1 when none was seen."""
+        return min((t - hit for t in self._times if t > hit), default=-1.0)
+
+    def _watch(self) -> None:
+        seen: set[Path] = set()
+        while not self._over.wait(0.1):
+            found = {
+                path
+                for kind in ("checkpoints/rl", "artifacts")
+                for path in (self._store / kind).rglob("*")
+            }
+            if found - seen:
+                self._times.append(time.time())
+            seen = found
+
+
 @contextmanager
 def ground() -> Generator[Ground]:
     """A fresh home with a cluster; both end with the block."""
@@ -196,7 +259,7 @@ def ground() -> Generator[Ground]:
     root = Path(__file__).resolve().parents[2]
     settings = {
         "TRIBUTARY_HOME": str(home),
-        "TRIBUTARY_CHAOS": str(home / "chaos"),
+        "CHAOS_FOLDER": str(home / "chaos"),
         "PYTHONPATH": f"{inject}{os.pathsep}{root}",
     }
     try:
@@ -220,6 +283,8 @@ def _is(process: psutil.Process, part: str, store: str) -> bool:
         return False
     if part == "job":
         return "tasks.job" in line and store in line
+    if part == "router":
+        return "sglang_router" in line
     return line.startswith(_TITLES[part])
 
 

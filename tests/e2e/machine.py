@@ -68,10 +68,10 @@ class Machine:
         return json.loads(self.call("report", run, "--json", timeout=60))
 
     def run_id(self, name: str) -> str:
-        """Empty until the run is on record."""
+        """Of the run, or of the recipe's only one; empty until it is on record."""
         runs = Path(self.env["TRIBUTARY_HOME"]) / "runs"
         entries = [json.loads(file.read_text()) for file in runs.glob("*.json")]
-        return next((entry["run"] for entry in entries if entry["name"] == name), "")
+        return next((e["run"] for e in entries if name in (e["name"], e["recipe"])), "")
 
     def stage(self, run: str, stage: str) -> dict[str, Any]:
         """A stage's record as the store has it; empty before it is looked at."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from flows.load import load_recipe
-from tests.e2e.machine import STORE, Machine
+from tests.e2e.machine import STORE, Machine, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -38,6 +41,12 @@ class Page:
                 return state["type"], state["message"] or ""
             time.sleep(0.5)
         raise AssertionError(f"flow run {flow_run} did not end in {seconds:.0f} s")
+
+    def set_state(self, flow_run: str, **state: str) -> None:
+        self._api.post(f"/flow_runs/{flow_run}/set_state", json={"state": state}).raise_for_status()
+
+    def resume(self, flow_run: str) -> None:
+        self._api.post(f"/flow_runs/{flow_run}/resume").raise_for_status()
 
     def count(self) -> int:
         return self._api.post("/flow_runs/count", json={}).raise_for_status().json()
@@ -114,3 +123,65 @@ def test_a_recipe_that_cannot_work_fails_before_any_stage(
     assert kind == "FAILED"
     assert "tp 3" in message
     assert "unified-sft" in message
+
+
+STOP_S = 30.0
+"""from a cancel to the end of all processes of the stage"""
+
+
+def _jobs(machine: Machine) -> list[int]:
+    """Processes of this machine's flows and stage jobs."""
+    home = machine.env["TRIBUTARY_HOME"]
+    found: list[int] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            ours = process.environ().get("TRIBUTARY_HOME") == home
+            if ours and ("tasks.job" in line or "prefect.engine" in line):
+                found.append(process.pid)
+    return found
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_and_no_process_and_is_resumed(
+    machine: Machine, page: Page
+) -> None:
+    """From the page, then with Ctrl-C twice; a pause in between lets the running stage go on."""
+    steps = ["experts.reasoning.rl.steps=2000", "experts.reasoning.rl.checkpoint_every=50"]
+    recipe = load_recipe("cpu-smoke", [f"storage.root={STORE}", "name=endless", *steps])
+    given = {"recipe": recipe.model_dump(mode="json"), "name": "reasoning"}
+    flow_run = page.submit("expert", given).raise_for_status().json()["id"]
+
+    def rl() -> dict[str, Any]:
+        return machine.stage("endless", "reasoning-rl") or {"done": 0, "state": ""}
+
+    def steps_more(count: int) -> None:
+        wanted = rl()["done"] + count
+        until(lambda: rl()["state"] == "running" and rl()["done"] >= wanted, 300)
+
+    until(lambda: bool(machine.run_id("endless")), 120)
+    steps_more(2)
+    page.set_state(flow_run, type="PAUSED", name="Suspended")
+    steps_more(2)
+    page.resume(flow_run)
+
+    began = time.monotonic()
+    page.set_state(flow_run, type="CANCELLING")
+    assert page.ended(flow_run, 90)[0] == "CANCELLED"
+    until(lambda: not _jobs(machine), 90)
+    assert time.monotonic() - began < STOP_S
+    stopped = rl()
+    assert stopped["state"] == "stopped"
+    assert machine.report("endless")["state"] == "stopped"
+
+    command = machine.start("resume", "endless")
+    steps_more(1)
+    assert rl()["done"] > stopped["done"] > 2, "it went on from the checkpoint of the stop"
+    began = time.monotonic()
+    command.send_signal(signal.SIGINT)
+    time.sleep(0.7)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(90) == 130
+    until(lambda: not _jobs(machine), 90)
+    assert time.monotonic() - began < STOP_S
+    assert rl()["state"] == "stopped"
+    assert machine.attempts(rl()) == 2

@@ -19,6 +19,7 @@ import pytest
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import StageFailed
 from infra.storage import Store
+from tasks import launch
 from tasks.attempts import Place, StageStopped, StageWork, run_stage
 from tasks.base import BaseSettings, BaseSpec, RandomModel
 from tasks.claims import Claims, Owner
@@ -53,6 +54,8 @@ class Moody:
             raise RuntimeError("no demonstrations today")
         if mood == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if mood == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if mood == "wait":
             while self.mood.with_suffix(".hold").exists():
                 time.sleep(0.02)
@@ -103,13 +106,16 @@ class Bench:
         self.work = StageWork("base", spec, {}, StageResources(), digest, code)
         self.claims = Claims(self.store, "base", digest)
 
-    def place(self, run: str, home: str = "one", expiry: float = 60.0) -> Place:
+    def place(
+        self, run: str, home: str = "one", expiry: float = 60.0, silent: float = 120.0
+    ) -> Place:
         launcher = LocalLauncher()
         self.launchers.append(launcher)
         return Place(
             store=self.store, artifacts=ArtifactStore(self.store, self.mood.parent / "cache"),
             launcher=launcher, home_id=home, run=run, pool=Resources(),
             hooks={"moody.py": MOODY}, poll_seconds=0.05, expiry_seconds=expiry,
+            silent_seconds=silent,
         )  # fmt: skip
 
     def run(self, place: Place, seen: Seen | None = None) -> tuple[ArtifactRecord, bool]:
@@ -175,6 +181,16 @@ def test_a_killed_job_is_tried_again(bench: Bench) -> None:
     bench.run(bench.place("run"), seen)
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
     assert "killed" in seen.warnings[0]
+
+
+def test_a_job_that_hangs_as_a_whole_is_ended_and_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "STOP_SECONDS", 0.5)  # it ignores SIGTERM
+    bench.mood.write_text("freeze\n")
+    seen = Seen()
+    bench.run(bench.place("run", silent=7.0), seen)  # a heartbeat comes every 5 s
+    assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
 
 
 def test_a_job_that_dies_each_time_fails_the_stage(bench: Bench) -> None:

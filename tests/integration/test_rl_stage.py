@@ -9,8 +9,10 @@ import pytest
 
 from engines.rollout.dataset import read_dataset
 from engines.rollout.gallery import read_rollouts
+from infra.artifacts import StageCheckpoints
+from infra.storage import Store
 from tasks import distill, evaluate, opd, rl
-from tasks.stage import Stopped
+from tasks.stage import StageContext, Stopped
 from tests.integration.megatron_models import varied
 from tests.stage_parts import ListReporter, stage_context
 
@@ -26,6 +28,20 @@ DOMAIN = {
     ],
     "max_new_tokens": 12,
 }
+# What a repeated rollout gets again.
+STEADY = {**DOMAIN, "rewards": [DOMAIN["rewards"][0], {"name": "tests.stage_parts:by_content"}]}
+
+
+class StopsAfterNote(StageCheckpoints):
+    """Asks its stage to stop once rollouts are durable."""
+
+    def __init__(self, context: StageContext, folder: Path) -> None:
+        super().__init__(Store(f"file://{folder}/store"), "test", "0" * 64, 1, context.scratch)
+        self._stop = context.stop
+
+    def note(self, step: int, data: bytes) -> None:
+        super().note(step, data)
+        self._stop.requested = True
 
 
 def rl_spec(steps: int) -> rl.RlSpec:
@@ -66,19 +82,29 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
 
     await _evaluates_differently(root, model, second.out)
-    await _distills_to_rows(root, second.out)
+    await _distills_to_rows(root, model, second.out)
 
 
 async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None:
-    context = stage_context(root, "evaluate", {"base": model, "general": trained})
+    inputs = {"base": model, "general": trained}
+    context = stage_context(root, "evaluate", inputs)
     spec = evaluate.EvaluateSpec.model_validate(
         {
             "settings": {"problems": 8, "samples": 2},
-            "domains": [DOMAIN],
+            "domains": [STEADY],
             "home": {"general": ["general"]},
         }
     )
     await evaluate.run(spec, context)
+    cut = stage_context(root, "evaluate-cut", inputs)
+    cut.checkpoints = StopsAfterNote(cut, root / "evaluate-cut")
+    with pytest.raises(Stopped):
+        await evaluate.run(spec, cut)
+    resumed = stage_context(root, "evaluate-cut", inputs)
+    metrics = await evaluate.run(spec, resumed)
+    assert 0 < metrics["rollouts_recovered"] < 8 * (1 + 2 + 1)
+    for name in ("scores.json", "rollouts.parquet"):
+        assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
     tables = json.loads((context.out / "scores.json").read_text())
     assert set(tables["scores"]) == {"base", "general"}
     assert set(tables["greedy"]) == {"general"}
@@ -91,23 +117,35 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None
     assert by_model["base"] != by_model["general"]
 
 
-async def _distills_to_rows(root: Path, trained: Path) -> None:
-    record = {"digest": "d" * 64}
-    context = stage_context(root, "distill", {"general": trained}, records={"general": record})
+async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
+    records = {"general": {"digest": "d" * 64}, "base": {"digest": "b" * 64}}
+    given = {"inputs": {"general": trained, "base": model}, "records": records}
+    context = stage_context(root, "distill", **given)
+    domain = {**STEADY, "max_new_tokens": 200}
     spec = distill.DistillSpec.model_validate(
         {
             "settings": {"problems": 12, "min_outcome": 0.0},
-            "domains": [{**DOMAIN, "max_new_tokens": 200}],
+            "domains": [domain, {**domain, "name": "base"}],
         }
     )
     metrics = await distill.run(spec, context)
     counts = json.loads((context.out / "counts.json").read_text())["general"]
-    rows = read_dataset(context.out)
+    rows = [r for r in read_dataset(context.out) if r.expert == "general"]
     assert counts["sampled"] == 12
-    assert counts["kept"] == len(rows) == metrics["rows"]
+    assert counts["kept"] == len(rows) == metrics["general/kept"]
     assert sum(counts.values()) == 12 + 12
-    assert {(r.expert, r.artifact_digest) for r in rows} == {("general", "d" * 64)}
+    assert {r.artifact_digest for r in rows} == {"d" * 64}
     assert all(r.problem.id.startswith("general/distill/") for r in rows)
+
+    cut = stage_context(root, "distill-cut", **given)
+    cut.checkpoints = StopsAfterNote(cut, root / "distill-cut")
+    with pytest.raises(Stopped):
+        await distill.run(spec, cut)
+    resumed = stage_context(root, "distill-cut", **given)
+    metrics = await distill.run(spec, resumed)
+    assert 0 < metrics["rollouts_recovered"] < 24
+    for name in ("data.parquet", "counts.json"):
+        assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
 
 
 def opd_spec() -> opd.OpdSpec:
@@ -132,9 +170,6 @@ async def test_opd_comes_nearer_to_the_teacher_and_ends_alike_when_stopped_on_th
     summary = await opd.run(opd_spec(), whole)
     assert isinstance(whole.reporter, ListReporter)
     steps = whole.reporter.steps
-    print(
-        {n: (s["teacher_kl_twin"], s["teacher_kl_master"], s["entropy"]) for n, s in steps.items()}
-    )
     # The student begins as one of its teachers: had they been mixed up, this would not be 0.
     assert abs(steps[1]["teacher_kl_twin"]) < 1e-4
     assert steps[1]["teacher_kl_master"] > 0.1

@@ -2,49 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 
 from infra.mlflow_rest import MlflowRest
+from infra.spool import deliver_spool, spool_folder
 from infra.tracking import Tracker
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def mlflow_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
-        "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
-        "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts", "--workers", "1",
-    ]  # fmt: skip
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        uri = f"http://127.0.0.1:{port}"
+class Server:
+    """A real MLflow server that can be killed and started again on its port and its data."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{port}"
+        self._log = folder / "log"
+        self._command = [
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
+            "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1",
+            "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=env, stdout=log, stderr=log, start_new_session=True
+            )
         deadline = time.monotonic() + 90
-        while not _is_up(uri):
-            assert server.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+        while not _is_up(self.uri):
+            assert self._process.poll() is None, self._log.read_text()[-2000:]
+            assert time.monotonic() < deadline, self._log.read_text()[-2000:]
             time.sleep(0.1)
-        yield uri
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(20)
+
+    def end(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+        self._process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("mlflow"))
+    yield made
+    made.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def mlflow_uri(server: Server) -> str:
+    return server.uri
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
 
 
 def _is_up(uri: str) -> bool:
@@ -85,10 +111,15 @@ def test_a_step_is_never_logged_twice(mlflow_uri: str) -> None:
     for step in range(1, 5):
         resumed.log(run, step, {"reward": 10.0 + step})
     assert resumed.flush()
-    body = {"run_id": run, "metric_key": "reward"}
-    history = httpx.get(f"{mlflow_uri}/api/2.0/mlflow/metrics/get-history", params=body).json()
-    points = [(m.get("step", 0), m["value"]) for m in history["metrics"]]
+    points = _points(mlflow_uri, run)
     assert points == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 13.0), (4, 14.0)]
+
+
+def _points(uri: str, run: str) -> list[tuple[int, float]]:
+    """Step and value of every point of the run's reward, as the server lists them."""
+    body = {"run_id": run, "metric_key": "reward"}
+    history = httpx.get(f"{uri}/api/2.0/mlflow/metrics/get-history", params=body).json()
+    return [(m.get("step", 0), m["value"]) for m in history["metrics"]]
 
 
 def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
@@ -141,3 +172,55 @@ def test_metrics_of_a_run_that_is_gone_are_dropped(mlflow_uri: str) -> None:
     tracker = Tracker(mlflow_uri, "gone")
     tracker.log("0" * 32, 0, {"reward": 1.0})
     assert tracker.flush(timeout=20)
+
+
+LOG_AND_DIE = """
+import json, os, signal, sys
+from infra.spool import LaterRun
+from infra.tracking import Tracker
+uri, experiment, run, later = json.loads(sys.argv[1])
+tracker = Tracker(uri, experiment)
+for step in (2, 3):
+    for target in (run, LaterRun(**later)):
+        tracker.log(target, step, {"reward": float(step)})
+assert not tracker.flush(timeout=30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_was_killed_gets_every_point_once_also_from_a_killed_process(
+    server: Server,
+) -> None:
+    """Last in this file: it ends and restarts the server that the tests above share."""
+    tracker = Tracker(server.uri, "killed")
+    run = tracker.parent_run("k", "k", {}, {})
+    for step in range(2):
+        tracker.log(run, step, {"reward": float(step)})
+    assert tracker.flush()
+    later = tracker.later_stage_run(run, "agent-rl", "d1", {"tributary.kind": "rl"})
+    server.end(signal.SIGKILL)
+
+    given = json.dumps([server.uri, "killed", run, asdict(later)])
+    died = subprocess.run(
+        [sys.executable, "-c", LOG_AND_DIE, given],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    tracker.log(run, 3, {"reward": 9.0})  # an attempt that repeats the step
+    tracker.log(run, 4, {"reward": 4.0})
+    tracker.finish(run, "FINISHED")
+    assert not tracker.flush(timeout=30)
+    assert len(list(spool_folder().iterdir())) == 2
+
+    server.start()
+    deliver_spool(server.uri)  # as `tributary up` does; the tracker's own thread may be first
+    began = time.monotonic()
+    while any(spool_folder().iterdir()):
+        assert time.monotonic() - began < 30
+        time.sleep(0.1)
+    assert tracker.flush()
+    assert _points(server.uri, run) == [(step, float(step)) for step in range(5)]
+    assert MlflowRest(server.uri).run(run)["info"]["status"] == "FINISHED"
+    made = tracker.stage_run(run, "agent-rl", "d1", {})
+    assert _points(server.uri, made) == [(2, 2.0), (3, 3.0)]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engines.rollout.gallery import Gallery, read_rollouts
-from engines.rollout.sweep import sweep
+from engines.rollout.journal import RolloutJournal
+from engines.rollout.sweep import Kept, sweep
 from infra.errors import EngineError
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSpec
@@ -20,6 +21,7 @@ from tasks.evaluate_cells import (
     standard_error,
 )
 from tests.rollout_parts import CharChat, Counting, Policy, domain, roller
+from tests.stage_parts import stage_context
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +46,10 @@ def spec(**changes):
         **changes,
     }
     return EvaluateSpec.model_validate(raw)
+
+
+async def kept(root, version=0):
+    return await Kept.open(RolloutJournal(stage_context(root, "e", {}).checkpoints), version)
 
 
 def live(name, score=lambda _: 1.0):
@@ -101,7 +107,7 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     policy = Policy(lambda prompt, _: prompt[1:-1])
     gallery = Gallery(CharChat())
     cells = cells_of(spec(home={"m": []}), "m", [live("a", score)])
-    (one,) = await roll_cells(roller(policy), cells, version=0, gallery=gallery)
+    (one,) = await roll_cells(roller(policy), cells, await kept(tmp_path), gallery)
     assert one.score == 0.5  # 0 is wrong, 1 and 2 are right, 3 failed
     assert one.rollouts == 8
     assert one.failed_share == 0.25
@@ -115,7 +121,7 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     assert rows[0].prompt == "<0>"
 
 
-async def test_tokens_of_other_weights_are_refused():
+async def test_tokens_of_other_weights_are_refused(tmp_path):
     with pytest.raises(EngineError, match=r"from weights \[0\] while 2 were loaded"):
         await sweep(
             roller(Policy(lambda *_: "7")),
@@ -123,7 +129,7 @@ async def test_tokens_of_other_weights_are_refused():
             live("a").curriculum.problems("heldout", 1, 0),
             samples=1,
             temperature=1.0,
-            version=2,
+            kept=await kept(tmp_path, version=2),
         )
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engines.rollout.episode import Rollout
 from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
 from engines.rollout.source import ProblemSource
+from engines.rollout.sweep import Kept, sweep
 from engines.types import Sample, Sampling, Status
 from tests.rollout_parts import Policy, domain, roller
 
@@ -106,8 +108,59 @@ async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_erro
     notes = Notes()
     journal = RolloutJournal(notes)
     aborted = Sample("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
-    journal.keep(1, aborted)
+    journal.keep(1, aborted, ())
     await journal.flush()
     assert notes.kept == {}
     with pytest.raises(OSError, match="disk full"):
         await collected(Policy(say), Notes(error=OSError("disk full")))
+
+
+async def swept(policy: Policy, notes: Notes, label: str = "") -> list[list[Rollout]]:
+    journal = RolloutJournal(notes, every_s=0.02)
+    kept = await Kept.open(journal, policy.version)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 6, 0)
+    try:
+        return await sweep(
+            roller(policy), live, problems, samples=2, temperature=1.0, kept=kept, label=label
+        )
+    finally:
+        await journal.flush()
+
+
+async def test_a_sweep_that_was_cut_off_goes_on_with_transcripts_as_they_were() -> None:
+    notes = Notes()
+    whole = await swept(Policy(say), Notes())
+    slow = Policy(say, delay=lambda call: 1 if call <= 5 else 100_000)
+    cut = asyncio.create_task(swept(slow, notes))
+    while not notes.kept:
+        await asyncio.sleep(0.001)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    rest = Policy(say)
+    assert await swept(rest, notes) == whole
+    assert len(rest.calls) == 7
+
+
+async def test_sweeps_of_other_weights_or_another_label_share_no_rollout() -> None:
+    notes = Notes()
+    await swept(Policy(say), notes, "score")
+    other = Policy(say)
+    other.version = 1
+    assert len(notes.kept) == 1
+    for policy, label in ((other, "score"), (Policy(say), "greedy")):
+        await swept(policy, notes, label)
+        assert len(policy.calls) == 12
+
+
+async def test_finished_rollouts_share_notes_and_a_flush_does_not_wait() -> None:
+    notes = Notes()
+    journal = RolloutJournal(notes, every_s=60.0)
+    kept = await Kept.open(journal, 0)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 6, 0)
+    await sweep(roller(Policy(say)), live, problems, samples=2, temperature=1.0, kept=kept)
+    async with asyncio.timeout(5):
+        await journal.flush()
+    assert len(notes.kept[0]) == 1
+    assert len(await journal.finished(0, 0)) == 12

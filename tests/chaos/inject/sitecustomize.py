@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 WAIT_S = 5.0
-FOLDER = Path(os.environ.get("TRIBUTARY_CHAOS", "/nonexistent"))
+FOLDER = Path(os.environ.get("CHAOS_FOLDER", "/nonexistent"))
 
 Test = Callable[..., bool]
 
@@ -73,6 +73,20 @@ def watched(moment: str, stock: Callable[..., Any], is_meant: Test) -> Callable[
     return call
 
 
+def refuse_while_full(module: Any) -> None:
+    """Every write to the store fails as on a full disk, while the run says so."""
+    for name in ("write", "create", "upload_folder"):
+        stock = getattr(module.Store, name)
+
+        def call(*given: Any, _stock: Callable[..., Any] = stock, **named: Any) -> Any:
+            if (FOLDER / "full").exists():
+                where = given[2] if _stock.__name__ == "upload_folder" else given[1]
+                raise module.StorageError(f"{given[0].root}/{where}: no space left on device")
+            return _stock(*given, **named)
+
+        setattr(module.Store, name, call)
+
+
 def put(module: Any, moment: str, path: str, is_meant: Test) -> None:
     *owners, name = path.split(".")
     owner = module
@@ -101,6 +115,8 @@ class Finder(importlib.abc.MetaPathFinder):
             stock(module)
             for moment, (place, is_meant) in wanted.items():
                 put(module, moment, place, is_meant)
+            if fullname == "infra.storage":
+                refuse_while_full(module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

@@ -1,0 +1,115 @@
+"""A stage that stands still is ended with its stacks on paper; one that is far from its next step
+when it is asked to stop ends all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.storage import Store
+from tasks.claims import Claims, End
+from tasks.job import EXIT_FAILED, EXIT_STOPPED
+from tasks.protocol import JobInput, job_path
+from tasks.stage import Pulse, Resources, StageResources
+
+pytestmark = pytest.mark.unit
+
+DIGEST = "7" * 64
+# A job whose body is one of these; the engines have none that hangs when asked to.
+JOB = """
+import asyncio, subprocess, sys, time
+from tasks import job
+
+async def hang(spec, context):
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time\\ndef stuck(): time.sleep(60)\\nstuck()", "engines."]
+    )
+    context.reporter.progress(0, 1, "hangs")
+    try:
+        time.sleep(60)  # the event loop as well
+    finally:
+        child.kill()
+
+async def wait(spec, context):
+    print("waits", flush=True)
+    await asyncio.sleep(60)
+
+job.STOP_GRACE_SECONDS = 0.5
+job.body_of = lambda kind: globals()[sys.argv[3]]
+sys.exit(job.main(sys.argv[1], sys.argv[2]))
+"""
+
+
+def _start(
+    tmp_path: Path, body: str, stall_seconds: float
+) -> tuple[subprocess.Popen[bytes], Claims]:
+    store = Store(str(tmp_path / "store"))
+    given = JobInput(
+        job="job", stage="agent-sft", kind="sft", digest=DIGEST, attempt=1, inputs={},
+        spec={"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}}, pool=Resources(),
+        resources=StageResources(stall_seconds=stall_seconds),
+    )  # fmt: skip
+    store.write(job_path("job"), given.model_dump_json().encode())
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOB, store.root, "job", body],
+        env=os.environ
+        | {"TRIBUTARY_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    return process, Claims(store, "sft", DIGEST)
+
+
+def _end(claims: Claims) -> End:
+    end = claims.end_of(1)
+    assert end is not None
+    return end
+
+
+def test_a_stage_that_stands_still_ends_with_the_stacks_of_all_its_processes(
+    tmp_path: Path,
+) -> None:
+    process, claims = _start(tmp_path, "hang", 2.0)
+    try:
+        process.wait(60)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the child that its body left
+    assert process.returncode == EXIT_FAILED, (tmp_path / "log").read_text()
+    end = _end(claims)
+    assert (end.error, end.retryable) == ("StageStalled", True)
+    assert "within 2 s" in end.message
+    (path,) = (tmp_path / "home" / "logs" / "stacks").iterdir()
+    assert str(path) in end.message
+    stacks = path.read_text()
+    assert "in hang" in stacks, "its own"
+    assert "stuck" in stacks, "its child's"
+    assert not list((tmp_path / "home" / "work").iterdir())
+
+
+def test_a_stage_that_is_asked_to_stop_between_two_steps_ends_soon(tmp_path: Path) -> None:
+    process, claims = _start(tmp_path, "wait", 60.0)
+    try:
+        while "waits" not in (tmp_path / "log").read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_STOPPED
+    finally:
+        process.kill()
+    assert time.monotonic() - began < 10
+    assert _end(claims).outcome == "stopped"
+
+
+def test_waiting_for_what_others_hold_is_no_standstill() -> None:
+    pulse = Pulse()
+    time.sleep(0.05)
+    assert pulse.idle_seconds > 0.04
+    with pulse.waiting():
+        assert pulse.idle_seconds == 0.0
+    assert pulse.idle_seconds < 0.04

@@ -57,8 +57,9 @@ class Reach:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
 
-    def tests_of(self, mutant: Mutant, original: str) -> list[list[str]]:
-        """Node ids by test file, the cheapest file first."""
+    def tests_of(self, mutant: Mutant, original: str, in_ranks: str | None) -> list[list[str]]:
+        """Node ids by test file, the cheapest file first; with all those of the file `in_ranks`,
+        whose processes are not watched."""
         span = statement_span(original, mutant.line)
         every = set(self.seconds)
         if span is None:
@@ -66,6 +67,7 @@ class Reach:
         else:
             lines = self.lines.get(mutant.file, {})
             found = set().union(*(lines.get(n, set()) for n in range(span[0], span[1] + 1)))
+        found |= {node for node in every if node.partition("::")[0] == in_ranks}
         by_file: dict[str, list[str]] = defaultdict(list)
         for node in sorted(found & every):
             by_file[node.partition("::")[0]].append(node)

@@ -9,6 +9,8 @@ import pytest
 from tests.mutants.digests import parts_of
 from tests.mutants.mutations import changed_source, mutants
 from tests.mutants.reach import statement_span
+from tests.mutants.subject import every_mutant, read_sources
+from tests.mutants.survivors import KNOWN, without_line
 
 pytestmark = pytest.mark.unit
 
@@ -113,3 +115,8 @@ def test_a_test_is_made_of_what_its_names_lead_to() -> None:
         "import math",
         "def test_b():",
     ]
+
+
+def test_every_reason_is_of_a_mutant_that_is_there() -> None:
+    there = {without_line(mutant.name) for mutant in every_mutant(read_sources())}
+    assert set(KNOWN) - there == set()

@@ -215,6 +215,7 @@ def test_large_logits_do_not_overflow() -> None:
         assert close(a, b)
 
 
+@pytest.mark.usefixtures("tiles")
 def test_half_precision_rounds_the_logits_and_nothing_else() -> None:
     hidden, weight, labels = inputs()
     halves = [t.detach().bfloat16().requires_grad_() for t in (hidden, weight)]

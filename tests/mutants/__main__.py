@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.bench.rows import show, write
 from tests.mutants.record import Record, key_of
-from tests.mutants.report import rows_of, show_survivors
+from tests.mutants.report import rows_of
 from tests.mutants.subject import every_mutant, read_sources, test_files
 from tests.mutants.workshop import workshop
 
@@ -57,8 +57,7 @@ def _measure(wanted: argparse.Namespace) -> int:
                 if killer is None or number % 50 == 0:
                     print(f"{number} {mutant.name}  [{killer or 'survived'}]", flush=True)
     tried = [record.held[key] for key in keys.values() if key in record.held]
-    show_survivors(tried)
-    rows = rows_of(tried, len(every), len(keys))
+    rows = rows_of(tried, sources, len(every), len(keys))
     show(rows, f"mutants, {time.monotonic() - began:.0f} s")
     write(rows, RESULT)
     return 0 if all(row.holds for row in rows) else 1

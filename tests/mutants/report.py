@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.bench.rows import Row
 from tests.mutants.record import Outcome
-from tests.mutants.survivors import is_equivalent, said_of
+from tests.mutants.survivors import Survivor, reason
 
 FLOOR = 0.95
 
 
-def show_survivors(tried: Sequence[Outcome]) -> None:
-    for outcome in sorted(tried, key=lambda o: o.name):
-        if outcome.killed_by is None:
-            print(f"survived  {outcome.name}\n          {said_of(outcome.name)}")
-
-
-def rows_of(tried: Sequence[Outcome], num_every: int, num_chosen: int) -> list[Row]:
-    survivors = [o for o in tried if o.killed_by is None]
-    num_equivalent = sum(is_equivalent(o.name) for o in survivors)
-    num_unexplained = sum(said_of(o.name) == "no reason given" for o in survivors)
+def rows_of(
+    tried: Sequence[Outcome], sources: Mapping[str, str], num_every: int, num_chosen: int
+) -> list[Row]:
+    """Prints the survivors, too."""
+    survivors = sorted((o for o in tried if o.killed_by is None), key=lambda o: o.name)
+    reasons = [reason(outcome, sources) for outcome in survivors]
+    for outcome, why in zip(survivors, reasons, strict=True):
+        print(f"survived  {outcome.name}\n          {_said(why)}")
+    num_equivalent = sum(why is not None and why.is_equivalent for why in reasons)
     num_killed, num = len(tried) - len(survivors), max(len(tried), 1)
     note = f"{num_killed} of {len(tried)} tried, {num_every} there are"
     return [
@@ -29,10 +28,16 @@ def rows_of(tried: Sequence[Outcome], num_every: int, num_chosen: int) -> list[R
         Row("killed", num_killed / num, "share", FLOOR, note=note),
         Row("killed of those not equivalent", num_killed / max(num - num_equivalent, 1), "share"),
         Row("killed by their bound of time", sum(o.is_timeout for o in tried), "mutants",
-            note="a share of those killed"),
-        Row("survivors without a reason", num_unexplained, "mutants", 0, True),
+            note="counted among those killed"),
+        Row("survivors without a reason", reasons.count(None), "mutants", 0, True),
         Row("not tried of those chosen", num_chosen - len(tried), "mutants", 0, True),
     ]  # fmt: skip
+
+
+def _said(why: Survivor | None) -> str:
+    if why is None:
+        return "no reason given"
+    return f"{'equivalent' if why.is_equivalent else 'not equivalent'}: {why.why}"
 
 
 def _by_file(tried: Sequence[Outcome]) -> list[Row]:

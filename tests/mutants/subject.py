@@ -13,6 +13,7 @@ TESTS = [
     "corrections",
     "policy_losses",
     "linear_logprobs",
+    "linear_logprobs_memory",
     "linear_logprobs_ranks",
     "rl_batch",
     "algorithm_defaults",

@@ -42,10 +42,11 @@ class Bounds:
     """`LOOK_SECONDS` apart"""
 
     @classmethod
-    def of(cls, usual_seconds: float) -> Bounds:
-        """`usual_seconds`: what the tests take without a mutant."""
-        cpu_seconds = math.ceil(30 + 3 * usual_seconds)
-        return cls(cpu_seconds, round(6 * cpu_seconds / LOOK_SECONDS))
+    def of(cls, usual_seconds: float, num_files: int) -> Bounds:
+        """`usual_seconds`: processor time of the tests without a mutant, watched; a test file takes
+        a second to be read."""
+        cpu_seconds = math.ceil(5 + 2 * usual_seconds + 2 * num_files)
+        return cls(cpu_seconds, round((120 + 10 * cpu_seconds) / LOOK_SECONDS))
 
 
 def load_libraries(files: Sequence[str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
 import shutil
 import sys
 import tempfile
@@ -13,14 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.mutants.mutations import Mutant, changed_source
 from tests.mutants.reach import Reach
 from tests.mutants.subject import IN_RANKS
 from tests.mutants.trial import Bounds, load_libraries, try_mutant, use_few_examples
+from tests.mutants.watch import watched_reach
 
-REACH = Path("build/mutants-reach.pickle")
 COPIED = ("flows", "tasks", "curricula", "rewards", "engines", "infra", "tests", "examples", "docs",
           "pyproject.toml", "Makefile", "README.md", "AGENTS.md", "prefect.yaml")  # fmt: skip
 
@@ -36,7 +32,7 @@ def workshop(files: Sequence[str], sources: dict[str, str]) -> Iterator[Workshop
         try:
             load_libraries(files)
             use_few_examples()
-            made = Workshop(copy, sources, _reach(root / REACH, copy, files, sources))
+            made = Workshop(copy, sources, watched_reach(root, copy, files, sources))
             # Compiles the tests, too.
             made.check_control()
             _forget_compiled(copy, sources)
@@ -72,7 +68,7 @@ class Workshop:
 
     def _try(self, file: str, changed: str, stages: list[list[str]]) -> str | None:
         usual = sum(self._reach.seconds[node] for nodes in stages for node in nodes)
-        return try_mutant(self._copy / file, changed, stages, Bounds.of(usual))
+        return try_mutant(self._copy / file, changed, stages, Bounds.of(usual, len(stages)))
 
 
 def _file_of(node: str) -> str:
@@ -94,34 +90,6 @@ def _fill(copy: Path, root: Path) -> None:
         "TMPDIR": str(copy / "tmp"),
     }
     sys.path[:] = [str(copy), *(p for p in sys.path if p not in ("", str(root)))]
-
-
-def _reach(kept: Path, copy: Path, files: Sequence[str], sources: dict[str, str]) -> Reach:
-    """By a run of all tests without a mutant, in a fork: this process stays without our modules.
-    Kept in `build/` for the same sources and tests."""
-    text = [*sources.values(), *(Path(file).read_text() for file in files)]
-    digest = hashlib.sha256("".join(text).encode()).hexdigest()
-    if kept.exists():
-        of, lines, seconds = pickle.loads(kept.read_bytes())
-        if of == digest:
-            return Reach(copy, frozenset(sources), lines, seconds)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            reach = Reach(copy, frozenset(sources))
-            plain = ["-q", "-p", "no:cacheprovider", "-W", "ignore", *files]
-            code = int(pytest.main(plain, plugins=[reach]))
-            kept.parent.mkdir(exist_ok=True)
-            if not code:
-                kept.write_bytes(pickle.dumps((digest, reach.lines, dict(reach.seconds))))
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status):
-        raise SystemExit("the tests fail without any mutant; nothing can be measured")
-    return _reach(kept, copy, files, sources)
 
 
 def _forget_compiled(copy: Path, sources: dict[str, str]) -> None:

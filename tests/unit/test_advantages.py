@@ -19,7 +19,7 @@ from engines.algorithms.gae import (
     terminal_rewards,
 )
 from engines.algorithms.group_relative import group_advantages, leave_one_out_advantages
-from engines.algorithms.inputs import StepTokens, Trajectories
+from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.whitening import whitened
 
@@ -206,6 +206,10 @@ def test_gae_of_no_steps_and_of_trajectories_without_steps() -> None:
     assert empty.tolist() == []
     got = gae(doubles(1), doubles(0), torch.tensor([1]), gamma=1, lam_N=doubles(1, 1, 1))
     assert got.tolist() == [1]
+
+
+def test_a_sample_without_tokens_has_length_zero_wherever_it_stands() -> None:
+    assert sequence_lengths(step([0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 1, 0])).tolist() == [0, 2, 1, 0]
 
 
 @pytest.mark.proof("lambda by length", "hand", numbers=3)

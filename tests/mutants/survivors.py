@@ -47,11 +47,116 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a sum over one rank is that rank's: only a call is saved",
         ),
     ],
+    "engines/algorithms/gae.py": [
+        Survivor(
+            "for back in range(1, max(descending, default=0)):",
+            ("constant: 0 -> 1",),
+            "range(1, 1) is as empty as range(1, 0)",
+        ),
+    ],
+    "engines/algorithms/mismatch.py": [
+        Survivor(
+            "return dict(zip(QUANTILES, found.tolist(), strict=True))",
+            (
+                "keyword: zip(QUANTILES, found.tolist(), strict=True) -> zip(QUANTILES,"
+                " found.tolist())",
+                "constant: True -> False",
+            ),
+            "one value is found for each",
+        ),
+    ],
+    "engines/algorithms/build.py": [
+        Survivor(
+            "num_rollouts = int(tokens.rollout_N.max()) + 1",
+            ("constant: 1 -> 2",),
+            "one more sum, which no rollout reads",
+        ),
+    ],
+    "engines/algorithms/group_relative.py": [
+        Survivor(
+            "return int(group_N.max()) + 1 if len(group_N) else 0",
+            ("constant: 1 -> 2", "constant: 0 -> 1"),
+            "one more group, which no rollout reads",
+        ),
+    ],
+    "engines/algorithms/clip.py": [
+        Survivor(
+            "is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)",
+            ("comparison: advantages_R < 0 -> advantages_R <= 0",),
+            "at advantage 0 the loss and its ceiling are 0, and neither is above the other",
+        ),
+    ],
+    "engines/algorithms/sequence_sums.py": [
+        Survivor(
+            "if group is None or group.size() == 1:",
+            ("constant: 1 -> 0",),
+            "a sum over one rank is that rank's: only a call is saved",
+        ),
+    ],
+    "engines/algorithms/combinations.py": [
+        Survivor(
+            line,
+            (
+                f"keyword: {part}.model_dump(mode='json') -> {part}.model_dump()",
+                "constant: 'json' -> 'jsonX'",
+            ),
+            "what a choice holds is plain in either mode",
+        )
+        for part, line in (
+            ("a.advantage", '_part("advantage", a.advantage.model_dump(mode="json")),'),
+            ("a.loss", '_part("loss", a.loss.model_dump(mode="json")),'),
+            ("a.aggregation", '_part("aggregation", a.aggregation.model_dump(mode="json")),'),
+            (
+                "r",
+                'parts += [_part("reject", r.model_dump(mode="json")) for r in correction.reject]',
+            ),
+        )
+    ],
     "engines/batching.py": [
         Survivor(
-            "num_most = 1 + 2 * sum(lengths[i] for i in indices) // max_tokens",
-            ("constant: 1 -> 2", "constant: 2 -> 3"),
+            "num_most = 2 * sum(lengths[i] for i in indices) // max_tokens",
+            (
+                "constant: 2 -> 3",
+                "operator: 2 * sum((lengths[i] for i in indices)) // max_tokens -> 2 *"
+                " sum((lengths[i] for i in indices)) * max_tokens",
+            ),
             "room for more micro-batches than are used",
+        ),
+        Survivor(
+            "num_leaves = 1 << min(num_most, len(indices)).bit_length()",
+            (
+                "constant: 1 -> 2",
+                "bound: min(num_most, len(indices)) -> max(num_most, len(indices))",
+                "bound: min(num_most, len(indices)) -> num_most",
+                "bound: min(num_most, len(indices)) -> len(indices)",
+            ),
+            "room for more micro-batches than are used; only slower",
+        ),
+        Survivor(
+            "rooms = [max_tokens] * (2 * num_leaves)",
+            ("constant: 2 -> 3",),
+            "places beyond the leaves, which nothing reads",
+        ),
+        Survivor(
+            "while node > 1:",
+            ("comparison: node > 1 -> node >= 1", "constant: 1 -> 2", "constant: 1 -> 0"),
+            "whether the root and what lies above it are written: nothing reads them",
+        ),
+        Survivor(
+            "if rooms[node] == largest:",
+            ("return: if rooms[node] == largest -> if False",),
+            "nothing above changes any more: only slower",
+        ),
+        Survivor("break", ("statement: break -> pass",), "as above: only slower"),
+        Survivor(
+            "loads = [(0.0, 0, share) for share in range(shares)]",
+            ("constant: 0 -> 1",),
+            "every share counts from the same number",
+        ),
+        Survivor(
+            "heapq.heapreplace(loads, (load + costs[index], number + 1, share))",
+            ("constant: 1 -> 2",),
+            "every share counts in the same steps",
         ),
     ],
 }

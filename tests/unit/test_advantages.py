@@ -85,13 +85,20 @@ def test_leaving_one_out_by_hand() -> None:
 @pytest.mark.proof("advantage rloo", "edge")
 def test_equal_rewards_and_lone_samples_have_no_advantage(kind: str) -> None:
     # 0.1 three times: its mean in floating point is not 0.1, and yet nothing may be learned.
-    rewards, groups = doubles(0.1, 0.1, 0.1, 7), torch.tensor([0, 0, 0, 1])
+    rewards = doubles(0.1, 0.1, 0.1, 7, -0.1, -0.1, -0.1)
+    groups = torch.tensor([0, 0, 0, 1, 2, 2, 2])
     got = (
         leave_one_out_advantages(rewards, groups)
         if kind == "rloo"
         else group_advantages(rewards, groups, should_normalize_std=kind == "group")
     )
-    assert got.tolist() == [0, 0, 0, 0]
+    assert got.tolist() == [0] * 7
+
+
+def test_a_step_without_rollouts_has_no_advantages() -> None:
+    none = torch.tensor([], dtype=torch.long)
+    assert group_advantages(doubles(), none, should_normalize_std=True).tolist() == []
+    assert leave_one_out_advantages(doubles(), none).tolist() == []
 
 
 def test_advantages_follow_their_samples_through_any_order() -> None:

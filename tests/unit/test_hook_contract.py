@@ -320,6 +320,21 @@ def test_a_hook_that_cannot_be_found_is_bad_input(path: str, said: str) -> None:
         cli.check_hook(path)
 
 
+@pytest.mark.parametrize("part", ["advantage", "loss"])
+def test_a_custom_part_names_itself_where_it_is_wrong(part: str) -> None:
+    def use(path: str, **options: object) -> None:
+        if part == "advantage":
+            made = choices.CustomAdvantage(kind="custom", path=path, options=options)
+            advantages(made, example_step())
+        else:
+            policy_loss(choices.CustomLoss(kind="custom", path=path, options=options))
+
+    with pytest.raises(InputError, match=f"^unknown {part} 'nothing'"):
+        use("nothing")
+    with pytest.raises(InputError, match=f"^{part} 'math:fsum' has no option 'width'"):
+        use("math:fsum", width=1)
+
+
 def test_check_tries_the_custom_parts_of_a_recipe(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     hook = EXAMPLES / "soft_clip.py"

@@ -21,6 +21,7 @@ TESTS = [
     "batching",
     "algorithms",
     "hook_contract",
+    "hook_paths",
 ]
 LEFT_OUT = ("test_trl.py", "test_table.py")
 """loads TRL anew for each mutant; looks at pages"""

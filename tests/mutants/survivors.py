@@ -65,6 +65,62 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "one value is found for each",
         ),
     ],
+    "engines/algorithms/contract.py": [
+        Survivor(
+            "if any(not torch.equal(a, b) for a, b in zip(_tensors(tokens), copies, strict=True)):",
+            (
+                "keyword: torch.equal(a, b) -> torch.equal(b, a)",
+                "keyword: zip(_tensors(tokens), copies, strict=True) -> zip(_tensors(tokens),"
+                " copies)",
+                "keyword: zip(_tensors(tokens), copies, strict=True) -> zip(copies,"
+                " _tensors(tokens), strict=True)",
+                "constant: True -> False",
+            ),
+            "as many copies as tensors, and equality has no order",
+        ),
+        Survivor(
+            "renamed = replace(tokens, group_N=2 - tokens.group_N)",
+            ("constant: 2 -> 3",),
+            "other names in the other order, which is what is tried",
+        ),
+        Survivor(
+            "fresh = replace(tokens, old_logprobs_R=tokens.logprobs_R.detach())",
+            ("bound: tokens.logprobs_R.detach() -> tokens.logprobs_R",),
+            "a gradient also reaches a leaf that nobody reads",
+        ),
+        *(
+            Survivor(
+                line,
+                (f"keyword: _same({a}, {b}) -> _same({b}, {a})",),
+                "the tolerance is of one side or the other: no user meets the difference",
+                is_equivalent=False,
+            )
+            for line, a, b in (
+                ("if not _same(advantage(tokens), found_R):", "advantage(tokens)", "found_R"),
+                ("if not _same(advantage(renamed), found_R):", "advantage(renamed)", "found_R"),
+                (
+                    "if not _same(advantage(moved), found_R[places_R]):",
+                    "advantage(moved)",
+                    "found_R[places_R]",
+                ),
+                (
+                    "if still is not None and not _same(still, torch.zeros_like(still)):",
+                    "still",
+                    "torch.zeros_like(still)",
+                ),
+                (
+                    "if not _same(torch.cat(halves), made.loss_R):",
+                    "torch.cat(halves)",
+                    "made.loss_R",
+                ),
+            )
+        ),
+        Survivor(
+            "for low, high in ((0, 1), (1, 3)):",
+            ("constant: 3 -> 4",),
+            "there is no fourth sequence",
+        ),
+    ],
     "engines/algorithms/build.py": [
         Survivor(
             "num_rollouts = int(tokens.rollout_N.max()) + 1",

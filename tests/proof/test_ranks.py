@@ -127,7 +127,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, str]
     context.set_forkserver_preload([__name__])
     rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
     with ProcessPoolExecutor(WORLD, context) as pool:
-        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=120))
+        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=500))
 
 
 def alone() -> Found:

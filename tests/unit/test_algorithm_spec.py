@@ -80,6 +80,7 @@ def test_a_part_of_a_correction_can_be_taken_away() -> None:
     [
         {"preset": "grop"},
         {"preset": 3},
+        {"preset": ["grpo"]},
         {"normalize_std": True},
         {"loss": "clap"},
         {"loss": {"cliphigh": 0.3}},

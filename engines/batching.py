@@ -72,9 +72,10 @@ def _first_fit(indices: Sequence[int], lengths: Sequence[int], max_tokens: int) 
     """First-fit decreasing: the longest first, each into the first micro-batch that has room.
 
     A tree of maxima over the micro-batches' rooms finds that place in logarithmic time. Two
-    neighbours never fit in one, so that twice as many as the tokens fill are enough, and one more.
+    neighbours never fit in one, so that twice as many as the tokens fill are enough, and one more,
+    which the next power of two holds.
     """
-    num_most = 1 + 2 * sum(lengths[i] for i in indices) // max_tokens
+    num_most = 2 * sum(lengths[i] for i in indices) // max_tokens
     num_leaves = 1 << min(num_most, len(indices)).bit_length()
     batches: list[MicroBatch] = [[] for _ in range(num_leaves)]
     rooms = [max_tokens] * (2 * num_leaves)

@@ -174,7 +174,7 @@ def _split(tokens: LossInputs) -> list[LossInputs]:
 
 def _gradient(loss: Losses, tokens: LossInputs) -> Tensor | None:
     """Of the summed loss in the logprobs; None if it has none."""
-    leaf_R = tokens.logprobs_R.detach().clone().requires_grad_()
+    leaf_R = tokens.logprobs_R.detach().requires_grad_()
     total = loss(replace(tokens, logprobs_R=leaf_R)).loss_R.sum()
     if not total.requires_grad:
         return None

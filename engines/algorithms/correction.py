@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engines.algorithms.choices import Band, Correction, Opsm, Veto, Weight
 from engines.algorithms.importance import importance_ratio
 from engines.algorithms.inputs import LossInputs
+
+if TYPE_CHECKING:
+    # What a person writes is pydantic; the functions need torch alone.
+    from engines.algorithms.choices import Band, Correction, Veto, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ def corrected(
         weights_R = importance_weights(ratio_R, sequence_R, spec.weight)
         metrics |= weight_metrics(weights_R, ratio_R, spec.weight)
     # Off-policy masking looks at the present policy: it belongs to the loss, not here.
-    before = [r for r in spec.reject if not isinstance(r, Opsm)]
+    before = [r for r in spec.reject if r.kind != "opsm"]
     kept_R = kept(before, log_ratio_R, sequence_R, num)
     if before:
         metrics["rejected_share"] = 1 - _mean(kept_R.to(log_ratio_R.dtype))
@@ -67,7 +71,7 @@ def kept(
     """[R] bool: tokens that no rejection takes away."""
     kept_R = torch.ones_like(sequence_R, dtype=torch.bool)
     for rejection in rejections:
-        if isinstance(rejection, Veto):
+        if rejection.kind == "veto":
             unlikely_R = (log_ratio_R.exp() < rejection.floor).to(log_ratio_R.dtype)
             count_N = log_ratio_R.new_zeros(num).index_add(0, sequence_R, unlikely_R)
             kept_R &= (count_N == 0)[sequence_R]

@@ -44,12 +44,12 @@ def top_k_divergence(
     the KL over the whole vocabulary. The K tokens of a row must differ.
     Example: student 0.5, teacher 0.25 of one token, reverse: 0.5 ln 2 + 0.5 ln(0.5 / 0.75).
     """
-    student = torch.cat([student_logprobs_RK, _rest(student_logprobs_RK)], -1)
-    teacher = torch.cat([teacher_logprobs_RK, _rest(teacher_logprobs_RK)], -1)
+    student = torch.cat([student_logprobs_RK, _rest(student_logprobs_RK)], 1)
+    teacher = torch.cat([teacher_logprobs_RK, _rest(teacher_logprobs_RK)], 1)
     over, under = (student, teacher) if direction == "reverse" else (teacher, student)
-    return (over.exp() * (over - under)).sum(-1)
+    return (over.exp() * (over - under)).sum(1)
 
 
 def _rest(logprobs_RK: Tensor) -> Tensor:
     """Logprob of "any other token", [R, 1]; not below 1e-7, where fp32 sums end."""
-    return (1 - logprobs_RK.exp().sum(-1, keepdim=True)).clamp(min=1e-7).log()
+    return (1 - logprobs_RK.exp().sum(1, keepdim=True)).clamp(min=1e-7).log()

@@ -19,8 +19,8 @@ def gae(
     `sequence_S` is ascending; trajectory n decays by its own `lam_N[n]` (0 to 1).
     Example: rewards 0, 1, values 0.5, 0.25, gamma 1, lam 0.5 -> d = -0.25, 0.75 -> 0.125, 0.75.
     """
-    lengths_N = torch.bincount(sequence_S, minlength=len(lam_N))
-    order_N = lengths_N.argsort(descending=True, stable=True)
+    lengths_N = torch.bincount(sequence_S)
+    order_N = lengths_N.argsort(descending=True)
     last_N = lengths_N.cumsum(0)[order_N] - 1
     lam_N = lam_N[order_N].to(rewards_S.dtype)
     next_S = torch.where(_is_last(sequence_S), torch.zeros_like(values_S), values_S.roll(-1))

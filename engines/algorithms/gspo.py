@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from engines.algorithms.clip import clip_loss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
 
@@ -15,5 +17,5 @@ def gspo_loss(tokens: LossInputs, *, clip_low: float, clip_high: float) -> Polic
     Example: token ratios 2 and 1/2 -> sequence ratio 1 at both.
     """
     mean_R = tokens.sequence_mean(tokens.log_ratio_R)
-    as_one = replace(tokens, logprobs_R=mean_R, old_logprobs_R=mean_R.detach() * 0)
+    as_one = replace(tokens, logprobs_R=mean_R, old_logprobs_R=torch.zeros_like(mean_R))
     return clip_loss(as_one, clip_low=clip_low, clip_high=clip_high, dual_clip=None)

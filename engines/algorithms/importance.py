@@ -28,5 +28,6 @@ def importance_ratio(log_ratio_R: Tensor, sequence_R: Tensor, num: int, level: L
         return log_ratio_R.clamp(-LOG_BOUND, LOG_BOUND).exp()
     sums_N = sequence_sums(log_ratio_R, sequence_R, num, group=None)
     if level == "geometric":
-        sums_N = sums_N / torch.bincount(sequence_R, minlength=num).clamp(min=1)
+        # 0 / 0 of a sample without tokens is given to none.
+        sums_N = sums_N / torch.bincount(sequence_R, minlength=num)
     return sums_N.clamp(-LOG_BOUND, LOG_BOUND).exp()[sequence_R]

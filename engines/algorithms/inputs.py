@@ -81,7 +81,8 @@ class LossInputs:
         sums_B = sequence_sums(
             values_R, self.segment_R, len(self.num_trained_B), group=self.cp_group
         )
-        return (sums_B / self.num_trained_B.clamp(min=1))[self.segment_R]
+        # 0 / 0 of a sequence without tokens is given to none.
+        return (sums_B / self.num_trained_B)[self.segment_R]
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,13 +139,13 @@ class _Tiles:
 
     def shifted(self, logits_RC: Tensor, by_R: Tensor) -> Tensor:
         """[R, C] fp32 (logits - by) / temperature, in the second buffer."""
-        out = self._view(self.buffers[1], logits_RC.size(-1))
+        out = self._view(self.buffers[1], logits_RC.size(1))
         torch.sub(logits_RC, by_R[:, None], out=out)
         return out if self.temperature == 1.0 else out.div_(self.temperature)
 
     def exp(self, shifted_RC: Tensor) -> Tensor:
         """[R, C] in the third buffer."""
-        return torch.exp(shifted_RC, out=self._view(self.buffers[2], shifted_RC.size(-1)))
+        return torch.exp(shifted_RC, out=self._view(self.buffers[2], shifted_RC.size(1)))
 
     def _view(self, buffer: Tensor, width: int) -> Tensor:
         num_rows = len(self.hidden_RH)
@@ -184,13 +184,13 @@ def _walk(tiles: _Tiles, kept_bytes: int) -> tuple[_Sums, dict[int, Tensor]]:
         if is_kept:
             kept_bytes -= shared.nbytes
             kept[start] = logits_RC
-        peak_R = logits_RC.amax(-1).float()
+        peak_R = logits_RC.amax(1).float()
         shifted_RC = tiles.shifted(logits_RC, peak_R)
         exp_RC = tiles.exp(shifted_RC)
-        total_R = exp_RC.sum(-1)
-        found.append((peak_R, total_R, exp_RC.mul_(shifted_RC).sum(-1)))
+        total_R = exp_RC.sum(1)
+        found.append((peak_R, total_R, exp_RC.mul_(shifted_RC).sum(1)))
         column_R1, is_here_R = tiles.labels(start, end)
-        chosen_R += logits_RC.gather(-1, column_R1)[:, 0].float().where(is_here_R, 0.0)
+        chosen_R += logits_RC.gather(1, column_R1)[:, 0].float().where(is_here_R, 0.0)
     peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found, strict=True))
     return _Sums(peak_NR, total_NR, weighted_NR, chosen_R), kept
 
@@ -244,8 +244,8 @@ def _logits_gradient(
         by_entropy_R = entropy_grad_R / tiles.temperature * over_total_R
         slope_RC = shifted_RC.add_((entropy_R - log_total_R)[:, None]).mul_(by_entropy_R[:, None])
         grad_RC *= slope_RC.add_((by_label_R * over_total_R)[:, None])
-    column_R1, is_here_R = tiles.labels(start, start + logits_RC.size(-1))
-    grad_RC.scatter_add_(-1, column_R1, (by_label_R * is_here_R)[:, None])
+    column_R1, is_here_R = tiles.labels(start, start + logits_RC.size(1))
+    grad_RC.scatter_add_(1, column_R1, (by_label_R * is_here_R)[:, None])
     return grad_RC.to(logits_RC.dtype)
 
 

@@ -75,4 +75,4 @@ def _defaults() -> dict[str, Any]:
     """The defaults that a part is laid over, as a person would write them."""
     parts = ("advantage", "loss", "aggregation", "correction", "kl")
     fields = Algorithm.model_fields
-    return {name: fields[name].default.model_dump(exclude_defaults=True) for name in parts}
+    return {name: fields[name].default.model_dump() for name in parts}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = ("batching", "loss_path")
 """need no model"""
-SECTIONS = (*ALONE, "trainer", "rollout", "publish", "agreement", "grpo", "overhead")
+SECTIONS = (*ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "overhead")
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -65,7 +65,7 @@ def _measure(wanted: Sequence[str]) -> list[Row]:
 
 
 def _with_a_model(wanted: Sequence[str]) -> list[Row]:
-    from tests.bench import agreement, grpo, overhead, publish, rollout, trainer
+    from tests.bench import agreement, grpo, overhead, presets, publish, rollout, trainer
     from tests.bench.servers import servers
     from tests.bench.workbench import workbench
 
@@ -80,6 +80,8 @@ def _with_a_model(wanted: Sequence[str]) -> list[Row]:
         with workbench(Path(folder)) as bench:
             if "trainer" in wanted:
                 rows += _section("trainer", lambda: trainer.measure(bench))
+            if "presets" in wanted:
+                rows += _section("presets", lambda: presets.measure(bench))
             if any(name in wanted for name in served):
                 with servers(bench.folder / "logs") as engines:
                     for name, measure in served.items():

@@ -56,7 +56,7 @@ def _sft(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
 
 def _rl(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
     algorithm = Algorithm()
-    samples = _samples(bench, trainer)
+    samples = rl_samples(bench, trainer)
     # The Trainer shuffles by its number of steps; the bare loop is given one such order.
     batch = RlBatch.of(samples, algorithm)
     steps = [
@@ -126,7 +126,7 @@ def _plan(trainer: Trainer, lengths: np.ndarray) -> list[list[int]]:
     return plan_micro_batches(lengths.tolist(), trainer.spec.micro_batch_tokens, 1, costs)[0]
 
 
-def _samples(bench: Workbench, trainer: Trainer) -> list[Sample]:
+def rl_samples(bench: Workbench, trainer: Trainer) -> list[Sample]:
     """Demonstrations as if the policy had sampled them, with rewards by chance."""
     chosen = bench.demonstrations[:RL_SAMPLES]
     scored = trainer.logprobs([s.tokens for s in chosen])
@@ -144,6 +144,7 @@ def _samples(bench: Workbench, trainer: Trainer) -> list[Sample]:
             weight_versions=[0 if m else -1 for m in s.loss_mask],
             status=Status.COMPLETED,
             reward=float(draw.random() < 0.5),
+            token_budget=len(s.tokens),
         )
         for i, (s, values) in enumerate(zip(chosen, scored, strict=True))
     ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -28,8 +29,8 @@ class Reach:
     files: frozenset[str]
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """file -> line -> tests"""
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """of each test, fixtures with it"""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """of processor time, of each test, fixtures with it"""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -48,17 +49,27 @@ class Reach:
 
             return on_line(frame, event, arg)
 
+        began = time.process_time()
         sys.settrace(on_call)
         try:
             return (yield)
         finally:
             sys.settrace(None)
+            self.seconds[node] = time.process_time() - began
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+    def add(
+        self, lines: Mapping[str, Mapping[int, set[str]]], seconds: Mapping[str, float]
+    ) -> None:
+        """What another run found."""
+        self.seconds |= seconds
+        for name, by_line in lines.items():
+            mine = self.lines.setdefault(name, {})
+            for line, nodes in by_line.items():
+                mine[line] = mine.get(line, set()) | nodes
 
-    def tests_of(self, mutant: Mutant, original: str) -> list[list[str]]:
-        """Node ids by test file, the cheapest file first."""
+    def tests_of(self, mutant: Mutant, original: str, in_ranks: str | None) -> list[list[str]]:
+        """Node ids by test file, the cheapest file first; with all those of the file `in_ranks`,
+        whose processes are not watched."""
         span = statement_span(original, mutant.line)
         every = set(self.seconds)
         if span is None:
@@ -66,6 +77,7 @@ class Reach:
         else:
             lines = self.lines.get(mutant.file, {})
             found = set().union(*(lines.get(n, set()) for n in range(span[0], span[1] + 1)))
+        found |= {node for node in every if node.partition("::")[0] == in_ranks}
         by_file: dict[str, list[str]] = defaultdict(list)
         for node in sorted(found & every):
             by_file[node.partition("::")[0]].append(node)

@@ -1,26 +1,233 @@
-"""Survivors that are known, and why each is left.
-
-`True`: equivalent, no input gives another result. `False`: a gap, or not worth a test.
-"""
+"""Survivors that are known, and why each is left."""
 
 from __future__ import annotations
 
-KNOWN: dict[str, tuple[bool, str]] = {}
-"""name of the mutant without its line -> (equivalent or not, reason)"""
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.mutants.record import Outcome
 
 
-def said_of(name: str) -> str:
-    """The reason for a survivor, e.g. `a/b.py:12 constant: 1 -> 2`."""
-    equivalent, why = KNOWN.get(without_line(name), (False, ""))
-    if not why:
-        return "no reason given"
-    return f"{'equivalent' if equivalent else 'not equivalent'}: {why}"
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    text: str
+    """the line of the source"""
+    changes: tuple[str, ...]
+    """as the report says them, e.g. `constant: 0 -> 1`"""
+    why: str
+    is_equivalent: bool = True
+    """no input gives another result; else: a gap, or not worth a test"""
 
 
-def is_equivalent(name: str) -> bool:
-    return KNOWN.get(without_line(name), (False, ""))[0]
+KNOWN: Mapping[str, list[Survivor]] = {
+    "engines/algorithms/linear_logprobs.py": [
+        Survivor(
+            "kept_bytes = KEPT_BYTES if has_backward else 0",
+            ("constant: 0 -> 1",),
+            "a tile has more bytes than one",
+        ),
+        Survivor(
+            "return out if self.temperature == 1.0 else out.div_(self.temperature)",
+            (
+                "return: out if self.temperature == 1.0 else out.div_(self.temperature) -> out if"
+                " False else out.div_(self.temperature)",
+                "constant: 1.0 -> 0.0",
+            ),
+            "a division by 1 changes nothing: only a pass is saved",
+        ),
+        Survivor(
+            "peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found,"
+            " strict=True))",
+            ("keyword: zip(*found, strict=True) -> zip(*found)", "constant: True -> False"),
+            "each tile gives three",
+        ),
+        Survivor(
+            "if group is not None and group.size() > 1:",
+            ("comparison: group.size() > 1 -> group.size() >= 1", "constant: 1 -> 0"),
+            "a sum over one rank is that rank's: only a call is saved",
+        ),
+    ],
+    "engines/algorithms/gae.py": [
+        Survivor(
+            "for back in range(1, max(descending, default=0)):",
+            ("constant: 0 -> 1",),
+            "range(1, 1) is as empty as range(1, 0)",
+        ),
+    ],
+    "engines/algorithms/mismatch.py": [
+        Survivor(
+            "return dict(zip(QUANTILES, found.tolist(), strict=True))",
+            (
+                "keyword: zip(QUANTILES, found.tolist(), strict=True) -> zip(QUANTILES,"
+                " found.tolist())",
+                "constant: True -> False",
+            ),
+            "one value is found for each",
+        ),
+    ],
+    "engines/algorithms/contract.py": [
+        Survivor(
+            "if any(not torch.equal(a, b) for a, b in zip(_tensors(tokens), copies, strict=True)):",
+            (
+                "keyword: torch.equal(a, b) -> torch.equal(b, a)",
+                "keyword: zip(_tensors(tokens), copies, strict=True) -> zip(_tensors(tokens),"
+                " copies)",
+                "keyword: zip(_tensors(tokens), copies, strict=True) -> zip(copies,"
+                " _tensors(tokens), strict=True)",
+                "constant: True -> False",
+            ),
+            "as many copies as tensors, and equality has no order",
+        ),
+        Survivor(
+            "renamed = replace(tokens, group_N=2 - tokens.group_N)",
+            ("constant: 2 -> 3",),
+            "other names in the other order, which is what is tried",
+        ),
+        Survivor(
+            "fresh = replace(tokens, old_logprobs_R=tokens.logprobs_R.detach())",
+            ("bound: tokens.logprobs_R.detach() -> tokens.logprobs_R",),
+            "a gradient also reaches a leaf that nobody reads",
+        ),
+        *(
+            Survivor(
+                line,
+                (f"keyword: _same({a}, {b}) -> _same({b}, {a})",),
+                "the tolerance is of one side or the other: no user meets the difference",
+                is_equivalent=False,
+            )
+            for line, a, b in (
+                ("if not _same(advantage(tokens), found_R):", "advantage(tokens)", "found_R"),
+                ("if not _same(advantage(renamed), found_R):", "advantage(renamed)", "found_R"),
+                (
+                    "if not _same(advantage(moved), found_R[places_R]):",
+                    "advantage(moved)",
+                    "found_R[places_R]",
+                ),
+                (
+                    "if still is not None and not _same(still, torch.zeros_like(still)):",
+                    "still",
+                    "torch.zeros_like(still)",
+                ),
+                (
+                    "if not _same(torch.cat(halves), made.loss_R):",
+                    "torch.cat(halves)",
+                    "made.loss_R",
+                ),
+            )
+        ),
+        Survivor(
+            "for low, high in ((0, 1), (1, 3)):",
+            ("constant: 3 -> 4",),
+            "there is no fourth sequence",
+        ),
+    ],
+    "engines/algorithms/build.py": [
+        Survivor(
+            "num_rollouts = int(tokens.rollout_N.max()) + 1",
+            ("constant: 1 -> 2",),
+            "one more sum, which no rollout reads",
+        ),
+    ],
+    "engines/algorithms/group_relative.py": [
+        Survivor(
+            "return int(group_N.max()) + 1 if len(group_N) else 0",
+            ("constant: 1 -> 2", "constant: 0 -> 1"),
+            "one more group, which no rollout reads",
+        ),
+    ],
+    "engines/algorithms/clip.py": [
+        Survivor(
+            "is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)",
+            ("comparison: advantages_R < 0 -> advantages_R <= 0",),
+            "at advantage 0 the loss and its ceiling are 0, and neither is above the other",
+        ),
+    ],
+    "engines/algorithms/sequence_sums.py": [
+        Survivor(
+            "if group is None or group.size() == 1:",
+            ("constant: 1 -> 0",),
+            "a sum over one rank is that rank's: only a call is saved",
+        ),
+    ],
+    "engines/algorithms/combinations.py": [
+        Survivor(
+            line,
+            (
+                f"keyword: {part}.model_dump(mode='json') -> {part}.model_dump()",
+                "constant: 'json' -> 'jsonX'",
+            ),
+            "what a choice holds is plain in either mode",
+        )
+        for part, line in (
+            ("a.advantage", '_part("advantage", a.advantage.model_dump(mode="json")),'),
+            ("a.loss", '_part("loss", a.loss.model_dump(mode="json")),'),
+            ("a.aggregation", '_part("aggregation", a.aggregation.model_dump(mode="json")),'),
+            (
+                "r",
+                'parts += [_part("reject", r.model_dump(mode="json")) for r in correction.reject]',
+            ),
+        )
+    ],
+    "engines/batching.py": [
+        Survivor(
+            "num_most = 2 * sum(lengths[i] for i in indices) // max_tokens",
+            (
+                "constant: 2 -> 3",
+                "operator: 2 * sum((lengths[i] for i in indices)) // max_tokens -> 2 *"
+                " sum((lengths[i] for i in indices)) * max_tokens",
+            ),
+            "room for more micro-batches than are used",
+        ),
+        Survivor(
+            "num_leaves = 1 << min(num_most, len(indices)).bit_length()",
+            (
+                "constant: 1 -> 2",
+                "bound: min(num_most, len(indices)) -> max(num_most, len(indices))",
+                "bound: min(num_most, len(indices)) -> num_most",
+                "bound: min(num_most, len(indices)) -> len(indices)",
+            ),
+            "room for more micro-batches than are used; only slower",
+        ),
+        Survivor(
+            "rooms = [max_tokens] * (2 * num_leaves)",
+            ("constant: 2 -> 3",),
+            "places beyond the leaves, which nothing reads",
+        ),
+        Survivor(
+            "while node > 1:",
+            ("comparison: node > 1 -> node >= 1", "constant: 1 -> 2", "constant: 1 -> 0"),
+            "whether the root and what lies above it are written: nothing reads them",
+        ),
+        Survivor(
+            "if rooms[node] == largest:",
+            ("return: if rooms[node] == largest -> if False",),
+            "nothing above changes any more: only slower",
+        ),
+        Survivor("break", ("statement: break -> pass",), "as above: only slower"),
+        Survivor(
+            "loads = [(0.0, 0, share) for share in range(shares)]",
+            ("constant: 0 -> 1",),
+            "every share counts from the same number",
+        ),
+        Survivor(
+            "heapq.heapreplace(loads, (load + costs[index], number + 1, share))",
+            ("constant: 1 -> 2",),
+            "every share counts in the same steps",
+        ),
+    ],
+}
+"""by file"""
 
 
-def without_line(name: str) -> str:
-    place, _, change = name.partition(" ")
-    return f"{place.partition(':')[0]} {change}"
+def known(file: str, change: str, text: str) -> Survivor | None:
+    for survivor in KNOWN.get(file, []):
+        if survivor.text == text and change in survivor.changes:
+            return survivor
+    return None
+
+
+def reason(outcome: Outcome, sources: Mapping[str, str]) -> Survivor | None:
+    """Of a mutant by its name, e.g. `a/b.py:12 constant: 1 -> 2`."""
+    place, _, change = outcome.name.partition(" ")
+    line = int(place.rpartition(":")[2])
+    return known(outcome.file, change, sources[outcome.file].splitlines()[line - 1].strip())

@@ -6,8 +6,11 @@ import ast
 
 import pytest
 
+from tests.mutants.digests import parts_of
 from tests.mutants.mutations import changed_source, mutants
 from tests.mutants.reach import statement_span
+from tests.mutants.subject import read_sources
+from tests.mutants.survivors import KNOWN
 
 pytestmark = pytest.mark.unit
 
@@ -73,3 +76,53 @@ def test_a_statement_is_asked_for_by_its_own_lines() -> None:
     assert statement_span(SOURCE, 9) == (9, 9)
     # A default in the head of a function: all of it.
     assert statement_span(SOURCE, 5) == (5, 12)
+
+
+TESTS = '''"""Of no interest."""
+import math
+import random
+import pytest
+LIMIT = 3
+OTHER = LIMIT + 1
+
+@pytest.fixture
+def drawn():
+    return random.random()
+
+def test_a(drawn):
+    assert drawn < OTHER
+
+def test_b():
+    """Neither."""
+    assert math.pi > 3
+'''
+
+
+def test_a_test_is_made_of_what_its_names_lead_to() -> None:
+    parts = parts_of(TESTS)
+    assert set(parts) == {"test_a", "test_b"}
+    docstring = parts["test_a"].pop(0)
+    assert docstring == "'Of no interest.'"
+    assert [text.splitlines()[0] for text in parts["test_a"]] == [
+        "import random",
+        "import pytest",
+        "LIMIT = 3",
+        "OTHER = LIMIT + 1",
+        "@pytest.fixture",
+        "def test_a(drawn):",
+    ]
+    assert [text.splitlines()[0] for text in parts["test_b"][1:]] == [
+        "import math",
+        "def test_b():",
+    ]
+
+
+def test_every_reason_is_of_a_mutant_that_is_there() -> None:
+    sources = read_sources()
+    for file, survivors in KNOWN.items():
+        lines = [line.strip() for line in sources[file].splitlines()]
+        there = {
+            (lines[m.line - 1], f"{m.family}: {m.change}") for m in mutants(file, sources[file])
+        }
+        said = {(survivor.text, change) for survivor in survivors for change in survivor.changes}
+        assert said - there == set()

@@ -3,30 +3,57 @@
 The mutant's file is written into a copy of the repository, so that processes which a test starts
 see it too. The fork imports our modules and the tests anew and runs one test file after the other
 until a test fails.
+
+What bounds a trial is the processor time of each of its processes, which other work on the machine
+does not change. A mutant that waits for ever uses none: those are ended after a number of looks,
+which a paused or crowded machine makes fewer of, not more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import io
+import math
 import os
+import resource
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 OURS = ("flows", "tasks", "curricula", "rewards", "engines", "infra", "tests")
 PYTEST = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore"]
+TIMEOUT = "timeout"
+LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    cpu_seconds: int
+    """of each process"""
+    looks: int
+    """`LOOK_SECONDS` apart"""
+
+    @classmethod
+    def of(cls, usual_seconds: float, num_files: int) -> Bounds:
+        """`usual_seconds`: processor time of the tests without a mutant, watched; a test file takes
+        a second to be read."""
+        cpu_seconds = math.ceil(5 + 2 * usual_seconds + 2 * num_files)
+        return cls(cpu_seconds, round((120 + 10 * cpu_seconds) / LOOK_SECONDS))
 
 
 def load_libraries(files: Sequence[str]) -> None:
-    """Import what the tests import, and forget our own modules again."""
-    with warnings.catch_warnings():
+    """Import what pytest and the tests import, and forget our own modules again."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
+        pytest.main(["--version", "--version"])
         importlib.import_module("tests.conftest")
         for file in files:
             importlib.import_module(file.removesuffix(".py").replace("/", "."))
@@ -36,6 +63,9 @@ def load_libraries(files: Sequence[str]) -> None:
         if ours and name != "tests":
             del sys.modules[name]
     importlib.invalidate_caches()
+    # pytest collects garbage several times a run: in a fork only what the fork itself has made.
+    gc.collect()
+    gc.freeze()
 
 
 def use_few_examples() -> None:
@@ -53,56 +83,93 @@ def use_few_examples() -> None:
     settings.load_profile("mutants")
 
 
-def run_tests(stages: Sequence[Sequence[str]]) -> int:
-    """Number of the first stage in which a test fails, or -1."""
-    for number, nodes in enumerate(stages):
-        if pytest.main([*PYTEST, *nodes]) != pytest.ExitCode.OK:
-            return number
-    return -1
-
-
 def try_mutant(
-    file: Path, source: str, stages: Sequence[Sequence[str]], bound: float
+    file: Path, source: str, stages: Sequence[Sequence[str]], bounds: Bounds
 ) -> str | None:
-    """The test file that killed it, `timeout`, or None. `file` is put back afterwards."""
+    """The test that killed it, `timeout`, or None. `file` is put back afterwards."""
     original = file.read_text()
     file.write_text(source)
     try:
-        number = _in_a_fork(stages, bound)
+        return _in_a_fork(stages, bounds)
     finally:
         file.write_text(original)
-    if number is None:
-        return "timeout"
-    return None if number < 0 else stages[number][0].partition("::")[0]
 
 
-def _in_a_fork(stages: Sequence[Sequence[str]], bound: float) -> int | None:
-    """Of `run_tests`; None if it took longer than `bound` seconds."""
+class _FirstFailure:
+    """A pytest plugin: the node that failed first, or the file that cannot be imported."""
+
+    node: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.node is None:
+            self.node = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.node is None:
+            self.node = report.nodeid
+
+
+def _run_tests(stages: Sequence[Sequence[str]]) -> str:
+    """The first test that fails, or nothing."""
+    for nodes in stages:
+        failure = _FirstFailure()
+        if pytest.main([*PYTEST, *nodes], plugins=[failure]) != pytest.ExitCode.OK:
+            return failure.node or nodes[0].partition("::")[0]
+    return ""
+
+
+def _in_a_fork(stages: Sequence[Sequence[str]], bounds: Bounds) -> str | None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     child = os.fork()
     if child == 0:
+        _be_the_fork(stages, bounds, writing)
+    os.close(writing)
+    try:
+        code = _exit_code(child, bounds.looks)
+        said = _read(reading)
+    finally:
+        os.close(reading)
+        _end_group(child)
+    if code is None or code == -signal.SIGXCPU:
+        return TIMEOUT
+    # A mutant that ends the process was noticed by the first file.
+    return said or (None if code == 0 else stages[0][0].partition("::")[0])
+
+
+def _be_the_fork(stages: Sequence[Sequence[str]], bounds: Bounds, writing: int) -> None:
+    """Does not return."""
+    code = 1
+    try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (bounds.cpu_seconds, bounds.cpu_seconds + 1))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        code = 250
-        try:
-            code = run_tests(stages) + 1
-        finally:
-            os._exit(code)
-    ends = time.monotonic() + bound
-    try:
-        while time.monotonic() < ends:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                code = os.waitstatus_to_exitcode(status)
-                # A mutant that ends the process was noticed by the first file.
-                return code - 1 if 0 <= code < 250 else 0
-            time.sleep(0.01)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return None
+        os.write(writing, _run_tests(stages).encode())
+        code = 0
     finally:
-        _end_group(child)
+        os._exit(code)
+
+
+def _exit_code(child: int, looks: int) -> int | None:
+    """None: it was ended after so many looks."""
+    for _ in range(looks):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(LOOK_SECONDS)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _read(pipe: int) -> str:
+    """What is in it; nothing if a process that still lives could write more."""
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096).decode()
+    return ""
 
 
 def _end_group(leader: int) -> None:

@@ -162,6 +162,23 @@ def test_a_ratio_on_its_bound_is_not_clipped(kind: str, spec) -> None:
     assert policy_loss(spec)(tokens).is_clipped_R.tolist() == [False, False]
 
 
+@pytest.mark.proof("loss clip", "edge")
+def test_a_bad_action_on_the_dual_bound_is_not_held() -> None:
+    tokens = LossInputs(
+        logprobs_R=doubles([2.0]).log().requires_grad_(),
+        old_logprobs_R=torch.zeros(1).double(),
+        advantages_R=doubles([-1.0]),
+        segment_R=torch.tensor([0]),
+        num_trained_B=torch.tensor([1]),
+    )
+    made = policy_loss(choices.ClipLoss(kind="clip", dual_clip=2.0))(tokens)
+    assert made.loss_R.tolist() == [2]
+    assert made.is_clipped_R.tolist() == [False]
+    made.loss_R.sum().backward()
+    assert tokens.logprobs_R.grad is not None
+    assert tokens.logprobs_R.grad.tolist() == [2]
+
+
 @pytest.mark.proof("loss dis", "edge")
 def test_dis_leaves_out_a_ratio_on_its_bound() -> None:
     tokens = LossInputs(
@@ -195,9 +212,9 @@ def test_a_batch_without_tokens_has_no_weights(level, high: float | None) -> Non
 @pytest.mark.proof("weight {level}", "edge")
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_an_impossible_token_has_a_bounded_weight(level) -> None:
-    """Log ratios of +-50 and a sample without tokens between the two."""
+    """Log ratios of +-50, a sample without tokens between the two and one after them."""
     spec = choices.Correction(weight=choices.Weight(level=level, high=None))
-    made = corrected(spec, doubles([50.0, -50.0]), torch.zeros(2).double(), torch.tensor([0, 2]), 3)
+    made = corrected(spec, doubles([50.0, -50.0]), torch.zeros(2).double(), torch.tensor([0, 2]), 4)
     assert made.weights_R.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
     assert made.weights_R.dtype == torch.float64
 

@@ -23,6 +23,7 @@ from engines.algorithms.build import policy_loss
 from engines.algorithms.correction import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
+from engines.algorithms.sequence_sums import sequence_sums
 from engines.algorithms.supervised import supervised_loss
 from engines.algorithms.value_loss import value_loss
 from tests.proof.cases import loss_cases, micro
@@ -96,6 +97,8 @@ def share(rank: int, rendezvous: str) -> dict[tuple[int, str], Found]:
             dist.all_reduce(values, group=group)
             return values
 
+        if rank < size:
+            check_the_upstream_gradient(group)
         for layout in LAYOUTS if rank < size else ():
             places_R = torch.arange(len(tokens.segment_R))
             owner_R = places_R if layout == "cp" else tokens.segment_R
@@ -106,6 +109,17 @@ def share(rank: int, rendezvous: str) -> dict[tuple[int, str], Found]:
     return results
 
 
+def check_the_upstream_gradient(group: dist.ProcessGroup) -> None:
+    """Summed over ranks in a copy: autograd may give the same tensor to others."""
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    sums = sequence_sums(values, torch.tensor([0, 1]), 2, group=group)
+    upstream = torch.ones(2)
+    (found,) = torch.autograd.grad(sums, values, upstream)
+    assert found.tolist() == [group.size()] * 2
+    assert upstream.tolist() == [1, 1]
+    assert sums.tolist() == [group.size(), 2 * group.size()]
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, str], Found]]:
     # Forked from a process that has imported torch: four imports would take most of the time.
@@ -113,7 +127,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, str]
     context.set_forkserver_preload([__name__])
     rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
     with ProcessPoolExecutor(WORLD, context) as pool:
-        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=120))
+        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=500))
 
 
 def alone() -> Found:

@@ -19,7 +19,7 @@ from engines.algorithms.gae import (
     terminal_rewards,
 )
 from engines.algorithms.group_relative import group_advantages, leave_one_out_advantages
-from engines.algorithms.inputs import StepTokens, Trajectories
+from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.whitening import whitened
 
@@ -85,13 +85,20 @@ def test_leaving_one_out_by_hand() -> None:
 @pytest.mark.proof("advantage rloo", "edge")
 def test_equal_rewards_and_lone_samples_have_no_advantage(kind: str) -> None:
     # 0.1 three times: its mean in floating point is not 0.1, and yet nothing may be learned.
-    rewards, groups = doubles(0.1, 0.1, 0.1, 7), torch.tensor([0, 0, 0, 1])
+    rewards = doubles(0.1, 0.1, 0.1, 7, -0.1, -0.1, -0.1)
+    groups = torch.tensor([0, 0, 0, 1, 2, 2, 2])
     got = (
         leave_one_out_advantages(rewards, groups)
         if kind == "rloo"
         else group_advantages(rewards, groups, should_normalize_std=kind == "group")
     )
-    assert got.tolist() == [0, 0, 0, 0]
+    assert got.tolist() == [0] * 7
+
+
+def test_a_step_without_rollouts_has_no_advantages() -> None:
+    none = torch.tensor([], dtype=torch.long)
+    assert group_advantages(doubles(), none, should_normalize_std=True).tolist() == []
+    assert leave_one_out_advantages(doubles(), none).tolist() == []
 
 
 def test_advantages_follow_their_samples_through_any_order() -> None:
@@ -206,6 +213,10 @@ def test_gae_of_no_steps_and_of_trajectories_without_steps() -> None:
     assert empty.tolist() == []
     got = gae(doubles(1), doubles(0), torch.tensor([1]), gamma=1, lam_N=doubles(1, 1, 1))
     assert got.tolist() == [1]
+
+
+def test_a_sample_without_tokens_has_length_zero_wherever_it_stands() -> None:
+    assert sequence_lengths(step([0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 1, 0])).tolist() == [0, 2, 1, 0]
 
 
 @pytest.mark.proof("lambda by length", "hand", numbers=3)

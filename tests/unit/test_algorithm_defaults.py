@@ -102,6 +102,15 @@ def test_the_defaults_of_every_choice(union) -> None:
             assert made(union, kind=kind).model_dump(exclude={"kind"}) == DEFAULTS[kind]
 
 
+@pytest.mark.parametrize("union", UNIONS)
+def test_what_is_wrong_is_told_of_the_kind_that_was_meant(union) -> None:
+    for member in get_args(get_args(union)[0]):
+        (kind,) = get_args(member.model_fields["kind"].annotation)
+        with pytest.raises(ValidationError) as caught:
+            made(union, kind=kind, path="a:b", no_such_field=1)
+        assert {error["loc"][0] for error in caught.value.errors()} == {kind}
+
+
 def test_the_defaults_of_the_other_parts() -> None:
     for union in (choices.Advantage, choices.Loss):
         custom = made(union, kind="custom", path="a:b").model_dump(exclude={"whiten"})

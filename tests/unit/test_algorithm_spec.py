@@ -80,6 +80,7 @@ def test_a_part_of_a_correction_can_be_taken_away() -> None:
     [
         {"preset": "grop"},
         {"preset": 3},
+        {"preset": ["grpo"]},
         {"normalize_std": True},
         {"loss": "clap"},
         {"loss": {"cliphigh": 0.3}},
@@ -143,6 +144,7 @@ def test_what_goes_together_is_not_refused(written: dict[str, object]) -> None:
 def test_a_group_of_one_is_refused_where_a_group_is_compared(preset: str) -> None:
     assert any("group of one" in line for line in refused(1, preset=preset))
     assert refused(1, preset="reinforce++") == []
+    assert refused(2, preset=preset) == []
 
 
 def test_check_names_the_stage_and_every_reason() -> None:

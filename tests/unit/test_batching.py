@@ -85,6 +85,24 @@ def test_halving_goes_on_with_the_costliest() -> None:
     assert found == [[[0], [5], [7]], [[2, 3, 6], [1], [4]]]
 
 
+def test_costs_may_be_in_any_unit() -> None:
+    # 3 | 1 1 1, of a cost that is nothing beside 1.
+    costs = [3e-20, 1e-20, 1e-20, 1e-20]
+    assert plan_micro_batches([1, 1, 1, 1], 9, 2, costs) == [[[0]], [[1, 2, 3]]]
+
+
+def test_the_costliest_is_halved_wherever_it_stands() -> None:
+    # Ranks: 11 + 9 + 5 + 2 and 11 + 8 + 6. Cap 6: the first's lengths 1, 3, 3, 4 are packed as
+    # (4, 1) at 13 and (3, 3) at 14, the second's 6, 2, 6 need three. So 14 is halved: 9 | 5.
+    lengths, costs = [1, 6, 3, 3, 4, 2, 6], [11, 11, 9, 5, 2, 8, 6]
+    found = plan_micro_batches(lengths, 6, 2, costs)
+    assert found == [[[0, 4], [2], [3]], [[1], [5], [6]]]
+
+
+def test_oversized_sequences_do_not_share() -> None:
+    assert plan([50, 60, 3], 10, 1) == [[[1], [0], [2]]]
+
+
 def test_sequences_that_cost_nothing_are_spread_as_well() -> None:
     assert plan_micro_batches([1, 1, 1, 1], 4, 2, [0, 0, 0, 0]) == [[[0, 2]], [[1, 3]]]
 

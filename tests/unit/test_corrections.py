@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.choices import Band, Correction, Opsm, Veto, Weight
-from engines.algorithms.correction import corrected, importance_weights, off_policy_sequences
+from engines.algorithms.correction import (
+    corrected,
+    importance_weights,
+    kept,
+    off_policy_sequences,
+)
 from engines.algorithms.importance import importance_ratio
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.mismatch import effective_share, mismatch_metrics, quantiles
@@ -106,6 +111,10 @@ def test_one_impossible_token_vetoes_its_sequence() -> None:
     assert weights == [1, 1, 0, 0, 0]
 
 
+def test_what_is_kept_is_a_mask() -> None:
+    assert kept([], LOG_RATIO, SEQUENCE, 2).dtype == torch.bool
+
+
 def test_rejections_add_up() -> None:
     spec = Correction(
         reject=[Veto(kind="veto"), Band(kind="ratio", low=0.9, high=1.1), Opsm(kind="opsm")]
@@ -143,6 +152,8 @@ def test_quantiles_by_hand() -> None:
     # p50 of four lies between 2 and 4; p01 is 3% of the way from 1 to 2; p99 97% from 4 to 8.
     got = quantiles(torch.tensor([8.0, 1, 4, 2]))
     assert got == pytest.approx({"p01": 1.03, "p50": 3, "p99": 7.88})
+    exact = quantiles(torch.tensor([8.0, 1, 4, 2], dtype=torch.float64))
+    assert exact == pytest.approx({"p01": 1.03, "p50": 3, "p99": 7.88}, rel=1e-14)
 
 
 @pytest.mark.proof("mismatch metrics", "hand", numbers=10)

@@ -62,7 +62,7 @@ def ranks(
     context.set_forkserver_preload([__name__])
     rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
     with ProcessPoolExecutor(WORLD, context) as pool:
-        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=120))
+        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=500))
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

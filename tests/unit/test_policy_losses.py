@@ -186,6 +186,7 @@ def test_the_value_loss_without_a_bound() -> None:
     loss, is_clipped = value_loss(torch.tensor([3.0]), torch.zeros(1), torch.ones(1), clip=None)
     assert loss.tolist() == [2.0]
     assert is_clipped.tolist() == [False]
+    assert is_clipped.dtype == torch.bool
 
 
 LN2 = math.log(2)

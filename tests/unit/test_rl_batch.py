@@ -82,6 +82,8 @@ def test_a_sample_without_a_trained_token_neither_counts_nor_trains() -> None:
     first_only.loss_mask = [1, 0, 0]
     assert not counts(empty)
     assert not counts(first_only)
+    first_only.loss_mask = [0, 1, 0]
+    assert counts(first_only)
 
 
 def test_what_does_not_count_leaves_the_groups_mean_alone() -> None:

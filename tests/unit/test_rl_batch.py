@@ -303,7 +303,7 @@ def test_a_teacher_is_worth_its_logprob_less_the_students_to_its_own_samples() -
         {"preset": "opd", "old_logprobs": "engine", "correction": {"weight": None, "reject": []}}
     )
     made = RlBatch.of(batch, algorithm)
-    targets = made.targets(algorithm, None, None, scores)
+    targets = made.targets(algorithm, None, None, teachers=scores)
     # The reward of 9 plays no part; -8 is clipped to -5.
     assert targets.advantages[made.trained()].tolist() == [0.5, -5.0, -2.0]
     # Not the clipped gap: (-0.5 + 8 + 2) / 3, (-0.5 + 8) / 2, 2.

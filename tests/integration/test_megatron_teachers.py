@@ -97,8 +97,9 @@ def test_a_student_of_its_own_weights_has_nothing_to_learn(folders: dict[str, Pa
     trainer = trainer_of(folders["student"])
     trainer.load_teachers(dict.fromkeys(DOMAINS, folders["student"]))
     metrics = trainer.rl_step(rollouts(trainer), OPD, True, 0)
-    assert metrics["teacher_kl"] == 0
-    assert metrics["loss"] == 0
+    # Not exactly: a teacher's samples are packed without those of the others.
+    assert abs(metrics["teacher_kl"]) < 1e-6
+    assert abs(metrics["loss"]) < 1e-6
 
 
 def test_a_teacher_of_another_shape_or_a_domain_without_one_is_refused(

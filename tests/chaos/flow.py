@@ -1,6 +1,6 @@
-"""The flow process of a cell: one expert of the recipe, in this process. `flow STORE NAME`.
+"""The flow process of a cell: one expert of the recipe. `flow STORE NAME [deployed] [A.B=V]...`.
 
-With `deployed` as a third argument it goes through the stack, and this process follows it.
+It runs in this process; with `deployed` it goes through the stack, and this process follows it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flows.runs import new_run
 RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
-def main(store: str, name: str, deployed: bool) -> None:
-    recipe = load_recipe(str(RECIPE), [f"storage.root=file://{store}"])
+def main(store: str, name: str, deployed: bool, changes: list[str]) -> None:
+    recipe = load_recipe(str(RECIPE), [f"storage.root=file://{store}", *changes])
     record = new_run(recipe, "expert", {"name": "general"}, name=name, in_process=not deployed)
     if deployed:
         cli(["resume", name])
@@ -25,4 +25,5 @@ def main(store: str, name: str, deployed: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "deployed" in sys.argv[3:])
+    rest = sys.argv[3:]
+    main(sys.argv[1], sys.argv[2], "deployed" in rest, [word for word in rest if "=" in word])

@@ -29,6 +29,8 @@ TRIES = 3
 """the run, and `tributary resume` after it"""
 FULL_S = 3.0
 """how long a store that is full stays so"""
+STALL_S = 20
+"""what a stage whose parts may hang can stand still; a busy machine alone must not reach it"""
 _TITLES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
@@ -94,7 +96,9 @@ class Ground:
         (self._signals / "reached").unlink(missing_ok=True)
         if cell.moment != "between-stages":
             (self._signals / f"armed-{cell.moment}").touch()
-        flow = self._start("run", store, name)
+        hangs = cell.hit == "freeze"
+        stall = [f"resources.default.stall_seconds={STALL_S}"] if hangs else []
+        flow = self._start("run", store, name, *stall)
         try:
             if not self._await_moment(cell, store, flow):
                 return "! the moment never came: " + self._log(name)
@@ -198,11 +202,13 @@ class Ground:
     def _store(self, name: str) -> Path:
         return self.home / "stores" / name / "store"
 
-    def _start(self, command: str, store: Path, name: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: str, store: Path, name: str, *changes: str
+    ) -> subprocess.Popen[bytes]:
         store.mkdir(parents=True, exist_ok=True)
         cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
         resume = ["-c", cli, "resume", name]
-        run = ["-m", "tests.chaos.flow", str(store), name, *self.deployed]
+        run = ["-m", "tests.chaos.flow", str(store), name, *self.deployed, *changes]
         program = resume if command == "resume" else run
         with (self.home / f"{name}.log").open("ab") as log:
             return subprocess.Popen(

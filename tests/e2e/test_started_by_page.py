@@ -125,10 +125,6 @@ def test_a_recipe_that_cannot_work_fails_before_any_stage(
     assert "unified-sft" in message
 
 
-STOP_S = 30.0
-"""from a cancel to the end of all processes of the stage"""
-
-
 def _jobs(machine: Machine) -> list[int]:
     """Processes of this machine's flows and stage jobs."""
     home = machine.env["TRIBUTARY_HOME"]
@@ -164,11 +160,9 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_no_process_and_is_resumed(
     steps_more(2)
     page.resume(flow_run)
 
-    began = time.monotonic()
     page.set_state(flow_run, type="CANCELLING")
     assert page.ended(flow_run, 90)[0] == "CANCELLED"
     until(lambda: not _jobs(machine), 90)
-    assert time.monotonic() - began < STOP_S
     stopped = rl()
     assert stopped["state"] == "stopped"
     assert machine.report("endless")["state"] == "stopped"
@@ -176,12 +170,10 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_no_process_and_is_resumed(
     command = machine.start("resume", "endless")
     steps_more(1)
     assert rl()["done"] > stopped["done"] > 2, "it went on from the checkpoint of the stop"
-    began = time.monotonic()
     command.send_signal(signal.SIGINT)
     time.sleep(0.7)
     command.send_signal(signal.SIGINT)
     assert command.wait(90) == 130
     until(lambda: not _jobs(machine), 90)
-    assert time.monotonic() - began < STOP_S
     assert rl()["state"] == "stopped"
     assert machine.attempts(rl()) == 2

@@ -24,6 +24,7 @@ _SHARED = ("machine", "running_stack", "running_pair", "ranks")
 """fixtures of the session that start processes"""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests, a file is not split, nor are the users of what
     would have to start in each process."""

@@ -29,8 +29,8 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         lambda self, step, samples: step == 3,
     ),
     "mid-train": (
-        "engines.megatron.trainer",
-        "Trainer.update",
+        "engines.megatron.training",
+        "Training.update",
         lambda self: self.steps_done == 5,
     ),
     "mid-publish": (
@@ -122,5 +122,5 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if FOLDER.is_dir():
+if "CHAOS_FOLDER" in os.environ:
     sys.meta_path.insert(0, Finder())

@@ -31,10 +31,10 @@ demo: install
 	$(BIN)/tributary up
 	$(BIN)/tributary run cpu-demo
 
-# Two processes share the tests, whole files each: most tests leave a core idle.
+# Two processes share the tests: most of these leave a core idle.
 TEST_PROCESSES ?= 2
 test: install
-	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from infra.stack import Stack, down, up
 
@@ -20,18 +23,30 @@ hypothesis.settings.register_profile("suite", deadline=None)
 if hypothesis.settings.get_current_profile_name() == "default":
     hypothesis.settings.load_profile("suite")
 
-_SHARED = ("machine", "running_stack", "running_pair", "ranks")
-"""fixtures of the session that start processes"""
+_TOGETHER = (
+    {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"},
+    {"test_stack.py", "test_cluster.py"},
+    {"test_sglang_exact.py", "test_sglang_generation.py", "test_weight_sync.py"},
+    {f"test_megatron_{name}.py" for name in ("batches", "checkpoint", "critic", "parity")},
+)
+"""files that share servers or ranks, which each process would have to start for itself"""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, a file is not split, nor are the users of what
-    would have to start in each process."""
-    for item in items:
-        wanted = item.fixturenames if isinstance(item, pytest.Function) else []
-        shared = next((name for name in _SHARED if name in wanted), "")
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.name))
+class WholeFiles(LoadScopeScheduling):
+    """How xdist deals out tests: a process takes a file at a time, or files that belong together.
+
+    xdist's own groups of tests do not work with this pytest: they rename tests by a field that is
+    gone.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        name = Path(file).name
+        return next((min(files) for files in _TOGETHER if name in files), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
+    return WholeFiles(config, log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,17 +257,22 @@ class Progress:
             seen = found
 
 
-@contextmanager
-def ground() -> Generator[Ground]:
-    """A fresh home with a cluster; both end with the block."""
+def fresh_home() -> tuple[Path, dict[str, str]]:
+    """An empty home, and the environment in which its processes can be stopped at a moment."""
     home = Path(tempfile.mkdtemp(prefix="tr-chaos-"))
     inject = Path(__file__).with_name("inject")
     root = Path(__file__).resolve().parents[2]
-    settings = {
+    return home, {
         "TRIBUTARY_HOME": str(home),
         "CHAOS_FOLDER": str(home / "chaos"),
         "PYTHONPATH": f"{inject}{os.pathsep}{root}",
     }
+
+
+@contextmanager
+def ground() -> Generator[Ground]:
+    """A fresh home with a cluster; both end with the block."""
+    home, settings = fresh_home()
     try:
         with own_ray(settings, num_gpus=0) as address:
             yield Ground(home, address)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import psutil
 from infra.processes import family, find
 from infra.stack.record import Stack, load_record
 from tests.chaos.cells import Cell
-from tests.chaos.ground import Ground
+from tests.chaos.ground import Ground, fresh_home
 
 UP_S = 300.0
 _SERVICES = {"ray-head": "ray"}
@@ -80,14 +79,7 @@ def _stack() -> Stack:
 @contextmanager
 def stack_ground() -> Generator[StackGround]:
     """A fresh home with its stack; both end with the block."""
-    home = Path(tempfile.mkdtemp(prefix="tr-chaos-"))
-    inject = Path(__file__).with_name("inject")
-    root = Path(__file__).resolve().parents[2]
-    settings = {
-        "TRIBUTARY_HOME": str(home),
-        "CHAOS_FOLDER": str(home / "chaos"),
-        "PYTHONPATH": f"{inject}{os.pathsep}{root}",
-    }
+    home, settings = fresh_home()
     kept = {name: os.environ.get(name) for name in settings}
     os.environ |= settings
     place = None

@@ -18,6 +18,14 @@ from infra.ports import free_ports
 
 REPLY_TIMEOUT = 120.0
 ALONE = Parallel()
+LAYOUTS = {
+    "tp2": Parallel(tp=2),
+    "pp2": Parallel(pp=2),
+    "cp2": Parallel(cp=2),
+    "dp2": Parallel(dp=2),
+}
+LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
+"""of the sequences that are trained in each of them"""
 SPEC = TrainerSpec(micro_batch_tokens=96)
 OPTIMIZER = Optimizer(lr=1e-3, weight_decay=0.01, warmup_steps=2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,10 @@ from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.types import Sample
 from tests.integration.megatron_models import make_model, samples, sequences
-from tests.integration.megatron_ranks import Ranks, TrainerArgs
+from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
 
 pytestmark = pytest.mark.integration
 
-LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
-LAYOUTS = {
-    "tp2": Parallel(tp=2),
-    "pp2": Parallel(pp=2),
-    "cp2": Parallel(cp=2),
-    "dp2": Parallel(dp=2),
-}
 PPO = Algorithm(preset="ppo")
 FROZEN = CriticSpec(freeze_attention=True, clip=0.02)
 CASES = {"qwen3": CriticSpec(), "qwen2": FROZEN}
@@ -68,13 +60,6 @@ def learn_and_export(critic: Any, folder: Path, source: Path) -> np.ndarray:
 
 def only_values(critic: Any) -> np.ndarray:
     return critic.values(rollouts(), PPO)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,11 @@ import numpy as np
 import pytest
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Parallel
 from tests.integration.megatron_models import make_model, samples, sequences, varied
-from tests.integration.megatron_ranks import Ranks, TrainerArgs
+from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
 
 pytestmark = pytest.mark.integration
 
-LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
-LAYOUTS = {
-    "tp2": Parallel(tp=2),
-    "pp2": Parallel(pp=2),
-    "cp2": Parallel(cp=2),
-    "dp2": Parallel(dp=2),
-}
 WIDE = {"clip_low": 0.05, "clip_high": 0.05}
 ALGORITHMS = {
     "token_mean": Algorithm(),

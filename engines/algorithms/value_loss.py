@@ -17,6 +17,8 @@ def value_loss(
     error_R = (values_R - targets_R).square()
     if clip is None:
         return error_R / 2, torch.zeros_like(error_R, dtype=torch.bool)
-    near_R = old_values_R + (values_R - old_values_R).clamp(-clip, clip)
-    bounded_R = (near_R - targets_R).square()
-    return torch.maximum(error_R, bounded_R) / 2, bounded_R > error_R
+    moved_R = values_R - old_values_R
+    bounded_R = (old_values_R + moved_R.clamp(-clip, clip) - targets_R).square()
+    # Within the bound the two differ by rounding alone, which must not count.
+    is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)
+    return torch.where(is_held_R, bounded_R, error_R) / 2, is_held_R

@@ -182,6 +182,15 @@ def test_the_value_loss_by_hand() -> None:
     assert values.grad.tolist() == pytest.approx([0, -0.9, -1.5])
 
 
+def test_a_value_within_the_bound_is_never_held_by_rounding() -> None:
+    # old + (v - old) is v only up to rounding; the error itself must come back.
+    old = torch.full((200,), 0.3)
+    values, targets = old + torch.linspace(-0.19, 0.19, 200), torch.linspace(1.0, 3.0, 200)
+    loss, is_held = value_loss(values, old, targets, clip=0.2)
+    assert not is_held.any()
+    assert torch.equal(loss, (values - targets).square() / 2)
+
+
 def test_the_value_loss_without_a_bound() -> None:
     loss, is_clipped = value_loss(torch.tensor([3.0]), torch.zeros(1), torch.ones(1), clip=None)
     assert loss.tolist() == [2.0]

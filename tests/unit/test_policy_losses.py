@@ -184,7 +184,7 @@ def test_the_value_loss_by_hand() -> None:
 
 def test_a_value_within_the_bound_is_never_held_by_rounding() -> None:
     # old + (v - old) is v only up to rounding; the error itself must come back.
-    old = torch.full((200,), 0.3)
+    old = torch.linspace(-0.3, 0.7, 200)
     values, targets = old + torch.linspace(-0.19, 0.19, 200), torch.linspace(1.0, 3.0, 200)
     loss, is_held = value_loss(values, old, targets, clip=0.2)
     assert not is_held.any()

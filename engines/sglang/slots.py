@@ -23,6 +23,8 @@ from engines.sglang.zygote import Zygote
 from engines.weight_sync import disk
 from infra.errors import EngineError, InputError
 
+ROUTER_TRIES = 3
+"""a port that was free a moment ago may be somebody else's when the router binds it"""
 # Fields of config.json that say where a model came from, not what it is.
 _PROVENANCE = ("_name_or_path", "transformers_version")
 
@@ -128,13 +130,19 @@ class ServerSlots:
     def router(self, names: Iterable[str]) -> Router:
         """The running router of this set of slots; it may not know their servers yet."""
         key = frozenset(names)
-        with self._lock:
-            router = self._routers.get(key)
-            if router is None or not router.is_alive:
-                label = "-".join(sorted(name.removeprefix("server-") for name in key))
-                router = self._routers[key] = Router(self._programs, f"router-{label}")
-        router.wait_ready()
-        return router
+        for tries_left in reversed(range(ROUTER_TRIES)):
+            with self._lock:
+                router = self._routers.get(key)
+                if router is None or not router.is_alive:
+                    label = "-".join(sorted(name.removeprefix("server-") for name in key))
+                    router = self._routers[key] = Router(self._programs, f"router-{label}")
+            try:
+                router.wait_ready()
+                return router
+            except EngineError:
+                if router.is_alive or not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
         """End every server and router."""

@@ -40,7 +40,8 @@ def attack(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def _folders() -> set[Path]:
-    return set(traces())
+    """Those of this process: other tests may run beside it."""
+    return {path for path in traces() if f"-{os.getpid()}-" in path.name}
 
 
 def _processes() -> set[int]:

@@ -26,10 +26,12 @@ if hypothesis.settings.get_current_profile_name() == "default":
 _TOGETHER = (
     {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"},
     {"test_stack.py", "test_cluster.py"},
+    {"test_sandbox.py", "test_sandbox_attacks.py"},
     {"test_sglang_exact.py", "test_sglang_generation.py", "test_weight_sync.py"},
     {f"test_megatron_{name}.py" for name in ("batches", "checkpoint", "critic", "parity")},
 )
-"""files that share servers or ranks, which each process would have to start for itself"""
+"""files that share servers or ranks, which each process would have to start for itself, or that
+look for what the other leaves"""
 
 
 class WholeFiles(LoadScopeScheduling):

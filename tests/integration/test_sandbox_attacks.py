@@ -47,8 +47,9 @@ def _folders() -> set[Path]:
 def _processes() -> set[int]:
     """Our descendants that run the launcher, and any that it left to init."""
     own = {p.pid for p in psutil.Process().children(recursive=True)}
-    left = [p for p in psutil.process_iter(["cmdline"]) if "launcher.py" in str(p.info["cmdline"])]
-    return own | {p.pid for p in left if p.ppid() in (1, os.getpid())}
+    left = [p.info for p in psutil.process_iter(["pid", "ppid", "cmdline"])]
+    launchers = [info for info in left if "launcher.py" in str(info["cmdline"])]
+    return own | {info["pid"] for info in launchers if info["ppid"] in (1, os.getpid())}
 
 
 def test_fork_and_thread_bombs(attack: Run) -> None:

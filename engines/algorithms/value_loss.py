@@ -21,4 +21,4 @@ def value_loss(
     bounded_R = (old_values_R + moved_R.clamp(-clip, clip) - targets_R).square()
     # Within the bound the two differ by rounding alone, which must not count.
     is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)
-    return torch.where(is_held_R, bounded_R, error_R) / 2, is_held_R
+    return torch.maximum(error_R, bounded_R) / 2, is_held_R

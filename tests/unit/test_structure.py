@@ -153,15 +153,22 @@ def test_help_imports_no_engine_and_no_service() -> None:
     assert heavy_after(SHOW_HELP) == []
 
 
-def test_help_takes_less_than_half_a_second() -> None:
-    def seconds_of_cpu() -> float:  # wall time would measure what else the machine does
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", SHOW_HELP], check=True, capture_output=True, cwd="/")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+COUNTING = "n = 0\nfor i in range(2_000_000): n += i"
+COUNTED_IN = 0.1
+"""CPU seconds that this takes, Python's start included, on the machine that the bound is for"""
 
-    # Other work on the same core costs CPU seconds too: the least of many tries is what it takes.
-    assert any(seconds_of_cpu() < 0.5 for _ in range(15))
+
+def seconds_of_cpu(code: str) -> float:  # wall time would measure what else the machine does
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd="/")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    # Both under the same conditions: a slow or crowded core slows both.
+    pairs = [(seconds_of_cpu(SHOW_HELP), seconds_of_cpu(COUNTING)) for _ in range(7)]
+    assert min(shown * min(1.0, COUNTED_IN / counted) for shown, counted in pairs) < 0.5, pairs
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

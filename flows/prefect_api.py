@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
+import stamina
 
 from infra.errors import InfrastructureError, InputError
 
 TIMEOUT_SECONDS = 30.0
 PENDING_SECONDS = 60.0
 """what a worker may take to start a flow's process"""
+BUSY_SECONDS = 30.0
+"""how long a server that says it is busy is asked again: SQLite lets one write at a time"""
+_BUSY = (429, 503)
+
+
+class PrefectIsBusy(InfrastructureError):
+    """The server is up and could not do it now; it did nothing."""
 
 
 class PrefectApi:
@@ -36,7 +45,12 @@ class PrefectApi:
     def start(self, flow: str, parameters: dict[str, Any], name: str) -> str:
         """Create a run of the deployment `flow/flow`; returns the flow run's id."""
         deployment = self._call("GET", f"/deployments/name/{flow}/{flow}")
-        body = {"parameters": parameters, "name": name, "state": {"type": "SCHEDULED"}}
+        body = {
+            "parameters": parameters,
+            "name": name,
+            "state": {"type": "SCHEDULED"},
+            "idempotency_key": uuid.uuid4().hex,  # asked twice, it starts once
+        }
         made = self._call("POST", f"/deployments/{deployment['id']}/create_flow_run", body)
         return str(made["id"])
 
@@ -56,6 +70,14 @@ class PrefectApi:
         unknown: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The reply; `unknown` stands for what Prefect does not know, which else is an error."""
+        for attempt in stamina.retry_context(PrefectIsBusy, attempts=None, timeout=BUSY_SECONDS):
+            with attempt:
+                return self._once(method, path, body, unknown)
+        raise AssertionError("stamina raises what the last try raised")
+
+    def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, unknown: dict[str, Any] | None
+    ) -> dict[str, Any]:
         try:
             reply = httpx.request(method, self._url + path, json=body, timeout=TIMEOUT_SECONDS)
         except httpx.HTTPError as error:
@@ -69,6 +91,8 @@ class PrefectApi:
             return unknown
         if reply.status_code == 404:
             raise InfrastructureError(f"Prefect knows no {path}; deploy again with `tributary up`")
+        if reply.status_code in _BUSY:
+            raise PrefectIsBusy(f"Prefect is busy ({reply.status_code}): {reply.text[:500]}")
         if reply.is_error:
             raise InfrastructureError(f"Prefect answered {reply.status_code}: {reply.text[:500]}")
         return reply.json() if reply.content else {}

@@ -36,6 +36,8 @@ def show_status(console: Console) -> int:
     for part in parts:
         table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
     console.print(table)
+    if found.database:
+        console.print(f"records of Prefect and MLflow: {found.database}", markup=False)
     return 0 if all(part.answers for part in parts) else 1
 
 

@@ -30,6 +30,7 @@ from infra.processes import (
     terminate,
     wait_ready,
 )
+from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy, make_work_pool
 from infra.stack.record import (
     Stack,
@@ -71,10 +72,13 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS) -> Stack:
     """Start what does not run; what runs and answers is left alone. `say` hears of each step.
 
     Raises InfrastructureError with the log's end of what did not come up, InputError when another
-    checkout's stack runs in this home.
+    checkout's stack runs in this home or it keeps its records in another database.
     """
     with stack_lock():
         stack = _usable_record()
+        records = database()
+        if records is not None:
+            records.prepare()
         runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         save_record(stack)
         _Starter(stack, say, timeout).run()
@@ -131,6 +135,7 @@ def _usable_record() -> Stack:
     before = load_record()
     if before is None:
         return new_stack(None)
+    require_same(before.database)
     living = {name for name, record in before.services.items() if is_alive(record)}
     if living:
         require_ours(before)

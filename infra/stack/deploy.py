@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import stamina
 import yaml
 
 from infra.digest import code_identity
@@ -16,17 +17,20 @@ from infra.stack.record import WORK_POOL, Stack
 from infra.stack.services import program, service_env
 
 DEPLOY_SECONDS = 240.0
+BUSY_SECONDS = 30.0
 
 
 def make_work_pool(stack: Stack) -> None:
     """Create the pool that deployments name; its worker fills in the job template."""
     body = {"name": WORK_POOL, "type": "process"}
+    url = f"{stack.prefect_api}/work_pools/"
     try:
-        reply = httpx.post(
-            f"{stack.prefect_api}/work_pools/", json=body, timeout=30, trust_env=False
-        )
-        if reply.status_code != 409:  # it is there already
-            reply.raise_for_status()
+        # On SQLite the server turns a write away while another one is going on.
+        for attempt in stamina.retry_context(httpx.HTTPError, attempts=None, timeout=BUSY_SECONDS):
+            with attempt:
+                reply = httpx.post(url, json=body, timeout=BUSY_SECONDS, trust_env=False)
+                if reply.status_code != 409:  # it is there already
+                    reply.raise_for_status()
     except httpx.HTTPError as error:
         raise InfrastructureError(f"Prefect refused the work pool {WORK_POOL}: {error}") from error
 
@@ -36,7 +40,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
     path = root / "prefect.yaml"
     if not path.exists():  # an installed wheel has flows but no deployments
         return
-    fingerprint = _fingerprint(path)
+    fingerprint = f"{_fingerprint(path)} {stack.database}"
     # Beside Prefect's own database: who deletes one deletes both.
     note = home() / "prefect" / "deployed"
     if note.exists() and note.read_text() == fingerprint:

@@ -16,6 +16,7 @@ from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home
 from infra.ports import free_ports, is_free
 from infra.processes import ProcessRecord
+from infra.stack.database import shown_database
 
 PORTS = (
     "prefect",
@@ -45,6 +46,8 @@ class Stack(Config):
     """the folder whose code its flows and jobs run"""
     environment: str = ""
     """the Python environment that they run in"""
+    database: str = ""
+    """where Prefect and MLflow keep their records, without its password; empty: in the home"""
 
     @property
     def prefect_ui(self) -> str:
@@ -98,6 +101,7 @@ def new_stack(before: Stack | None) -> Stack:
         ports=kept | dict(zip(missing, chosen, strict=True)),
         source=str(SOURCE_ROOT),
         environment=sys.prefix,
+        database=shown_database(),
     )
 
 

@@ -12,6 +12,7 @@ import httpx
 
 from infra.home import home, runtime_dir
 from infra.processes import MARK_VARIABLE
+from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
 
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
@@ -67,11 +68,12 @@ def get_json(url: str) -> object:
 def _prefect_server(stack: Stack) -> Service:
     port = str(stack.ports["prefect"])
     command = ["server", "start", "--host", "127.0.0.1", "--port", port, "--analytics-off"]
+    settings = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"} | prefect_env()
     return Service(
         "prefect-server",
         stack.prefect_ui,
         [program("prefect"), *command],
-        service_env(stack, "prefect-server") | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"},
+        service_env(stack, "prefect-server") | settings,
         lambda: get_json(f"{stack.prefect_api}/health") is True,
     )
 
@@ -106,11 +108,11 @@ def _mlflow(stack: Stack) -> Service:
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         "server", "--host", "127.0.0.1", "--port", str(stack.ports["mlflow"]), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}",
         "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
     ]  # fmt: skip
     # The job executor is for GenAI features that we do not use, and costs over a gigabyte.
     env = service_env(stack, "mlflow") | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    env |= mlflow_env(folder)
     env.pop("MLFLOW_TRACKING_URI")
     return Service(
         "mlflow",

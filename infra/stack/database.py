@@ -1,0 +1,151 @@
+"""Where Prefect and MLflow keep their records: files in the home, or a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from infra.errors import InfrastructureError, InputError
+from infra.home import home
+
+VARIABLE = "TRIBUTARY_DATABASE_URL"
+"""`postgresql://user:password@host:port/name`: its databases `name_prefect` and `name_mlflow` are
+made if they are missing. From the environment alone, for it holds a password"""
+CONNECT_SECONDS = 10
+_DEFAULT_NAME = "tributary"
+_PARTS = ("prefect", "mlflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One PostgreSQL server, and what its databases' names start with."""
+
+    user: str
+    password: str
+    host: str
+    port: int
+    name: str
+
+    @property
+    def shown(self) -> str:
+        """Without the password: for records, messages and pages."""
+        return f"postgresql://{quote(self.user)}@{self._place}/{self.name}"
+
+    def prefect_env(self) -> dict[str, str]:
+        url = self._url("postgresql+asyncpg", "prefect")
+        return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+
+    def mlflow_env(self) -> dict[str, str]:
+        """Not an argument: everybody may read a process's arguments."""
+        return {"MLFLOW_BACKEND_STORE_URI": self._url("postgresql+psycopg2", "mlflow")}
+
+    def prepare(self) -> None:
+        """Make the databases that are missing.
+
+        Raises InfrastructureError when the server does not answer or refuses.
+        """
+        import psycopg2
+        from psycopg2.errors import DuplicateDatabase
+        from psycopg2.sql import SQL, Identifier
+
+        try:
+            connection = psycopg2.connect(
+                host=self.host, port=self.port, user=self.user, password=self.password,
+                dbname="postgres", connect_timeout=CONNECT_SECONDS,
+            )  # fmt: skip
+            connection.autocommit = True  # a database is not made inside a transaction
+            try:
+                for part in _PARTS:
+                    with connection.cursor() as cursor:
+                        try:
+                            name = Identifier(self._database(part))
+                            cursor.execute(SQL("CREATE DATABASE {}").format(name))
+                        except DuplicateDatabase:
+                            continue
+            finally:
+                connection.close()
+        except psycopg2.Error as error:
+            raise InfrastructureError(
+                f"the database {self.shown} of {VARIABLE} cannot be used: {str(error).strip()}. It "
+                "must answer, and its user be allowed to make databases or find "
+                f"{' and '.join(map(self._database, _PARTS))}"
+            ) from error
+
+    def _database(self, part: str) -> str:
+        return f"{self.name}_{part}"
+
+    def _url(self, scheme: str, part: str) -> str:
+        login = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
+        return f"{scheme}://{login}@{self._place}/{self._database(part)}"
+
+    @property
+    def _place(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def database() -> Database | None:
+    """What the environment asks for; None keeps the records in the home's SQLite files.
+
+    Raises InputError for an address that is none.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if not given:
+        return None
+    wanted = f"{VARIABLE} must be postgresql://USER:PASSWORD@HOST:PORT/NAME"
+    try:
+        url = urlsplit(given)
+        port = url.port or 5432
+    except ValueError:
+        raise InputError(f"{wanted}: its host or port cannot be read") from None
+    if url.scheme not in ("postgresql", "postgres"):
+        raise InputError(f"{wanted}, not `{url.scheme}://...`")
+    if not url.hostname or not url.username:
+        raise InputError(f"{wanted}: the {'host' if url.username else 'user'} is missing")
+    return _from_url(url, port)
+
+
+def _from_url(url: SplitResult, port: int) -> Database:
+    return Database(
+        user=unquote(url.username or ""),
+        password=unquote(url.password or ""),
+        host=url.hostname or "",
+        port=port,
+        name=url.path.strip("/") or _DEFAULT_NAME,
+    )
+
+
+def mlflow_env(folder: Path) -> dict[str, str]:
+    chosen = database()
+    if chosen is None:
+        return {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+    return chosen.mlflow_env()
+
+
+def prefect_env() -> dict[str, str]:
+    chosen = database()
+    return chosen.prefect_env() if chosen else {}
+
+
+def shown_database() -> str:
+    """Empty for the home's own files."""
+    chosen = database()
+    return chosen.shown if chosen else ""
+
+
+def require_same(recorded: str) -> None:
+    """Raises InputError when the environment names another database than this home's stack uses.
+
+    Going on with another one would lose sight of every run.
+    """
+    asked = shown_database()
+    if recorded == asked:
+        return
+    here = f"SQLite files in {home()}"
+    raise InputError(
+        f"the records of {home()}'s stack are in {recorded or here}, and {VARIABLE} now says "
+        f"{asked or here}. "
+        + (f"Set {VARIABLE} to that database" if recorded else f"Unset {VARIABLE}")
+        + f", or leave those records behind: `tributary down`, then delete {home() / 'stack.json'}"
+    )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import hypothesis
+import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.stack import Stack, down, up
+from infra.ports import free_ports
+from infra.stack import Stack, load_stack
+from tests.machine import BUCKET, Machine, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,8 +31,9 @@ if hypothesis.settings.get_current_profile_name() == "default":
     hypothesis.settings.load_profile("suite")
 
 _TOGETHER = (
-    {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"},
-    {"test_stack.py", "test_cluster.py"},
+    {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"}
+    | {"test_stack.py", "test_cluster.py"},
+    {"test_rl_exact.py", "test_rl_stage.py", "test_sft_stage.py"},
     {"test_sandbox.py", "test_sandbox_attacks.py"},
     {"test_sglang_exact.py", "test_sglang_generation.py", "test_weight_sync.py"},
     {f"test_megatron_{name}.py" for name in ("batches", "checkpoint", "critic", "parity")},
@@ -51,31 +59,74 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
     return WholeFiles(config, log)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningStack:
-    stack: Stack
-    env: dict[str, str]
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A moto server in a process of its own, with a bucket."""
+    port = free_ports(1)[0]
+    log = (tmp_path_factory.mktemp("s3") / "moto.log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: _answers(url), 60)
+        httpx.put(f"{url}/{BUCKET}").raise_for_status()
+        yield url
+    finally:
+        server.terminate()
+        server.wait(20)
+        log.close()
 
 
 @pytest.fixture(scope="session")
-def running_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A stack in a home of its own. Tests take `stack`, which also points their process at it."""
-    folder = str(tmp_path_factory.mktemp("home"))
+def command_lines() -> Iterator[set[str]]:
+    """Grows by the arguments of every process that runs meanwhile."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            for process in psutil.process_iter(["cmdline", "name"]):
+                seen.add(" ".join(process.info["cmdline"] or [process.info["name"] or ""]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRIBUTARY_HOME", folder)
-            started = up()
-            env = started.env()
-        yield RunningStack(started, env)
+        yield seen
     finally:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRIBUTARY_HOME", folder)
-            down()
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def machine(
+    tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
+) -> Iterator[Machine]:
+    """The one that all tests of the stack share."""
+    del command_lines  # it watches from the first process on
+    home = tmp_path_factory.mktemp("home")
+    machine = Machine(home, s3)
+    try:
+        machine.call("up", timeout=300)
+        yield machine
+    finally:
+        subprocess.run([machine.program, "down"], env=machine.env, timeout=180, check=False)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture
-def stack(running_stack: RunningStack, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """The running stack, with TRIBUTARY_HOME, PREFECT_API_URL, RAY_ADDRESS, ... set to it."""
-    for name, value in running_stack.env.items():
+def stack(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """Its stack, with TRIBUTARY_HOME, PREFECT_API_URL, RAY_ADDRESS, ... set to it."""
+    monkeypatch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
+    running = load_stack()
+    assert running is not None
+    for name, value in (machine.env | running.env()).items():
         monkeypatch.setenv(name, value)
-    return running_stack.stack
+    return running
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code < 500
+    except httpx.HTTPError:
+        return False

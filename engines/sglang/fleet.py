@@ -11,7 +11,7 @@ from typing import Any, Self
 from engines.keeper import grant_of, keep_renewing, open_keeper
 from engines.raylink import code_tag, connect, driver_id
 from engines.sglang.client import GenerationClient
-from engines.sglang.manager import LEASE_TTL_S, FleetManager, Grant, Request
+from engines.sglang.manager import HUNG_S, LEASE_TTL_S, FleetManager, Grant, Request
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError, InputError, TributaryError
 from infra.home import home
@@ -29,12 +29,14 @@ _CALL_S = 30.0
 _LOAD_S = 600.0
 
 
-def open_manager(name: str = "", num_gpus: float = 0.0, ttl_s: float = LEASE_TTL_S) -> Any:
+def open_manager(
+    name: str = "", num_gpus: float = 0.0, ttl_s: float = LEASE_TTL_S, hung_s: float = HUNG_S
+) -> Any:
     """The Ray actor handle of the one manager that runs this very code; started if need be.
 
-    Blocks like `raylink.connect` the first time. A test passes a name of its own.
+    Blocks like `raylink.connect` the first time. A test passes a name and times of its own.
     """
-    arguments = (str(home() / "logs" / "fleet"), ttl_s)
+    arguments = (str(home() / "logs" / "fleet"), ttl_s, hung_s)
     tag = code_tag(*_CODE)
     return open_keeper(FleetManager, _PREFIX, tag, name, arguments, num_gpus=num_gpus)
 

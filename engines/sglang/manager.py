@@ -6,7 +6,8 @@
 Requests are served in order of arrival; the first waits for enough free slots, the others for it.
 A lease ends by release, by expiry or with its driver process. A server that dies while leased is
 taken from the router at once and restarted; it returns to the router when it serves the version
-that the fleet serves. It is asyncio in one thread: between two awaits nothing changes its books.
+that the fleet serves. One that lives but answers nothing is ended, and so mended. It is asyncio in
+one thread: between two awaits nothing changes its books.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ LEASE_TTL_S = 60.0
 _PREPARE_S = 900.0
 """a new lease's first term, in which its servers start; over every bound on starting them"""
 _SWEEP_S = 1.0
+_ASK_EVERY_S = 5.0
+HUNG_S = 30.0
+"""longest that a server's scheduler leaves a question open; it answers between two batches"""
 _log = logging.getLogger(__name__)
 
 
@@ -83,13 +87,15 @@ class _Fleet:
     down: set[str] = field(default_factory=lambda: set[str]())
     """slots that the router leaves out"""
     restarting: set[str] = field(default_factory=lambda: set[str]())
+    asked: set[str] = field(default_factory=lambda: set[str]())
+    """slots that are being asked whether they still work"""
 
 
 class FleetManager:
     """See the module. Every public method is called through Ray."""
 
-    def __init__(self, logs: str, ttl_s: float = LEASE_TTL_S) -> None:
-        self._ttl_s = ttl_s
+    def __init__(self, logs: str, ttl_s: float, hung_s: float) -> None:
+        self._ttl_s, self._hung_s = ttl_s, hung_s
         self._slots = ServerSlots(Path(logs))
         self._book = LeaseBook()
         self._fleets: dict[str, _Fleet] = {}
@@ -218,6 +224,9 @@ class FleetManager:
                 await self._route(lease, fleet)
                 self._spawn(self._restart(fleet, name))
         serving = [name for name in lease.units if name not in fleet.down]
+        for name in set(serving) - fleet.asked:
+            fleet.asked.add(name)
+            self._spawn(self._ask(fleet, name))
         for name in serving:
             with suppress(EngineError, ValueError):
                 fleet.version = max(fleet.version, await _version(self._slots[name]))
@@ -244,6 +253,20 @@ class FleetManager:
             _log.exception("%s does not restart; trying again", name)
         finally:
             fleet.restarting.discard(name)
+
+    async def _ask(self, fleet: _Fleet, name: str) -> None:
+        """End a server that hangs: as a dead one it is seen and restarted."""
+        server = self._slots[name].server
+        try:
+            if server is not None:
+                await asyncio.to_thread(server.answer, self._hung_s)
+                await asyncio.sleep(_ASK_EVERY_S)
+        except EngineError as error:
+            if server is not None and server.is_alive:
+                _log.warning("%s hangs: %s", name, error)
+                await asyncio.to_thread(server.stop)  # not its slot: that may have another by now
+        finally:
+            fleet.asked.discard(name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         job = asyncio.create_task(work)

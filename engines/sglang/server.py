@@ -78,6 +78,11 @@ class Server:
         if len(reply.get("output_ids", ())) != 1:
             raise EngineError(f"server {self.name} generated nothing: {str(reply)[:300]}")
 
+    def answer(self, timeout: float) -> None:
+        """Return when its scheduler has answered, which it does between two batches, also while
+        generation is paused; raises EngineError if it does not in time."""
+        call(self.url, "/server_info", timeout=timeout)
+
     @property
     def version(self) -> str:
         return str(self.info()["weight_version"])

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from infra.mlflow_rest import MlflowRest
-from tests.e2e.machine import Machine, settings, until
+from tests.machine import Machine, settings, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -42,15 +42,15 @@ def test_the_recipe_runs_to_its_report_and_is_cached_the_second_time(machine: Ma
 
 
 def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
-    # Another reasoning expert, so that it is made now; its steps are enough for the stage to be
-    # under way when its flow is killed. What the run before made and this one shares is cached.
-    other = [f"--set=experts.reasoning.{field}" for field in ("sft.steps=140", "rl.steps=8")]
+    # Another unified model, so that it is made now; its steps are enough for the stage to be under
+    # way when its flow is killed. What the run before made and this one shares is cached.
+    other = [f"--set=unified.{field}" for field in ("sft.steps=30", "rl.steps=8")]
     command = machine.start("run", "cpu-smoke", *settings("killed", 0), *other)
     try:
-        until(lambda: _is_training(machine.stage("killed", "reasoning-rl")), 600)
+        until(lambda: _is_training(machine.stage("killed", "unified-rl")), 600)
         for process in _flow_processes(machine):
             process.send_signal(signal.SIGKILL)
-        interrupted = machine.stage("killed", "reasoning-rl")
+        interrupted = machine.stage("killed", "unified-rl")
         stages = machine.report("killed")["stages"]
         finished = {stage["name"]: stage for stage in stages if stage["artifact"]}
         command.wait(120)
@@ -58,7 +58,8 @@ def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
         if command.poll() is None:
             command.kill()
     assert _is_training(interrupted), "the flow died in mid-RL and nobody marked its stage since"
-    assert {"base", "reasoning-sft"} <= set(finished)
+    assert {"base", "reasoning-rl", "unified-sft"} <= set(finished)
+    assert not finished["unified-sft"]["cached"]
     machine.call("resume", "killed")
     report = machine.report("killed")
     assert report["state"] == "completed"
@@ -66,7 +67,7 @@ def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
     for name, before in finished.items():
         assert stages[name]["artifact"] == before["artifact"]
         assert stages[name]["seconds"] == before["seconds"]
-    assert machine.attempts(stages["reasoning-rl"]) == 1, "its job outlived the flow"
+    assert machine.attempts(stages["unified-rl"]) == 1, "its job outlived the flow"
 
 
 def _is_training(stage: dict[str, Any]) -> bool:

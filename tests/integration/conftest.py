@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,6 @@ from engines.sglang.server import Server
 from engines.sglang.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.integration.megatron_ranks import Ranks
-from tests.ray_parts import own_ray
-from tests.stage_parts import stage_context
 from tests.tiny import tiny_model
 
 
@@ -80,31 +75,3 @@ def sglang_pair(running_pair: SglangPair) -> SglangPair:
     """The shared pair, back in its first state whatever the test before did to it."""
     running_pair.reset()
     return running_pair
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A Ray of the module's own, with a home of its own; its actors end with it."""
-    home = tempfile.mkdtemp(prefix="tr-")  # socket paths are at most 107 bytes long
-    with own_ray({"TRIBUTARY_HOME": home}, num_gpus=0):
-        yield
-    shutil.rmtree(home, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def stage_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stages")
-
-
-@pytest.fixture(scope="module")
-def small_base(stage_root: Path) -> Path:
-    """A random base of two layers, as the base stage makes it."""
-    from tasks import base
-
-    random = {"layers": 2, "hidden_size": 64, "tokenizer_texts": 200}
-    # near-uniform logits: rollouts that differ
-    settings = {"random": random | {"embedding_std": 0.02}}
-    spec = base.BaseSpec.model_validate({"settings": settings, "curricula": [{"name": "general"}]})
-    context = stage_context(stage_root, "base", {})
-    asyncio.run(base.run(spec, context))
-    return context.out

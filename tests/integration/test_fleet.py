@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def manager(cluster: None) -> Any:
     del cluster
-    return open_manager("fleet-manager-of-test", ttl_s=6.0)
+    return open_manager("fleet-manager-of-test", ttl_s=6.0, hung_s=10.0)
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +114,14 @@ async def test_a_lease_that_nobody_renews_is_reclaimed(manager: Any, models: lis
         await manager.renew.remote(grant.lease_id, grant.token)
 
 
-async def test_a_dead_server_leaves_the_router_and_returns_with_the_weights(
-    manager: Any, models: list[Path]
+@pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_dies_or_hangs_is_replaced_and_serves_the_same_weights(
+    manager: Any, models: list[Path], hit: signal.Signals
 ) -> None:
     async with await _lease(manager, models[0], "mended") as fleet:
         expected = await fleet.client.generate([1, 2, 3], _GREEDY)
         before = await _status(manager)
-        os.killpg(before.servers["server-1"], signal.SIGKILL)
+        os.killpg(before.servers["server-1"], hit)
         turns = [fleet.client.generate([1, 2, 3], _GREEDY) for _ in range(32)]
         assert {tuple(g.token_ids) for g in await asyncio.gather(*turns)} == {
             tuple(expected.token_ids)

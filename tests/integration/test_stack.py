@@ -59,7 +59,6 @@ def test_up_repairs_what_died(stack: Stack) -> None:
     assert mended.services["ray"] == stack.services["ray"]
     assert all(state.answers for state in status())
     assert not any(process.is_running() for process in family), "its orphans are gone as well"
-    stack.services.update(mended.services)
 
 
 def test_a_second_home_shares_no_port_and_no_folder(stack: Stack, tmp_path: Path) -> None:

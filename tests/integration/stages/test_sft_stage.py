@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,11 @@ from engines.chat import Chat
 from tasks.sft import SftSpec, run
 from tasks.stage import StageContext, Stopped
 from tests.chat_parts import random_base
-from tests.ray_parts import own_ray
 from tests.stage_parts import ListReporter, stage_context
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
 STEPS, STOP_AT = 30, 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with own_ray():
-        yield
 
 
 class StoppingReporter(ListReporter):

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from engines.rollout.gallery import read_rollouts
 from tasks import rl
 from tasks.stage import StageContext
-from tests.integration.rl_victim import MOMENTS, context_of, rl_spec
+from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
 from tests.stage_parts import ListReporter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -42,7 +42,7 @@ def die(root: Path, model: Path, moment: str, preset: str) -> str:
     """Run the stage `cut-PRESET` in a process of its own until it kills itself at the moment; ->
     what it wrote to stderr."""
     address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-P", "-m", "tests.integration.rl_victim"]
+    command = [sys.executable, "-P", "-m", "tests.integration.stages.rl_victim"]
     command += [root, model, moment, preset]
     done = subprocess.run(
         [str(part) for part in command],

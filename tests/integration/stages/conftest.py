@@ -1,0 +1,42 @@
+"""One Ray, with warm ranks and servers, for all tests of stages' bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ray_parts import own_ray
+from tests.stage_parts import stage_context
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    """With a home of its own; its actors end with it."""
+    home = tempfile.mkdtemp(prefix="tr-")  # socket paths are at most 107 bytes long
+    with own_ray({"TRIBUTARY_HOME": home}, num_gpus=0):
+        yield
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="package")
+def stage_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stages")
+
+
+@pytest.fixture(scope="package")
+def small_base(stage_root: Path) -> Path:
+    """A random base of two layers, as the base stage makes it."""
+    from tasks import base
+
+    random = {"layers": 2, "hidden_size": 64, "tokenizer_texts": 200}
+    # near-uniform logits: rollouts that differ
+    settings = {"random": random | {"embedding_std": 0.02}}
+    spec = base.BaseSpec.model_validate({"settings": settings, "curricula": [{"name": "general"}]})
+    context = stage_context(stage_root, "base", {})
+    asyncio.run(base.run(spec, context))
+    return context.out

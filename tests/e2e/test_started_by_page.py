@@ -52,7 +52,7 @@ class Page:
         return self._ask("POST", "/flow_runs/count", {}).raise_for_status().json()
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """Again while Prefect is busy, as a person clicks again: SQLite lets one write at a time."""
+        """Again while Prefect is busy, as a person clicks again."""
         deadline = time.monotonic() + 30
         while True:
             reply = self._api.request(method, path, json=body)

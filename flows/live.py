@@ -31,6 +31,7 @@ class LiveTable:
     def __init__(self, record: RunRecord, plan: list[PlannedStage], console: Console) -> None:
         self._record, self._plan, self._console = record, plan, console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._stages: dict[str, StageRecord] = {}
         self._said: dict[str, str] = {}
 
     def __enter__(self) -> LiveTable:
@@ -49,7 +50,7 @@ class LiveTable:
                 self._live.stop()
 
     def update(self) -> None:
-        stages = self._record.stages()
+        stages = self._stages = self._record.stages(self._stages)
         if self._live is not None:
             self._live.update(_table(self._plan, stages), refresh=True)
             return

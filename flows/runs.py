@@ -23,6 +23,8 @@ from infra.home import home
 from infra.storage import Store
 
 State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
+DONE = ("completed", "cached")
+"""states that a stage does not leave"""
 
 
 class StageRecord(Config):
@@ -115,10 +117,10 @@ class RunRecord:
         return validate_recipe(self.head().recipe, f"run {self.run}")
 
     def state(self) -> RunState:
-        path = f"{self._folder}/state.json"
-        if not self.store.exists(path):
+        try:
+            return RunState.model_validate_json(self.store.read(f"{self._folder}/state.json"))
+        except FileNotFoundError:
             return RunState()
-        return RunState.model_validate_json(self.store.read(path))
 
     def put_state(self, state: RunState) -> None:
         self.store.write(f"{self._folder}/state.json", state.model_dump_json(indent=1).encode())
@@ -127,16 +129,20 @@ class RunRecord:
         state = self.state()
         self.put_state(state.model_copy(update={"links": {**state.links, **links}}))
 
-    def stages(self) -> dict[str, StageRecord]:
-        names = [n for n in self.store.listdir(f"{self._folder}/stages") if n.endswith(".json")]
-        found = [self.stage(name.removesuffix(".json")) for name in names]
+    def stages(self, known: Mapping[str, StageRecord] | None = None) -> dict[str, StageRecord]:
+        """By name. Those of `known` that are done are not read again: each costs S3 requests."""
+        done = {k: stage for k, stage in (known or {}).items() if stage.state in DONE}
+        files = [n for n in self.store.listdir(f"{self._folder}/stages") if n.endswith(".json")]
+        names = [file.removesuffix(".json") for file in files]
+        found = [done.get(name) or self.stage(name) for name in names]
         return {stage.name: stage for stage in found if stage is not None}
 
     def stage(self, name: str) -> StageRecord | None:
         path = f"{self._folder}/stages/{name}.json"
-        if not self.store.exists(path):
+        try:
+            return StageRecord.model_validate_json(self.store.read(path))
+        except FileNotFoundError:
             return None
-        return StageRecord.model_validate_json(self.store.read(path))
 
     def put_stage(self, stage: StageRecord) -> None:
         path = f"{self._folder}/stages/{stage.name}.json"

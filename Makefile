@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench chaos proof mutants down clean
+.PHONY: install demo test lint bench chaos soak proof mutants down clean
 
 install: $(STAMP)
 
@@ -50,6 +50,10 @@ bench: install
 SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
+
+# Half an hour of runs in which a part is killed every minute.
+soak: install
+	$(BIN)/python -m tests.chaos.soak --seed $(SEED)
 
 proof: install
 	$(BIN)/python -m tests.proof

@@ -96,7 +96,8 @@ class Ground:
         (self._signals / "reached").unlink(missing_ok=True)
         if cell.moment != "between-stages":
             (self._signals / f"armed-{cell.moment}").touch()
-        hangs = cell.hit == "freeze"
+        # The manager finds a hung server by itself; the other parts are the watchdog's.
+        hangs = cell.hit == "freeze" and cell.part != "server-frozen"
         stall = [f"resources.default.stall_seconds={STALL_S}"] if hangs else []
         flow = self._start("run", store, name, *stall)
         try:
@@ -149,7 +150,7 @@ class Ground:
             flow.kill()
             return True
         part = cell.part.removesuffix("-frozen")
-        found = [p for p in self.processes() if _is(p, part, str(store))]
+        found = [p for p in self.processes() if is_part(p, part, str(store))]
         for process in found[:1]:
             process.send_signal(signal.SIGSTOP if cell.hit == "freeze" else signal.SIGKILL)
         return bool(found)
@@ -196,7 +197,7 @@ class Ground:
         return psutil.Process().children(recursive=True)
 
     def _leftovers(self, store: Path) -> str:
-        left = [p for p in self.processes() if _is(p, "job", str(store))]
+        left = [p for p in self.processes() if is_part(p, "job", str(store))]
         return f"{len(left)} jobs left" if left else ""
 
     def _store(self, name: str) -> Path:
@@ -285,7 +286,8 @@ def jitter(seed: int, cell: Cell) -> float:
     return random.Random(f"{seed}/{cell.name}").uniform(0.0, 0.3)
 
 
-def _is(process: psutil.Process, part: str, store: str) -> bool:
+def is_part(process: psutil.Process, part: str, store: str) -> bool:
+    """Whether it is such a part; a job, of this store."""
     try:
         line = " ".join(process.cmdline())
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -33,21 +33,36 @@ class StackGround(Ground):
         self.command("up")
 
     def command(self, name: str) -> None:
+        """`up`, which has to succeed, or `down`."""
+        if self.call(name, timeout=UP_S) != 0 and name == "up":
+            raise RuntimeError(f"the stack does not come up; see {self.home / 'stack.log'}")
+
+    def call(self, *arguments: str, timeout: float) -> int:
+        """Exit code of `tributary ARGUMENTS`."""
         cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
         with (self.home / "stack.log").open("ab") as log:
-            subprocess.run(
-                [sys.executable, "-P", "-c", cli, name],
-                env=self._env, stdout=log, stderr=log, timeout=UP_S, check=name == "up",
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", cli, *arguments],
+                env=self._env, stdout=log, stderr=log, timeout=timeout, check=False,
             )  # fmt: skip
+        return done.returncode
 
     def hit(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
-        doomed = self._doomed(cell.part)
+        return self.kill_service(cell.part)
+
+    def kill_service(self, part: str) -> bool:
+        """Kill a service with all that it started; False when there is nothing of it."""
+        doomed = self._doomed(part)
         for process in doomed:
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.Error:
                 continue
         return bool(doomed)
+
+    def knows(self, run: str) -> bool:
+        """Whether a run of this name is on record."""
+        return any((self.home / "runs").glob(f"{run}-*.json"))
 
     def mend(self, cell: Cell) -> None:
         self.command("up")

@@ -228,8 +228,10 @@ async def _train(
 
 
 async def _checkpoint(context: StageContext, record: RlRecord, roles: Roles) -> None:
+    began = time.monotonic()
     folder = context.scratch / f"checkpoint-{record.step}"
     folder.mkdir(parents=True)
     await roles.save(folder)
     record.save(folder)
     await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)
+    record.checkpointed(time.monotonic() - began)

@@ -68,6 +68,10 @@ class RlRecord:
             self._reporter.warn(f"step {result.step}: samples failed: {reason}")
         self.solved = self._watch.observe(result.step, metrics, reason)
 
+    def checkpointed(self, seconds: float) -> None:
+        """Take in what a checkpoint cost the run."""
+        self._totals["checkpoint_seconds"] += seconds
+
     def summary(self) -> dict[str, float]:
         """The artifact's metrics. Times in seconds, summed over all attempts."""
         totals = self._totals
@@ -83,6 +87,7 @@ class RlRecord:
             "mfu": mean(self._kept["mfu"]),
             "generate_tokens_per_s": _rate(totals, "generated_tokens", "generate_seconds"),
             "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
+            "checkpoint_seconds": totals["checkpoint_seconds"],
             **{name: totals[name] for name in _TOTALS},
             **self._distance(),
         }

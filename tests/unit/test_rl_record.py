@@ -63,6 +63,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     first = record(Reporter())
     first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
     first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
+    first.checkpointed(0.5)
     first.save(tmp_path)
     reporter = Reporter()
     second = record(reporter)
@@ -72,7 +73,9 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     assert second.cursor == Cursor(4, {"d": 4})
     assert second.summary() == first.summary()
     second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
+    second.checkpointed(0.25)
     summary = second.summary()
+    assert summary["checkpoint_seconds"] == 0.75
     assert summary["outcome_first"] == pytest.approx((0.5 + 1 + 1) / 3)
     assert summary["mismatch_mean"] == pytest.approx(2e-6)
     assert summary["train_tokens_per_s"] == 8.0 * 3 / 0.75

@@ -17,21 +17,27 @@ if TYPE_CHECKING:
     from infra.tracking import Tracker
 
 PROGRESS_SECONDS = 0.5
+LINE_SECONDS = 1.0
+"""between two steps that the log shows: Ray, the flow and Prefect each pass every line on"""
 
 
 @dataclass(slots=True)
 class JobReporter:
-    """The `Reporter` of a job. Without a tracker, metrics are only printed."""
+    """The `Reporter` of a job. MLflow gets every step; the log one a second, or all without it."""
 
     run: RunRef
     tracker: Tracker | None
     pulse: Pulse
     _last_progress: float = 0.0
+    _last_line: float = 0.0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.pulse.beat()
         if self.tracker is not None:
             self.tracker.log(self.run, step, dict(values))
+            if time.monotonic() - self._last_line < LINE_SECONDS:
+                return
+            self._last_line = time.monotonic()
         shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}: {shown}", flush=True)
 

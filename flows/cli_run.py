@@ -13,12 +13,14 @@ from flows.live import LiveTable, show_end
 from flows.load import load_recipe
 from flows.prefect_api import PrefectApi
 from flows.runs import RunRecord, find_run, new_run
-from infra.errors import DETACHED, StageFailed
+from infra.errors import DETACHED, InfrastructureError, StageFailed
 
 CANCEL_WINDOW_SECONDS = 2.0
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 1.0
 SERVER_POLL_SECONDS = 2.0
+SILENT_SECONDS = 600.0
+"""how long the command looks on while the Prefect server does not answer: the run needs it less"""
 
 
 def start(recipe: str, changes: list[str], name: str, in_process: bool, console: Console) -> int:
@@ -129,7 +131,7 @@ class _Deployed:
         else:
             self._flow_run = self._start()
         self._state, self._message, self._asked = "PENDING", "", 0.0
-        self._started = time.time()
+        self._answered, self._console = time.monotonic(), console
         console.print(
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
@@ -149,8 +151,21 @@ class _Deployed:
     def is_over(self) -> bool:
         if time.time() - self._asked >= SERVER_POLL_SECONDS:
             self._asked = time.time()
-            self._state, self._message = self._api.state(self._flow_run)
+            self._ask()
         return self._state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    def _ask(self) -> None:
+        """Take the flow's state up. Raises InfrastructureError after a long silence."""
+        try:
+            self._state, self._message = self._api.state(self._flow_run)
+        except InfrastructureError as error:
+            silent = time.monotonic() - self._answered
+            if silent > SILENT_SECONDS:
+                raise
+            text = f"warning: no answer for {silent:.0f} s, the run may go on: {error}"
+            self._console.print(text, markup=False, soft_wrap=True)
+        else:
+            self._answered = time.monotonic()
 
     def detach(self, console: Console) -> None:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -31,6 +32,8 @@ class Api(ThreadingHTTPServer):
     """Answers what the command asks of Prefect, and remembers what was posted."""
 
     flow_state = "COMPLETED"
+    failing = 0
+    """how many of the next reads fail"""
     busy = 0
     """how many of the next posts are turned away"""
     posted: list[tuple[str, str]]
@@ -42,7 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state = {"type": self.server.flow_state, "timestamp": "2026-01-01T00:00:00Z"}
-        self._reply({"id": "deployment", "state": state})
+        self.server.failing -= 1
+        self._reply({"id": "deployment", "state": state}, 200 if self.server.failing < 0 else 500)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -125,6 +129,16 @@ def test_a_flow_that_is_about_to_start_is_followed(
     api.flow_state = waits
     port = api.server_address[1]
     assert PrefectApi(f"http://127.0.0.1:{port}/api").is_waiting("before") is not starts
+
+
+def test_a_server_that_fails_for_a_while_ends_no_command(api: Api, record: RunRecord) -> None:
+    """The run goes on without it."""
+    api.failing = 2
+    console = Console(record=True, quiet=False, file=io.StringIO())
+    with working_on(record.run):
+        continue_run(record.run, console)
+    assert "no answer for" in console.export_text()
+    assert api.failing < 0
 
 
 def test_a_busy_server_is_asked_again_and_starts_one_flow(api: Api, record: RunRecord) -> None:

@@ -131,7 +131,7 @@ class _Deployed:
         else:
             self._flow_run = self._start()
         self._state, self._message, self._asked = "PENDING", "", 0.0
-        self._answered, self._console = time.monotonic(), console
+        self._answered, self._silent, self._console = time.monotonic(), False, console
         console.print(
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
@@ -162,10 +162,12 @@ class _Deployed:
             silent = time.monotonic() - self._answered
             if silent > SILENT_SECONDS:
                 raise
-            text = f"warning: no answer for {silent:.0f} s, the run may go on: {error}"
-            self._console.print(text, markup=False, soft_wrap=True)
+            if not self._silent:
+                text = f"warning: the run may go on, but this command is blind: {error}"
+                self._console.print(text, markup=False, soft_wrap=True)
+            self._silent = True
         else:
-            self._answered = time.monotonic()
+            self._answered, self._silent = time.monotonic(), False
 
     def detach(self, console: Console) -> None:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)

@@ -50,6 +50,12 @@ def continue_run(run: str, console: Console) -> int:
     return _watch(record, console)
 
 
+LOST_SECONDS = 30.0
+"""how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
+to see that a flow and its worker died"""
+_LOST = "LOST"
+
+
 class _Going(Protocol):
     """A run that goes on while the command looks on."""
 
@@ -131,7 +137,8 @@ class _Deployed:
         else:
             self._flow_run = self._start()
         self._state, self._message, self._asked = "PENDING", "", 0.0
-        self._answered, self._silent, self._console = time.monotonic(), False, console
+        self._silent, self._console = False, console
+        self._answered = self._lived = time.monotonic()
         console.print(
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
@@ -152,7 +159,7 @@ class _Deployed:
         if time.time() - self._asked >= SERVER_POLL_SECONDS:
             self._asked = time.time()
             self._ask()
-        return self._state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        return self._state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED", _LOST)
 
     def _ask(self) -> None:
         """Take the flow's state up. Raises InfrastructureError after a long silence."""
@@ -166,8 +173,13 @@ class _Deployed:
                 text = f"warning: the run may go on, but this command is blind: {error}"
                 self._console.print(text, markup=False, soft_wrap=True)
             self._silent = True
-        else:
-            self._answered, self._silent = time.monotonic(), False
+            return
+        now = time.monotonic()
+        self._answered, self._silent = now, False
+        if self._state != "RUNNING" or is_going(self._record.run):
+            self._lived = now
+        elif now - self._lived > LOST_SECONDS:
+            self._state, self._message = _LOST, "its process is gone"
 
     def detach(self, console: Console) -> None:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)

@@ -133,7 +133,10 @@ async def _lease(
     from tasks.resources import lease_fleet
     from tasks.rl_roles import lease_roles
 
-    await prewarm(context.pool.servers, context.resources.tp_per_server)
+    with (
+        context.pulse.waiting()
+    ):  # a manager that hangs is given its own time before it is replaced
+        await prewarm(context.pool.servers, context.resources.tp_per_server)
     roles = await lease_roles(stack, spec, context, model)
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 

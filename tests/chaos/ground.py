@@ -85,6 +85,8 @@ class Ground:
         recovery = progress.after(self._hit_at)
         differs = self._differs(store)
         leftovers = self._leftovers(store)
+        for process in self._jobs(store):  # what is left must not reach another cell's moment
+            process.kill()
         failed = said if said.startswith("!") else ""
         problem = "; ".join(part for part in (failed, differs, leftovers) if part)
         seconds = time.monotonic() - began
@@ -197,8 +199,11 @@ class Ground:
         return psutil.Process().children(recursive=True)
 
     def _leftovers(self, store: Path) -> str:
-        left = [p for p in self.processes() if is_part(p, "job", str(store))]
+        left = self._jobs(store)
         return f"{len(left)} jobs left" if left else ""
+
+    def _jobs(self, store: Path) -> list[psutil.Process]:
+        return [p for p in self.processes() if is_part(p, "job", str(store))]
 
     def _store(self, name: str) -> Path:
         return self.home / "stores" / name / "store"
@@ -297,7 +302,7 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
     if part == "job":
         return "tasks.job" in line and store in line
     if part == "router":
-        return "sglang_router" in line
+        return line.startswith("sglang::router") or "sglang_router" in line
     return line.startswith(_TITLES[part])
 
 

@@ -153,6 +153,17 @@ def test_a_busy_server_is_asked_again_and_starts_one_flow(api: Api, record: RunR
     assert keys[0]
 
 
+def test_a_flow_without_a_process_is_lost_before_prefect_sees_it(
+    api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker died with it, so that nobody told Prefect."""
+    monkeypatch.setattr("flows.cli_run.LOST_SECONDS", 1.0)
+    api.flow_state = "RUNNING"
+    with pytest.raises(StageFailed, match=r"LOST: its process is gone\n.*tributary resume"):
+        continue_run(record.run, Console(quiet=True))
+    assert record.state().state == "failed"
+
+
 def test_a_flow_that_was_lost_leaves_a_failed_run(api: Api, record: RunRecord) -> None:
     api.flow_state = "CRASHED"
     with pytest.raises(StageFailed, match="tributary resume"):

@@ -133,9 +133,8 @@ async def _lease(
     from tasks.resources import lease_fleet
     from tasks.rl_roles import lease_roles
 
-    with (
-        context.pulse.waiting()
-    ):  # a manager that hangs is given its own time before it is replaced
+    # A manager that hangs is given a time of its own before it is replaced.
+    with context.pulse.waiting():
         await prewarm(context.pool.servers, context.resources.tp_per_server)
     roles = await lease_roles(stack, spec, context, model)
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)

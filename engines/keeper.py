@@ -117,19 +117,33 @@ def open_keeper(
 def _end_if_hung(name: str) -> None:
     """Kill a keeper that does not answer in time, with all that it keeps."""
     import ray
-    from ray.exceptions import GetTimeoutError
     from ray.util import list_named_actors
 
     with suppress(Exception):  # it ended meanwhile
         keeper = ray.get_actor(name, NAMESPACE)
-        try:
-            ray.get(keeper.ping.remote(), timeout=_HUNG_S)
-        except GetTimeoutError:
+        if not _answers(keeper):
             _log.warning("%s did not answer within %.0f s: it is replaced", name, _HUNG_S)
             ray.kill(keeper, no_restart=True)
             deadline = time.monotonic() + _END_S
             while name in list_named_actors() and time.monotonic() < deadline:
                 time.sleep(0.1)
+
+
+def _answers(keeper: Any) -> bool:
+    """Whether it answers in time. Raises ray's ActorDiedError when it is over."""
+    import ray
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError
+
+    deadline = time.monotonic() + _HUNG_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            ray.get(keeper.ping.remote(), timeout=left)
+            return True
+        except GetTimeoutError:
+            return False
+        except ActorUnavailableError:  # its connection broke: it may live, or hang
+            time.sleep(0.5)
+    return False
 
 
 async def grant_of(request: Any, answer: Callable[[Any], Awaitable[_T]]) -> _T:

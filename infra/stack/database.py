@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
@@ -103,14 +103,10 @@ def database() -> Database | None:
         raise InputError(f"{wanted}, not `{url.scheme}://...`")
     if not url.hostname or not url.username:
         raise InputError(f"{wanted}: the {'host' if url.username else 'user'} is missing")
-    return _from_url(url, port)
-
-
-def _from_url(url: SplitResult, port: int) -> Database:
     return Database(
-        user=unquote(url.username or ""),
+        user=unquote(url.username),
         password=unquote(url.password or ""),
-        host=url.hostname or "",
+        host=url.hostname,
         port=port,
         name=url.path.strip("/") or _DEFAULT_NAME,
     )

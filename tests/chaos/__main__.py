@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +24,13 @@ BUILD = Path("build")
 
 
 def main(arguments: list[str]) -> int:
+    from tests.chaos.ground import pin_threads
+
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("cells", nargs="*")
     given = parser.parse_args(arguments)
-    for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():
-        os.environ.setdefault(name, value)
+    pin_threads()
     cells = [c for c in matrix(given.seed) if not given.cells or c.name in given.cells]
     if not cells:
         print("no such cell; there are:", *sorted(c.name for c in matrix(0)), sep="\n  ")

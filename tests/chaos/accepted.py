@@ -9,7 +9,6 @@ learning rate is valid. Writes `build/accepted.json`; exit 1 when a run fails ot
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 
 from flows.runs import find_run
 from tests.bench.rows import Row, show, write
+from tests.chaos.ground import pin_threads
 from tests.chaos.stack_ground import StackGround, stack_ground
 from tests.unit.test_recipe_fuzz import mutated
 
@@ -31,8 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.accepted")
     parser.add_argument("--count", type=int, default=10)
     wanted = parser.parse_args(arguments).count
-    for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():
-        os.environ.setdefault(name, value)
+    pin_threads()
     rows: list[Row] = []
     with stack_ground() as place:
         seed = 0

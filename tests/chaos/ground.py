@@ -39,6 +39,8 @@ _TITLES = {
 }
 _COUNTS = ("steps", "version", "generated_tokens", "train_tokens")
 """what a lost or doubled sample would change"""
+CLI = ("-P", "-c", "import sys; from flows.cli import main; main(sys.argv[1:])")
+"""Python's arguments for the command `tributary`, without its start script"""
 _REDONE = {"between-stages": ("rl", "evaluate")}
 
 
@@ -212,13 +214,12 @@ class Ground:
         self, command: str, store: Path, name: str, *changes: str
     ) -> subprocess.Popen[bytes]:
         store.mkdir(parents=True, exist_ok=True)
-        cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
-        resume = ["-c", cli, "resume", name]
-        run = ["-m", "tests.chaos.flow", str(store), name, *self.deployed, *changes]
+        resume = [*CLI, "resume", name]
+        run = ["-P", "-m", "tests.chaos.flow", str(store), name, *self.deployed, *changes]
         program = resume if command == "resume" else run
         with (self.home / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", *program],
+                [sys.executable, *program],
                 env=self._env,
                 stdout=log,
                 stderr=log,
@@ -308,6 +309,17 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
 
 def _content(path: Path) -> dict[str, Any]:
     """What must be equal: checksums of all files, and the counts."""
-    manifest = json.loads(path.read_text())
-    files = {file["path"]: file["sha256"] for file in manifest["files"]}
-    return files | {name: manifest["metrics"][name] for name in _COUNTS}
+    metrics = json.loads(path.read_text())["metrics"]
+    return checksums(path) | {name: metrics[name] for name in _COUNTS}
+
+
+def checksums(manifest: Path) -> dict[str, str]:
+    """Of an artifact's files, by path."""
+    files = json.loads(manifest.read_text())["files"]
+    return {file["path"]: file["sha256"] for file in files}
+
+
+def pin_threads() -> None:
+    """Two spinning OpenMP pools on two cores slow each other many times over."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import random
 import shutil
 import signal
@@ -27,7 +25,7 @@ import psutil
 from infra.processes import memory_bytes
 from infra.traces import SHARED_MEMORY
 from tests.bench.rows import Row, show, write
-from tests.chaos.ground import is_part
+from tests.chaos.ground import checksums, is_part, pin_threads
 from tests.chaos.stack_ground import StackGround, stack_ground
 
 KILL_EVERY_S = 60.0
@@ -90,8 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    for name, value in {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}.items():
-        os.environ.setdefault(name, value)
+    pin_threads()
     wrong: list[str] = []
     with stack_ground() as place:
         expected = _run(place, "reference")
@@ -127,16 +124,11 @@ def _run(place: StackGround, name: str) -> dict[str, Any]:
         if place.knows(name):
             wanted = ["resume", name]
     made = {
-        f"{path.parent.parent.name}/{path.parent.name}": _content(path)
+        f"{path.parent.parent.name}/{path.parent.name}": checksums(path)
         for path in store.glob("artifacts/*/*/manifest.json")
     }
     shutil.rmtree(store, ignore_errors=True)
     return made
-
-
-def _content(manifest: Path) -> dict[str, str]:
-    files = json.loads(manifest.read_text())["files"]
-    return {file["path"]: file["sha256"] for file in files}
 
 
 def _differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ import psutil
 from infra.processes import family, find
 from infra.stack.record import Stack, load_record
 from tests.chaos.cells import Cell
-from tests.chaos.ground import Ground, fresh_home
+from tests.chaos.ground import CLI, Ground, fresh_home
 
 UP_S = 300.0
 _SERVICES = {"ray-head": "ray"}
@@ -39,10 +39,9 @@ class StackGround(Ground):
 
     def call(self, *arguments: str, timeout: float) -> int:
         """Exit code of `tributary ARGUMENTS`."""
-        cli = "import sys; from flows.cli import main; main(sys.argv[1:])"
         with (self.home / "stack.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-P", "-c", cli, *arguments],
+                [sys.executable, *CLI, *arguments],
                 env=self._env, stdout=log, stderr=log, timeout=timeout, check=False,
             )  # fmt: skip
         return done.returncode

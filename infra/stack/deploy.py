@@ -26,13 +26,20 @@ def make_work_pool(stack: Stack) -> None:
     url = f"{stack.prefect_api}/work_pools/"
     try:
         # On SQLite the server turns a write away while another one is going on.
-        for attempt in stamina.retry_context(httpx.HTTPError, attempts=None, timeout=BUSY_SECONDS):
+        for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):
             with attempt:
                 reply = httpx.post(url, json=body, timeout=BUSY_SECONDS, trust_env=False)
                 if reply.status_code != 409:  # it is there already
                     reply.raise_for_status()
     except httpx.HTTPError as error:
         raise InfrastructureError(f"Prefect refused the work pool {WORK_POOL}: {error}") from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """No answer, or one that the server is too busy; a refusal stays one."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, httpx.TransportError)
 
 
 def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:

@@ -25,7 +25,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
     problems = [*_names(recipe), *_hooks(recipe)]
     if not problems:  # parts can only be built once their files are there
         install_hooks(read_hooks(recipe.hooks))
-        problems += [line for domain in recipe.domains for line in _domain(domain)]
+        problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
     problems += [*_folders(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     if recipe.determinism == "exact":
         problems += [f"{line}; say `determinism: close`" for line in inexact(recipe, plan)]
@@ -44,9 +44,16 @@ def cautions(recipe: Recipe) -> Iterator[str]:
 
 
 def _names(recipe: Recipe) -> Iterator[str]:
+    domains = {domain.name: domain for domain in recipe.domains}
     for key, expert in recipe.experts.items():
-        if expert.domain.name != key:
-            yield f"experts.{key}.domain.name: leave it out, or say `{key}` as its key does"
+        name = expert.domain.name
+        if recipe.unified is not None and name != key:
+            yield (
+                f"experts.{key}.domain.name: leave it out, or say `{key}` as its key does: what"
+                " `unified` learns of a domain comes from the expert of that name"
+            )
+        if expert.domain != domains[name]:
+            yield f"experts.{key}.domain: is called {name}, as another expert's that differs"
         if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
             yield f"experts.{key}: the name would collide with a stage's; choose another"
 
@@ -62,10 +69,17 @@ def _hooks(recipe: Recipe) -> Iterator[str]:
             yield f"hooks: {path.name} cannot be imported under that name"
 
 
-def _domain(domain: Domain) -> Iterator[str]:
+def _domains(recipe: Recipe) -> Iterator[tuple[str, Domain]]:
+    """Each domain with its place in the recipe; one that experts share at its first."""
+    places: dict[str, str] = {}
+    for key, expert in recipe.experts.items():
+        places.setdefault(expert.domain.name, f"experts.{key}.domain")
+    yield from ((places[domain.name], domain) for domain in recipe.domains)
+
+
+def _domain(where: str, domain: Domain) -> Iterator[str]:
     from curricula.registry import build as build_curriculum
 
-    where = f"experts.{domain.name}.domain"
     named = domain.curriculum
     yield from _rewards(f"{where}.rewards", domain)
     found = list(

@@ -87,6 +87,20 @@ def report(run: str = "", /, *, json: bool = False) -> int:
 
 
 @app.command
+def compare(*runs: str, json: bool = False) -> int:
+    """Mean and spread of the scores of several runs, e.g. of one recipe under three seeds.
+
+    Parameters
+    ----------
+    runs: Ids or names of runs, or names of recipes (the latest run of each).
+    json: Print it for programs.
+    """
+    from flows.cli_compare import show_comparison
+
+    return show_comparison(runs, json, console)
+
+
+@app.command
 def artifacts(*, json: bool = False, root: str = "") -> int:
     """What is in the store.
 

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engines.megatron.spec import Parallel
-from flows.recipe import Expert, Recipe
+from flows.recipe import Expert, Recipe, Unified
 from tasks.base import BaseSettings, BaseSpec
 from tasks.distill import DistillSpec
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSpec
 from tasks.opd import STUDENT, OpdSettings, OpdSpec
-from tasks.rl import RlSpec
+from tasks.rl import RlSettings, RlSpec
 from tasks.sft import SftSettings, SftSpec
 from tasks.stage import StageResources, StageSpec
 
@@ -98,10 +98,10 @@ class _Draft:
     def distill(self, experts: Mapping[str, str]) -> str:
         return self.add("distill", self._distill(self.recipe.domains), **experts)
 
-    def unified(self, base: str, experts: Mapping[str, str]) -> dict[str, str]:
+    def unified(self, settings: Unified, base: str, experts: Mapping[str, str]) -> dict[str, str]:
         """The unified model's stages by the names their models have in scores."""
         models: dict[str, str] = {}
-        best, settings = base, self.recipe.unified
+        best = base
         operators = self.recipe.unify.split("+")
         if "sft" in operators and settings.sft is not None:
             data = self.distill(experts)
@@ -109,7 +109,7 @@ class _Draft:
             best = models["unified-sft"] = self.unified_sft(settings.sft, base, data)
         if "opd" in operators and settings.opd is not None:
             best = models["unified-opd"] = self.unified_opd(settings.opd, best, experts)
-        return models | {"unified": self.unified_rl(best)}
+        return models | {"unified": self.unified_rl(settings.rl, best)}
 
     def unified_sft(self, settings: SftSettings, base: str, data: str) -> str:
         spec = SftSpec(seed=self.recipe.seed, settings=settings)
@@ -120,9 +120,8 @@ class _Draft:
         spec = OpdSpec(seed=recipe.seed, settings=settings, domains=recipe.domains)
         return self.add("unified-opd", spec, **{STUDENT: student, **teachers})
 
-    def unified_rl(self, model: str) -> str:
-        recipe = self.recipe
-        spec = RlSpec(seed=recipe.seed, settings=recipe.unified.rl, domains=recipe.domains)
+    def unified_rl(self, settings: RlSettings, model: str) -> str:
+        spec = RlSpec(seed=self.recipe.seed, settings=settings, domains=self.recipe.domains)
         return self.add("unified-rl", spec, model=model)
 
     def evaluate(
@@ -152,15 +151,19 @@ class _Draft:
 
 
 def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
-    """Expert-then-unified."""
+    """Expert-then-unified; the experts alone where the recipe says nothing of a unified model."""
     draft = _Draft(recipe)
-    everywhere = list(recipe.experts)
+    everywhere = [domain.name for domain in recipe.domains]
     base = draft.base()
     models, home = {"base": base}, {"base": everywhere}
-    for name in recipe.experts:
-        models |= draft.expert(name, base)
-        home |= {f"{name}-sft": [name], name: [name]}
-    unified = draft.unified(base, {name: models[name] for name in recipe.experts})
+    for name, expert in recipe.experts.items():
+        made = draft.expert(name, base)
+        models |= made
+        home |= {key: [expert.domain.name] for key in made}
+    if recipe.unified is None:
+        draft.evaluate(models, home, recipe.domains, nothink=[])
+        return draft.stages
+    unified = draft.unified(recipe.unified, base, {name: models[name] for name in recipe.experts})
     models |= unified
     home |= dict.fromkeys(unified, everywhere)
     draft.evaluate(models, home, recipe.domains, nothink=["unified"])
@@ -172,8 +175,9 @@ def plan_expert(recipe: Recipe, expert: str) -> list[PlannedStage]:
     draft = _Draft(recipe)
     base = draft.base()
     models = {"base": base} | draft.expert(expert, base)
-    home = {name: [expert] for name in models}
-    draft.evaluate(models, home, [recipe.experts[expert].domain], nothink=[])
+    domain = recipe.experts[expert].domain
+    home = {name: [domain.name] for name in models}
+    draft.evaluate(models, home, [domain], nothink=[])
     return draft.stages
 
 
@@ -191,6 +195,6 @@ def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStag
         name: draft.add(f"{MODEL}{name}", BaseSpec(settings=BaseSettings(folder=folder)))
         for name, folder in models.items()
     }
-    home = {name: list(recipe.experts) for name in models}
+    home = {name: [domain.name for domain in recipe.domains] for name in models}
     draft.evaluate(stages, home, recipe.domains, nothink=[])
     return draft.stages

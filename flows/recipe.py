@@ -52,7 +52,11 @@ class Tracking(Config):
 
 
 class Recipe(Config):
-    """base -> experts (SFT, RL) -> unified (SFT from base, OPD, or both; RL) -> evaluate all."""
+    """base -> experts (SFT, RL) -> unified (SFT from base, OPD, or both; RL) -> evaluate all.
+
+    Without `unified` it trains its experts and compares them. Several of them may then have one
+    domain: they say its name, and are variants of one expert.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
     seed: int = Field(default=0, ge=0)
@@ -64,7 +68,8 @@ class Recipe(Config):
     unify: Literal["sft", "opd", "sft+opd"] = "sft"
     """how the experts become one model: `sft` on their verified answers, from the base; `opd`, the
     model's own answers scored by them, from the base; or the one and then the other"""
-    unified: Unified
+    unified: Unified | None = None
+    """left out: the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
     determinism: Literal["exact", "close"] = "close"
     """`exact`: a run that was killed and resumed ends with the bits of one that was not; `check`
@@ -93,6 +98,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _says_how_to_unify(self) -> Recipe:
+        if self.unified is None:
+            if "unify" in self.model_fields_set:
+                raise ValueError("unify: there is nothing to unify into; say `unified` as well")
+            return self
         written = {"sft": self.unified.sft, "opd": self.unified.opd}
         missing = [part for part in self.unify.split("+") if written[part] is None]
         if missing:
@@ -104,7 +113,11 @@ class Recipe(Config):
 
     @property
     def domains(self) -> list[Domain]:
-        return [expert.domain for expert in self.experts.values()]
+        """Each once, in the experts' order."""
+        first: dict[str, Domain] = {}
+        for expert in self.experts.values():
+            first.setdefault(expert.domain.name, expert.domain)
+        return list(first.values())
 
 
 def _with_domain_name(name: Any, expert: Any) -> Any:

@@ -130,14 +130,14 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
         said.append(
             f"The unified model's mean over domains is {gain:+.1f} points from the best expert's."
         )
-    if recipe.base.random is not None:
+    if recipe.base.random is not None and recipe.unified is not None:
         said.append(
             "Experts of a random base know one domain only, so a large gap between them and the "
             "unified model is by construction."
         )
     said += _operators(report)
     said += _demonstrators(recipe)
-    said += [line for name in experts if (line := _rl_gain(report, name))]
+    said += [line for name in experts if (line := _rl_gain(report, recipe, name))]
     return said
 
 
@@ -162,8 +162,9 @@ def _demonstrators(recipe: Recipe) -> list[str]:
     ]
 
 
-def _rl_gain(report: Report, expert: str) -> str:
-    cold, best = report.scores[f"{expert}-sft"].get(expert), report.scores[expert].get(expert)
+def _rl_gain(report: Report, recipe: Recipe, expert: str) -> str:
+    domain = recipe.experts[expert].domain.name
+    cold, best = report.scores[f"{expert}-sft"].get(domain), report.scores[expert].get(domain)
     if cold is None or best is None:
         return ""
     moved = f"RL moved {expert} from {cold:.2f} to {best:.2f} in its own domain"

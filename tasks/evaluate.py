@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -49,7 +50,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     from engines.rollout.episode import Roller
     from engines.rollout.gallery import Gallery
     from engines.rollout.sweep import Kept
-    from tasks.evaluate_cells import cells_of, mirrored, roll_cells, scores_of
+    from tasks.evaluate_cells import cells_of, mirrored, renamed, roll_cells, scores_of
     from tasks.resources import (
         context_length,
         keep_rollouts,
@@ -62,6 +63,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
     models = list(context.inputs.items())
     first = models[0][1]
+    twins = twins_of(spec, context.input_records)
     results: list[CellResult] = []
     recovered = 0
     async with AsyncExitStack() as stack:
@@ -73,6 +75,9 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         gallery = Gallery(chat)
         began = time.monotonic()
         for version, (name, folder) in enumerate(models):
+            if name in twins:
+                results += renamed(results, twins[name], name)
+                continue
             if version > 0:
                 await fleet.load(folder, version)
             roller = Roller(
@@ -100,3 +105,18 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         "rollouts_recovered": float(recovered),
         "work_seconds": worked,
     }
+
+
+def twins_of(spec: EvaluateSpec, records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Models that are another, by that one's name: the same artifact, to be sampled the same way.
+
+    Variants of one expert share their cold start. Example: {"dapo-sft": "grpo-sft"}
+    """
+    first: dict[tuple[object, ...], str] = {}
+    twins: dict[str, str] = {}
+    for name, record in records.items():
+        identity = (record["digest"], tuple(spec.home.get(name, ())), name in spec.nothink)
+        original = first.setdefault(identity, name)
+        if original != name:
+            twins[name] = original
+    return twins

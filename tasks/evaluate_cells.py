@@ -93,6 +93,12 @@ def mirrored(results: Sequence[CellResult], nothink: Sequence[str]) -> list[Cell
     return [*results, *[c for c in copies if (c.model, c.domain) not in known]]
 
 
+def renamed(results: Sequence[CellResult], original: str, name: str) -> list[CellResult]:
+    """The original's results as those of another name for the same weights; no token is new."""
+    names = {original: name, original + NOTHINK: name + NOTHINK}
+    return [replace(r, model=names[r.model], tokens=0) for r in results if r.model in names]
+
+
 async def roll_cells(
     roller: Roller, cells: Sequence[Cell], kept: Kept, gallery: Gallery
 ) -> list[CellResult]:

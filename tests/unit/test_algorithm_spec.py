@@ -168,6 +168,7 @@ def test_the_shipped_recipes_train_as_they_did() -> None:
         for key, expert in recipe.experts.items():
             wanted = Algorithm(mini_batches=2, advantage={"std": key != "agent"})
             assert expert.rl.algorithm == wanted
+        assert recipe.unified is not None
         assert recipe.unified.rl.algorithm == Algorithm(mini_batches=2)
 
 

@@ -118,7 +118,7 @@ def test_a_wrong_recipe_name_is_said_in_one_clean_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert _exit_code("check", "cpu-dmeo") == 2
-    assert capsys.readouterr().err.rstrip().endswith("smoke); did you mean `cpu-demo`?")
+    assert capsys.readouterr().err.rstrip().endswith("study); did you mean `cpu-demo`?")
 
 
 def test_an_expert_may_not_take_a_stage_name(

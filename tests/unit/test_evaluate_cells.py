@@ -11,11 +11,12 @@ from engines.rollout.journal import RolloutJournal
 from engines.rollout.sweep import Kept, sweep
 from infra.errors import EngineError
 from tasks.domain import Domain
-from tasks.evaluate import EvaluateSpec
+from tasks.evaluate import EvaluateSpec, twins_of
 from tasks.evaluate_cells import (
     CellResult,
     cells_of,
     mirrored,
+    renamed,
     roll_cells,
     scores_of,
     standard_error,
@@ -142,3 +143,17 @@ def test_a_domain_needs_exactly_one_outcome():
     raw = {"name": "a", "curriculum": {"name": "x"}, "rewards": [{"name": "y"}]}
     with pytest.raises(ValueError, match="0 rewards say `outcome: true`; exactly one must"):
         Domain.model_validate(raw)
+
+
+def test_weights_of_two_names_are_sampled_once():
+    """Twins share an artifact and are to be sampled alike; another home is another sampling."""
+    planned = spec(home={"grpo-sft": ["a"], "dapo-sft": ["a"], "elsewhere": []})
+    digests = {"base": "b", "grpo-sft": "s", "dapo-sft": "s", "elsewhere": "s"}
+    records = {name: {"digest": digest} for name, digest in digests.items()}
+    assert twins_of(planned, records) == {"dapo-sft": "grpo-sft"}
+
+
+def test_a_twins_results_are_the_originals_under_its_name():
+    results = [result("grpo-sft", "a"), result("base", "a", score=0.1)]
+    (copy,) = renamed(results, "grpo-sft", "dapo-sft")
+    assert (copy.model, copy.score, copy.tokens) == ("dapo-sft", 0.5, 0)

@@ -83,3 +83,30 @@ def test_resources_do_not_enter_a_spec() -> None:
 def test_an_unknown_expert_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean `agent`"):
         plan_of("expert", load_recipe("cpu-demo"), {"name": "agnet"})
+
+
+def test_without_a_unified_model_the_recipe_ends_with_its_experts() -> None:
+    stages = {s.name: s for s in plan_post_train(load_recipe("learning-study"))}
+    assert not [name for name in stages if name.startswith(("unified", "distill"))]
+    assert stages["ppo-rl"].inputs == {"model": "ppo-sft"}
+    spec = stages["evaluate"].spec
+    assert isinstance(spec, EvaluateSpec)
+    assert [domain.name for domain in spec.domains] == ["reasoning"]
+    assert spec.home["base"] == spec.home["ppo-sft"] == spec.home["grpo"] == ["reasoning"]
+    assert spec.nothink == []
+
+
+def test_variants_of_one_expert_share_their_cold_start() -> None:
+    """Equal spec and input make equal digests: the stage runs once."""
+    stages = {s.name: s for s in plan_post_train(load_recipe("learning-study"))}
+    cold = [stage for name, stage in stages.items() if name.endswith("-sft")]
+    assert len(cold) == 8
+    assert all(stage.spec == cold[0].spec and stage.inputs == {"model": "base"} for stage in cold)
+    specs = [stage.spec for name, stage in stages.items() if name.endswith("-rl")]
+    assert len({spec.model_dump_json() for spec in specs}) == 8
+
+
+def test_every_preset_of_the_study_samples_as_many_rollouts() -> None:
+    for expert in load_recipe("learning-study").experts.values():
+        drawn = expert.rl.problems_per_step, expert.rl.group_size, expert.rl.steps
+        assert (*drawn, expert.rl.oversample, expert.rl.refill_rounds) == (24, 8, 20, 1.0, 0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from flows.check import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
+from flows.plan import plan_post_train
+from flows.recipe import Recipe
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -44,7 +49,7 @@ def test_scientific_notation_is_a_number() -> None:
         ("experts.agent.sft.steps=0", "experts.agent.sft.steps: input should be greater than 0"),
         ("experts={}", "at least one expert"),
         ("base.folder=/x", "base: say exactly one of"),
-        ("unified=null", "unified: input should be"),
+        ("unified.rl=null", "unified.rl: input should be"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_path(change: str, said: str) -> None:
@@ -126,4 +131,30 @@ def test_a_base_folder_is_relative_to_the_recipe(
 def test_a_change_leaves_alone_what_shares_its_anchor() -> None:
     recipe = load_recipe("cpu-smoke", ["experts.reasoning.rl.steps=8"])
     assert recipe.experts["reasoning"].rl.steps == 8
+    assert recipe.unified is not None
     assert recipe.experts["general"].rl.steps == recipe.unified.rl.steps == 2
+
+
+def _study(**changes: Any) -> dict[str, Any]:
+    return load_recipe("learning-study").model_dump(exclude_unset=True) | changes
+
+
+def test_to_unify_needs_something_to_unify_into() -> None:
+    with pytest.raises(ValidationError, match="nothing to unify into"):
+        Recipe.model_validate(_study(unify="sft"))
+
+
+def test_experts_of_one_domain_must_mean_the_same_domain() -> None:
+    written = _study()
+    written["experts"]["ppo"]["domain"]["max_new_tokens"] = 40
+    recipe = Recipe.model_validate(written)
+    with pytest.raises(InputError, match=r"experts\.ppo\.domain: is called reasoning"):
+        check_recipe(recipe, plan_post_train(recipe))
+
+
+def test_a_unified_model_needs_an_expert_for_each_domain() -> None:
+    unified = load_recipe("cpu-demo").unified
+    assert unified is not None
+    recipe = Recipe.model_validate(_study(unified=unified.model_dump()))
+    with pytest.raises(InputError, match=r"experts\.grpo\.domain\.name: leave it out"):
+        check_recipe(recipe, plan_post_train(recipe))

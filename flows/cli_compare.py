@@ -1,0 +1,63 @@
+"""`tributary compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.catalog import plan_of
+from flows.compare import Spread, compare
+from flows.report import Report, build_report
+from flows.runs import find_run
+from infra.errors import InputError
+
+
+def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
+    if not runs:
+        raise InputError("say which runs to compare: `tributary compare RUN RUN ...`")
+    found = compare([_report(run) for run in runs])
+    if json:
+        print(found.model_dump_json(indent=1))
+        return 0
+    title = f"mean and standard deviation over {len(runs)} runs"
+    console.print(_table(f"outcome at temperature 1: {title}", found.scores))
+    console.print(_table(f"greedy: {title}", found.greedy))
+    console.print(_gains(found.gains))
+    return 0
+
+
+def _report(run: str) -> Report:
+    record = find_run(run)
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    return build_report(record, [stage.name for stage in plan])
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
+    domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
+    table = Table("model", *domains, title=title)
+    for model, row in rows.items():
+        table.add_row(model, *(_cell(row.get(domain)) for domain in domains))
+    return table
+
+
+def _cell(spread: Spread | None) -> str:
+    return "" if spread is None else f"{spread.mean:.3f} ± {spread.deviation:.3f}"
+
+
+def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
+    table = Table(
+        "expert", "domain", "gain", "standard errors", "each run", title="RL over its cold start"
+    )
+    for model, row in gains.items():
+        for domain, spread in row.items():
+            table.add_row(
+                model,
+                domain,
+                f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
+                f"{spread.standard_errors:.1f}",
+                ", ".join(f"{100 * value:+.1f}" for value in spread.values),
+            )
+    return table

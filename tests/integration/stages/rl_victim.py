@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from tasks import rl
 from tasks.stage import Resources, StageContext
 from tests.stage_parts import ListReporter, stage_context
 
-MOMENTS = ("mid-generation", "mid-checkpoint", "after-training")
-"""of step 3; of step 4, whose checkpoint is torn; of step 5"""
+MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-training")
+"""of step 3; of step 4, whose checkpoint is torn; of step 5, while the store still takes in that of
+step 4; of step 5"""
+LIMIT_S = 120.0
 
 
 def rl_spec(preset: str = "grpo") -> rl.RlSpec:
@@ -51,19 +54,36 @@ def _die() -> None:
 
 
 class Reporter(ListReporter):
+    """Dies at the end of step 5."""
+
+    def __init__(self, may_die: threading.Event) -> None:
+        super().__init__()
+        self.may_die = may_die
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step == 5:
+        if step == 5 and self.may_die.wait(LIMIT_S):
             _die()
 
 
 class DyingStore(Store):
-    """Dies before a checkpoint's manifest is written, or after the first note of step 3."""
+    """Dies before a checkpoint's manifest is written, or after the first note of step 3; or takes
+    its time with the manifest."""
 
-    moment = ""
+    def __init__(self, root: str, moment: str) -> None:
+        super().__init__(root)
+        self.moment = moment
+        self.never = threading.Event()
+        self.may_die = threading.Event()
+        """where it is beside a checkpoint: that of step 4 is there but for its manifest"""
+        if moment != "beside-checkpoint":
+            self.may_die.set()
 
     def write(self, path: str, data: bytes) -> None:
-        if self.moment == "mid-checkpoint" and path.endswith("step-00000004-a2/manifest.json"):
-            _die()
+        if path.endswith(("step-00000004-a2/manifest.json", "step-00000004-a3/manifest.json")):
+            self.may_die.set()
+            if self.moment == "mid-checkpoint":
+                _die()
+            self.never.wait(LIMIT_S)
         super().write(path, data)
         if self.moment == "mid-generation" and "notes/step-00000003" in path:
             _die()
@@ -78,11 +98,10 @@ def main(root: Path, model: Path, moment: str, preset: str) -> None:
     name = f"cut-{preset}"
     context = context_of(root, name, model)
     attempt = int((root / name / "attempts").read_text())
-    store = DyingStore(f"file://{root / name / 'store'}")
-    store.moment = moment
+    store = DyingStore(f"file://{root / name / 'store'}", moment)
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
-    if moment == "after-training":
-        context.reporter = Reporter()
+    if moment in ("beside-checkpoint", "after-training"):
+        context.reporter = Reporter(store.may_die)
     asyncio.run(rl.run(rl_spec(preset), context))
 
 

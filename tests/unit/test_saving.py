@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from infra.artifacts import StageCheckpoints
-from infra.errors import StorageError
-from infra.storage import Store
+from infra.errors import FencedOut, StorageError
+from infra.storage import FileRecord, Store
+from tasks.claims import Claims, Owner
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 from tests.stage_parts import stage_context
@@ -185,3 +186,40 @@ async def test_a_stop_waits_for_the_checkpoint_on_its_way(
     with pytest.raises(asyncio.CancelledError if by_cancel else Stopped):
         await running
     assert latest(around) == (5, "0", "0")
+
+
+class SlowUploads(Store):
+    """Takes a checkpoint's files when it is let go."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def upload_folder(self, local: Path, path: str) -> list[FileRecord]:
+        self.reached.set()
+        self.let_go.wait()
+        return super().upload_folder(local, path)
+
+
+async def test_an_attempt_whose_place_was_taken_while_it_wrote_leaves_no_checkpoint(
+    around: StageContext, tmp_path: Path
+) -> None:
+    store = SlowUploads(f"file://{tmp_path / 'rl' / 'store'}")
+    claims = Claims(store, "test", "0" * 64)
+    owner = Owner(home="h", launcher="ray", job="j", run="r")
+    claims.take(1, owner)
+    around.checkpoints = StageCheckpoints(
+        store, "test", "0" * 64, 1, around.scratch, fence=lambda: claims.check_newest(1)
+    )
+
+    async def stage() -> None:
+        async with Saving(around, lambda _: None) as saving:
+            await saving.begin(5, 0.0, Ranks().snapshot)
+
+    running = asyncio.create_task(stage())
+    assert await asyncio.to_thread(store.reached.wait, 30)
+    claims.take(2, owner)
+    store.let_go.set()
+    with pytest.raises(FencedOut, match="attempt 2 has taken its place"):
+        await running
+    assert store.listdir("checkpoints/test/" + "0" * 12) == []

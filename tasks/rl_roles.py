@@ -52,26 +52,17 @@ async def lease_roles(
     """Lease the ranks of all roles, loaded with `model`; released with the stack."""
     settings, critic = spec.settings, spec.settings.critic_role
     mini_batches = settings.algorithm.mini_batches
-    if critic is None:
-        trainer = await lease_trainer(
-            stack,
-            context,
-            settings.trainer,
-            settings.optimizer,
-            model,
-            seed=spec.seed,
-            total_steps=settings.steps * mini_batches,
-        )
-        return Roles(trainer)
     policy_job = TrainerJob(
         settings.trainer,
         settings.optimizer,
         context.resources.trainer,
         model,
         spec.seed,
-        (settings.steps - critic.warmup_steps) * mini_batches,
+        (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
         context.hooks,
     )
+    if critic is None:
+        return Roles(await lease_trainer(stack, context, policy_job))
     critic_job = TrainerJob(
         settings.trainer,
         critic.optimizer_beside(settings.optimizer),

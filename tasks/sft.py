@@ -59,6 +59,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
 
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
+    from engines.megatron.rank import TrainerJob
     from tasks.resources import lease_trainer, require_inputs
     from tasks.saving import Saving
     from tasks.sft_data import load_data
@@ -66,17 +67,18 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
 
     require_inputs(context, ["model"] if spec.domain is not None else ["model", "data"])
     settings, model = spec.settings, context.inputs["model"]
+    job = TrainerJob(
+        settings.trainer,
+        settings.optimizer,
+        context.resources.trainer,
+        model,
+        spec.seed,
+        settings.steps,
+        context.hooks,
+    )
     async with AsyncExitStack() as stack:
         trainer, data = await together(
-            lease_trainer(
-                stack,
-                context,
-                settings.trainer,
-                settings.optimizer,
-                model,
-                seed=spec.seed,
-                total_steps=settings.steps,
-            ),
+            lease_trainer(stack, context, job),
             asyncio.to_thread(load_data, spec, model, context.inputs.get("data")),
         )
         _report(context, data)

@@ -14,6 +14,7 @@ import pytest
 
 from engines.batching import TokenSequence
 from engines.megatron.group import TrainerGroup
+from engines.megatron.rank import TrainerJob
 from infra.artifacts import StageCheckpoints
 from infra.errors import EngineError, InputError
 from infra.storage import Store
@@ -72,8 +73,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(monkeypatch: pytest.MonkeyPatch) -> MemoryTrainer:
     trainer = MemoryTrainer()
 
-    async def lease(*_: Any, **arguments: Any) -> MemoryTrainer:
-        assert arguments["total_steps"] == STEPS
+    async def lease(job: TrainerJob, **_: Any) -> MemoryTrainer:
+        assert job.total_steps == STEPS
         return trainer
 
     monkeypatch.setattr(TrainerGroup, "lease", lease)

@@ -15,7 +15,7 @@ from infra.artifacts import StageCheckpoints
 from infra.storage import Store
 from tasks import rl
 from tasks.stage import Resources, StageContext
-from tests.stage_parts import ListReporter, stage_context
+from tests.stage_parts import STEADY, ListReporter, stage_context
 
 MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-training")
 """of step 3; of step 4, whose checkpoint is torn; of step 5, while the store still takes in that of
@@ -25,16 +25,6 @@ LIMIT_S = 120.0
 
 def rl_spec(preset: str = "grpo") -> rl.RlSpec:
     """Five steps, a checkpoint after every second; with a critic that is alone in the first."""
-    domain = {
-        "name": "general",
-        "curriculum": {"name": "general"},
-        "rewards": [
-            {"name": "constraints", "outcome": True},
-            # A random model solves nothing: this gives groups a spread that follows the text.
-            {"name": "tests.stage_parts:by_content"},
-        ],
-        "max_new_tokens": 24,
-    }
     settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,
@@ -46,7 +36,7 @@ def rl_spec(preset: str = "grpo") -> rl.RlSpec:
     }
     if preset == "ppo":
         settings["critic"] = {"warmup_steps": 1}
-    return rl.RlSpec.model_validate({"settings": settings, "domains": [domain]})
+    return rl.RlSpec.model_validate({"settings": settings, "domains": [STEADY]})
 
 
 def _die() -> None:

@@ -15,7 +15,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -176,20 +176,29 @@ class StageCheckpoints:
         attempt: int,
         scratch: Path,
         retention: Retention | None = None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
+        """`fence` raises FencedOut when another attempt has taken this one's place."""
         self._store, self._attempt, self._scratch = store, attempt, scratch
         self._place = _checkpoints(kind, digest)
         self._retention = retention or Retention()
+        self._fence = fence
         self._notes = 0
 
     def save(self, step: int, folder: Path, score: float | None = None) -> None:
         """Move a finished local folder into durable storage; visible only when complete.
 
         `score` is what "best" means for the retention; notes that no kept checkpoint needs go.
+        Raises FencedOut, and leaves nothing.
         """
         place = f"{self._place}/step-{step:08d}-a{self._attempt}"
         self._store.delete_tree(place)
         files = self._store.upload_folder(folder, place)
+        try:
+            self._fence()
+        except FencedOut:
+            self._store.delete_tree(place)
+            raise
         manifest = _CheckpointManifest(step=step, attempt=self._attempt, files=files, score=score)
         self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
         shutil.rmtree(folder)

@@ -32,7 +32,9 @@ class CorruptArtifact(StorageError):
 
 
 class FencedOut(StorageError):
-    """Another attempt of this stage committed first; this one must not write."""
+    """Another attempt of this stage committed first or took its place; this one must not write."""
+
+    retryable = True
 
 
 class InfrastructureError(TributaryError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from infra.config import Config
-from infra.errors import StorageError
+from infra.errors import FencedOut, StorageError
 from infra.storage import Store
 
 
@@ -51,9 +51,17 @@ class Claims:
         self._folder = f"attempts/{kind}/{digest[:12]}"
 
     def latest(self) -> Claim | None:
-        names = self._store.listdir(self._folder)
-        numbers = [int(n.split(".")[0]) for n in names if n.endswith(".claim.json")]
-        return self.read(max(numbers)) if numbers else None
+        number = self._newest()
+        return self.read(number) if number else None
+
+    def check_newest(self, number: int) -> None:
+        """Raises FencedOut when a later attempt was claimed: this one was given up for dead."""
+        newest = self._newest()
+        if newest > number:
+            raise FencedOut(
+                f"attempt {number} was given up, and attempt {newest} has taken its place: what it"
+                f" wrote after that in {self._folder} does not count. Nothing is lost"
+            )
 
     def read(self, number: int) -> Claim:
         owner = Owner.model_validate_json(self._store.read(self._path(number, "claim.json")))
@@ -85,6 +93,11 @@ class Claims:
             return self._store.read(self._path(number, "pulse"))
         except (FileNotFoundError, StorageError):
             return b""
+
+    def _newest(self) -> int:
+        """Number of the newest claim; 0 if there is none."""
+        names = self._store.listdir(self._folder)
+        return max((int(n.split(".")[0]) for n in names if n.endswith(".claim.json")), default=0)
 
     def _path(self, number: int, name: str) -> str:
         return f"{self._folder}/{number}.{name}"

@@ -9,9 +9,9 @@
                        all that `distill` and `evaluate` keep, a step for each model
 
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
-is empty between two steps. `tests/unit/test_held.py` reads the sources and fails when an object of
-the loop has an attribute that is not listed here, or the other way round. Sampling seeds are no
-state: they follow from stage seed, problem id, sample index, policy version and turn.
+is empty when a checkpoint is taken. `tests/unit/test_held.py` reads the sources and fails when an
+object of the loop has an attribute that is not listed here, or the other way round. Sampling seeds
+are no state: they follow from stage seed, problem id, sample index, policy version and turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal
 Where = Literal["trainer", "state.json", "rollouts.parquet", "notes", "spec", "handle", "empty"]
 """`trainer`: in `trainer/` or `critic/`, by role. `spec`: made again from the stage's spec.
 `handle`: a reference to another object or process.
-`empty`: holds nothing between two steps"""
+`empty`: holds nothing when a checkpoint is taken"""
 
 HELD: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/training.py:Training": {
@@ -60,9 +60,17 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_losses": "state.json",
         "_tokens": "state.json",
         "_seconds": "state.json",
+        "_checkpoint_seconds": "state.json",
         "_unsaved": "state.json",
         "_reporter": "handle",
         "_steps": "spec",
+    },
+    "tasks/saving.py:Saving": {
+        "_snapshot": "empty",
+        "_save": "empty",
+        "_checkpoints": "handle",
+        "_blocked": "handle",
+        "_scratch": "spec",
     },
     "engines/rollout/bounds.py:Watch": {
         "outcomes": "state.json",

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def main(root: str, job: str) -> int:
         _heartbeat(claims, given.attempt),
         watchdog(pulse, given.resources.stall_seconds, job, give_up),
     ):
-        end = _attempt(store, given, stop, pulse)
+        end = _attempt(store, given, claims, stop, pulse)
     claims.finish(given.attempt, end)
     return {"done": 0, "failed": EXIT_FAILED, "stopped": EXIT_STOPPED}[end.outcome]
 
@@ -70,9 +71,9 @@ def _request(stop: StopFlag) -> None:
     stop.requested = True
 
 
-def _attempt(store: Store, given: JobInput, stop: StopFlag, pulse: Pulse) -> End:
+def _attempt(store: Store, given: JobInput, claims: Claims, stop: StopFlag, pulse: Pulse) -> End:
     try:
-        record = _run(store, given, stop, pulse)
+        record = _run(store, given, claims, stop, pulse)
         print(f"stage {given.stage} is done: {record.url}", flush=True)
         return End(outcome="done", exit_code=0)
     except Stopped:
@@ -95,14 +96,22 @@ def _failed(error: Exception, retryable: bool, exit_code: int) -> End:
     )
 
 
-def _run(store: Store, given: JobInput, stop: StopFlag, pulse: Pulse) -> ArtifactRecord:
+def _run(
+    store: Store, given: JobInput, claims: Claims, stop: StopFlag, pulse: Pulse
+) -> ArtifactRecord:
     started = time.monotonic()
     install_hooks(given.hooks)
     spec = spec_of(given.kind).model_validate(given.spec)
     artifacts = ArtifactStore(store, home() / "cache")
     with _folders(given.job) as (out, scratch), open_reporter(given, pulse) as reporter:
         checkpoints = StageCheckpoints(
-            store, given.kind, given.digest, given.attempt, scratch, given.resources.checkpoints
+            store,
+            given.kind,
+            given.digest,
+            given.attempt,
+            scratch,
+            given.resources.checkpoints,
+            partial(claims.check_newest, given.attempt),
         )
         context = StageContext(
             name=given.stage,

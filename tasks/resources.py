@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from tasks.domain import Domain, open_domain
@@ -51,32 +50,14 @@ async def lease_fleet(
 
 
 async def lease_trainer(
-    stack: AsyncExitStack,
-    context: StageContext,
-    spec: Trainer,
-    optimizer: Optimizer,
-    model: Path,
-    *,
-    seed: int,
-    total_steps: int,
+    stack: AsyncExitStack, context: StageContext, job: TrainerJob
 ) -> TrainerGroup:
-    """Lease the stage's trainer ranks, loaded with `model`; released with the stack.
-
-    `total_steps` counts optimizer steps of the whole stage.
-    """
+    """Lease the stage's trainer ranks, loaded; released with the stack."""
     from engines.megatron.group import TrainerGroup
 
     with context.pulse.waiting():
         trainer = await TrainerGroup.lease(
-            context.resources.trainer,
-            pool_ranks=context.pool.trainer_ranks,
-            holder=context.holder,
-            spec=spec,
-            optimizer=optimizer,
-            model=model,
-            seed=seed,
-            total_steps=total_steps,
-            hooks=context.hooks,
+            job, pool_ranks=context.pool.trainer_ranks, holder=context.holder
         )
     stack.push_async_callback(trainer.release)
     return trainer
@@ -88,9 +69,10 @@ async def lease_with_critic(
     """Lease the ranks of both roles at once, loaded; released with the stack."""
     from engines.megatron import critic_group
 
-    groups = await critic_group.lease_with_critic(
-        policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
-    )
+    with context.pulse.waiting():
+        groups = await critic_group.lease_with_critic(
+            policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+        )
     stack.push_async_callback(groups[0].release)
     return groups
 

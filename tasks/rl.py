@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from engines.sglang.fleet import Fleet
     from tasks.rl_record import RlRecord
     from tasks.rl_roles import Roles
+    from tasks.saving import Saving
 
 
 class Bounds(Config):
@@ -94,6 +96,7 @@ async def train(
     from engines.rollout.gallery import Gallery
     from tasks.resources import open_parts
     from tasks.rl_record import RlRecord
+    from tasks.saving import Saving
 
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
@@ -110,11 +113,13 @@ async def train(
         if teachers:
             await roles.trainer.load_teachers(teachers)
         await _resume(context, record, roles, fleet)
+        saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
         await _train(
             spec,
             context,
             record,
+            saving,
             _producer(spec, context, chat, domains, fleet, has_teachers=bool(teachers)),
             roles,
             fleet,
@@ -189,6 +194,7 @@ async def _train(
     spec: RlSpec,
     context: StageContext,
     record: RlRecord,
+    saving: Saving,
     producer: Producer,
     roles: Roles,
     fleet: Fleet,
@@ -205,7 +211,7 @@ async def _train(
         over = record.solved or record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            await _checkpoint(context, record, roles)
+            await saving.begin(record.step, record.score, partial(_snapshot, record, roles))
         if stopping:
             raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
         return over
@@ -226,14 +232,11 @@ async def _train(
         first=record.step + 1,
         last=settings.steps,
         after_step=after_step,
+        before_update=saving.unchanged,
     )
 
 
-async def _checkpoint(context: StageContext, record: RlRecord, roles: Roles) -> None:
-    began = time.monotonic()
-    folder = context.scratch / f"checkpoint-{record.step}"
-    folder.mkdir(parents=True)
-    await roles.save(folder)
-    record.save(folder)
-    await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)
-    record.checkpointed(time.monotonic() - began)
+def _snapshot(record: RlRecord, roles: Roles, folder: Path) -> Coroutine[Any, Any, object]:
+    """The record as it is now; the ranks stay as they are until the next update."""
+    write_rollouts = record.save(folder)
+    return together(roles.save(folder), asyncio.to_thread(write_rollouts))

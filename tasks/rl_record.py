@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ class RlRecord:
         self.solved = self._watch.observe(result.step, metrics, reason)
 
     def checkpointed(self, seconds: float) -> None:
-        """Take in what a checkpoint cost the run."""
+        """Take in how long checkpoints stopped the run."""
         self._totals["checkpoint_seconds"] += seconds
 
     def summary(self) -> dict[str, float]:
@@ -108,8 +110,9 @@ class RlRecord:
         """Write the gallery of all steps as `rollouts.parquet`."""
         self._gallery.write(folder)
 
-    def save(self, folder: Path) -> None:
-        """Write what `restore` needs into a checkpoint's folder."""
+    def save(self, folder: Path) -> Callable[[], None]:
+        """Write what `restore` needs into a checkpoint's folder. -> what writes the rollouts of
+        the steps so far there, in a thread while the next steps add theirs."""
         state = {
             "step": self.step,
             "version": self.version,
@@ -120,8 +123,8 @@ class RlRecord:
             "metrics": self._unsaved,
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
-        self._gallery.write(folder)
         self._unsaved = {}
+        return partial(self._gallery.copy().write, folder)
 
     def restore(self, folder: Path) -> None:
         """Take a checkpoint's record up, and report the steps since the one before it again:

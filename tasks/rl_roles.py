@@ -9,6 +9,7 @@ from pathlib import Path
 from engines.megatron.critic_group import CriticGroup
 from engines.megatron.group import TrainerGroup
 from engines.megatron.rank import TrainerJob
+from infra.together import together
 from tasks.resources import lease_trainer, lease_with_critic
 from tasks.rl import RlSpec
 from tasks.stage import StageContext
@@ -26,10 +27,12 @@ class Roles:
     critic: CriticGroup | None = None
 
     async def save(self, folder: Path) -> None:
-        """Into a checkpoint's folder."""
-        await self.trainer.save(folder / _TRAINER_FOLDER)
-        if self.critic is not None:
-            await self.critic.save(folder / CRITIC_FOLDER)
+        """Into a checkpoint's folder, side by side."""
+        saving = self.trainer.save(folder / _TRAINER_FOLDER)
+        if self.critic is None:
+            await saving
+        else:
+            await together(saving, self.critic.save(folder / CRITIC_FOLDER))
 
     async def load(self, folder: Path) -> None:
         await self.trainer.load(folder / _TRAINER_FOLDER)
@@ -49,26 +52,17 @@ async def lease_roles(
     """Lease the ranks of all roles, loaded with `model`; released with the stack."""
     settings, critic = spec.settings, spec.settings.critic_role
     mini_batches = settings.algorithm.mini_batches
-    if critic is None:
-        trainer = await lease_trainer(
-            stack,
-            context,
-            settings.trainer,
-            settings.optimizer,
-            model,
-            seed=spec.seed,
-            total_steps=settings.steps * mini_batches,
-        )
-        return Roles(trainer)
     policy_job = TrainerJob(
         settings.trainer,
         settings.optimizer,
         context.resources.trainer,
         model,
         spec.seed,
-        (settings.steps - critic.warmup_steps) * mini_batches,
+        (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
         context.hooks,
     )
+    if critic is None:
+        return Roles(await lease_trainer(stack, context, policy_job))
     critic_job = TrainerJob(
         settings.trainer,
         critic.optimizer_beside(settings.optimizer),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -17,6 +20,7 @@ from tasks.stage import StageContext, StageSpec, Stopped
 
 if TYPE_CHECKING:
     from engines.megatron.group import TrainerGroup
+    from tasks.saving import Saving
     from tasks.sft_data import SftData
     from tasks.sft_record import SftRecord
 
@@ -55,30 +59,34 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
 
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
+    from engines.megatron.rank import TrainerJob
     from tasks.resources import lease_trainer, require_inputs
+    from tasks.saving import Saving
     from tasks.sft_data import load_data
     from tasks.sft_record import SftRecord
 
     require_inputs(context, ["model"] if spec.domain is not None else ["model", "data"])
     settings, model = spec.settings, context.inputs["model"]
+    job = TrainerJob(
+        settings.trainer,
+        settings.optimizer,
+        context.resources.trainer,
+        model,
+        spec.seed,
+        settings.steps,
+        context.hooks,
+    )
     async with AsyncExitStack() as stack:
         trainer, data = await together(
-            lease_trainer(
-                stack,
-                context,
-                settings.trainer,
-                settings.optimizer,
-                model,
-                seed=spec.seed,
-                total_steps=settings.steps,
-            ),
+            lease_trainer(stack, context, job),
             asyncio.to_thread(load_data, spec, model, context.inputs.get("data")),
         )
         _report(context, data)
         record = SftRecord(reporter=context.reporter, steps=settings.steps)
         await _resume(context, record, trainer)
+        saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, data, record, trainer)
+        await _train(spec, context, data, record, saving, trainer)
         worked = time.monotonic() - began
         await trainer.export(context.out, model)
         return {
@@ -113,6 +121,7 @@ async def _train(
     context: StageContext,
     data: SftData,
     record: SftRecord,
+    saving: Saving,
     trainer: TrainerGroup,
 ) -> None:
     """Train from where the record stands to the end of the stage."""
@@ -130,6 +139,7 @@ async def _train(
             record.step,
             record.step + count,
         )
+        await saving.unchanged()
         began = time.monotonic()
         record.observe(
             await trainer.sft_steps([[data.sequences[i] for i in batch] for batch in batches])
@@ -138,7 +148,7 @@ async def _train(
         over = record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            await _checkpoint(context, record, trainer)
+            await saving.begin(record.step, record.score, partial(_snapshot, record, trainer))
         if stopping:
             raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
 
@@ -148,9 +158,9 @@ def _next_size(steps: int, seconds: float) -> int:
     return max(1, min(_MAX_STEPS_A_CALL, round(steps * _CALL_S / max(seconds, 1e-3))))
 
 
-async def _checkpoint(context: StageContext, record: SftRecord, trainer: TrainerGroup) -> None:
-    folder = context.scratch / f"step-{record.step}"
-    folder.mkdir()
+def _snapshot(
+    record: SftRecord, trainer: TrainerGroup, folder: Path
+) -> Coroutine[Any, Any, object]:
+    """The record as it is now; the ranks stay as they are until the next update."""
     record.save(folder)
-    await trainer.save(folder / _TRAINER_FOLDER)
-    await asyncio.to_thread(context.checkpoints.save, record.step, folder, record.score)
+    return trainer.save(folder / _TRAINER_FOLDER)

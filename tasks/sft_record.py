@@ -24,6 +24,7 @@ class SftRecord:
         self._losses: list[float] = []
         self._tokens = 0.0
         self._seconds = 0.0
+        self._checkpoint_seconds = 0.0
         self._unsaved: dict[int, dict[str, float]] = {}
 
     def observe(self, steps: list[dict[str, float]]) -> None:
@@ -37,14 +38,20 @@ class SftRecord:
             self._reporter.metrics(self.step, metrics)
         self._reporter.progress(self.step, self._steps, f"loss {self._losses[-1]:.4f}")
 
+    def checkpointed(self, seconds: float) -> None:
+        """Take in how long checkpoints stopped the run."""
+        self._checkpoint_seconds += seconds
+
     def summary(self) -> dict[str, float]:
-        """The artifact's metrics. Seconds are the trainer's own, summed over all attempts."""
+        """The artifact's metrics. Seconds are summed over all attempts; those of training are
+        the trainer's own."""
         return {
             "steps": float(self.step),
             "loss": fmean(self._losses) if self._losses else 0.0,
             "train_tokens": self._tokens,
             "train_seconds": self._seconds,
             "train_tokens_per_s": self._tokens / self._seconds if self._seconds else 0.0,
+            "checkpoint_seconds": self._checkpoint_seconds,
         }
 
     def save(self, folder: Path) -> None:
@@ -54,6 +61,7 @@ class SftRecord:
             "losses": self._losses,
             "tokens": self._tokens,
             "seconds": self._seconds,
+            "checkpoint_seconds": self._checkpoint_seconds,
             "metrics": self._unsaved,
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
@@ -71,5 +79,6 @@ class SftRecord:
         state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
         self.step, self._losses = state["step"], state["losses"]
         self._tokens, self._seconds = state["tokens"], state["seconds"]
+        self._checkpoint_seconds = state["checkpoint_seconds"]
         for step, metrics in state["metrics"].items():
             self._reporter.metrics(int(step), metrics)

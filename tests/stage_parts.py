@@ -15,6 +15,18 @@ from infra.artifacts import StageCheckpoints
 from infra.storage import Store
 from tasks.stage import Resources, StageContext, StageResources
 
+STEADY: dict[str, Any] = {
+    "name": "general",
+    "curriculum": {"name": "general"},
+    "rewards": [
+        {"name": "constraints", "outcome": True},
+        # A random model solves nothing: this gives groups a spread that follows the text.
+        {"name": "tests.stage_parts:by_content"},
+    ],
+    "max_new_tokens": 24,
+}
+"""a domain whose rollouts, repeated, get the same rewards"""
+
 
 @dataclass
 class ListReporter:

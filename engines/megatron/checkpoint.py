@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -47,9 +46,7 @@ class TrainingState:
 
     def save(self, folder: Path, steps_done: int) -> None:
         """Write into `folder`, which is made; all ranks return when it is complete."""
-        if self.layout.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
+        folder.mkdir(parents=True, exist_ok=True)
         state = self._sharded(is_loading=False) | {
             "scheduler": self.scheduler.state_dict(),
             "steps_done": steps_done,
@@ -59,7 +56,6 @@ class TrainingState:
         strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
         with device.cuda_means_cpu():
             dist_checkpointing.save(state, str(folder), strategy)
-        dist.barrier()
 
     def load(self, folder: Path) -> int:
         """Continue from `folder`; returns its step count. InputError if it is no checkpoint."""

@@ -94,7 +94,8 @@ def _install_fused_adam() -> None:
 
 def _write_checkpoints_in_process() -> None:
     """Megatron forks a writer for each file and starts a manager process that stays: neither is
-    safe in a process with the threads of Ray and of collectives, nor faster for one file a rank."""
+    safe in a process with the threads of Ray and of collectives, nor faster for one file a rank.
+    They write scratch, which goes to the store with its checksums: no need to wait for disks."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     writer: Any = filesystem_async.FileSystemWriterAsync
@@ -106,7 +107,7 @@ def _write_checkpoints_in_process() -> None:
             unfinished: queue.Queue[int] = queue.Queue()
             unfinished.put(index)
             writer.write_preloaded_data(
-                transforms, index, bucket, outcomes, unfinished, use_fsync=True
+                transforms, index, bucket, outcomes, unfinished, use_fsync=False
             )
             _, written[index] = outcomes.get()
         failures = [outcome for outcome in written.values() if isinstance(outcome, Exception)]

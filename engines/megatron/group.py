@@ -1,6 +1,6 @@
 """The driver's side of training: ranks leased from the pool that work as one trainer.
 
-async with await TrainerGroup.lease(...) as trainer:
+async with await TrainerGroup.lease(job, ...) as trainer:
     metrics = await trainer.rl_step(samples, algorithm, gate=True)
     report = await trainer.publish(server_urls, version)
 """
@@ -18,8 +18,6 @@ from engines.megatron.rank import TrainerJob
 from engines.megatron.rank_calls import answers
 from engines.megatron.rank_group import STEP_S, WEIGHTS_S, RankGroup
 from engines.megatron.rank_lease import POOL_S, RankLease
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
 from engines.types import Sample
 
 if TYPE_CHECKING:
@@ -42,32 +40,24 @@ class TrainerGroup(RankGroup):
     @classmethod
     async def lease(
         cls,
-        parallel: Parallel,
+        job: TrainerJob,
         pool_ranks: int,
         holder: str,
-        spec: TrainerSpec,
-        optimizer: Optimizer,
-        model: Path,
-        seed: int,
-        total_steps: int,
         *,
-        hooks: Mapping[str, str] | None = None,
         wait_s: float = 3600.0,
         pool: Any = None,
     ) -> TrainerGroup:
-        """Wait for `parallel.world_size` ranks, first come first served, and start a Trainer.
+        """Wait for the ranks of the job's layout, first come first served, and start a Trainer.
 
-        `hooks` are the user's own files, by relative path, that the ranks must be able to import.
         Raises InputError if the pool can never have that many ranks or the model cannot be used,
         EngineError if none came free within `wait_s` or a rank failed.
         """
-        ranks = parallel.world_size
+        ranks = job.parallel.world_size
         lease = await RankLease.take(
             ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, pool=pool
         )
         group = cls(lease, 0, ranks)
         try:
-            job = TrainerJob(spec, optimizer, parallel, model, seed, total_steps, hooks or {})
             await group.start(job)
         except BaseException:
             await group.release()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from engines.megatron.rank import TrainerJob
@@ -32,12 +31,7 @@ class RankGroup:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
     async def save(self, folder: Path, *, timeout_s: float = WEIGHTS_S) -> None:

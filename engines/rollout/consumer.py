@@ -69,10 +69,13 @@ class Consumer:
         first: int,
         last: int,
         after_step: Callable[[StepResult], Awaitable[bool]],
+        before_update: Callable[[], Awaitable[None]],
     ) -> None:
         """Train steps `first` to `last`; ends early when `after_step` answers True."""
         for step in range(first, last + 1):
-            result = await self.step(step, await buffer.take())
+            batch = await buffer.take()
+            await before_update()
+            result = await self.step(step, batch)
             if await after_step(result):
                 return
             await buffer.trained(result.version)

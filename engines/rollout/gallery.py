@@ -76,6 +76,12 @@ class Gallery:
             for sample in ranked[-1:] + ranked[:-1][:1]:
                 self.add(label, sample)
 
+    def copy(self) -> Gallery:
+        """The rows so far, to be written while more are added to these."""
+        made = Gallery(self._chat)
+        made._rows = list(self._rows)
+        return made
+
     def write(self, folder: Path) -> None:
         """Write `rollouts.parquet` into a folder."""
         import pyarrow as pa

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = ("batching", "loss_path")
 """need no model"""
-SECTIONS = (*ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "overhead")
+SECTIONS = (
+    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "saving", "overhead",
+)  # fmt: skip
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -65,7 +67,7 @@ def _measure(wanted: Sequence[str]) -> list[Row]:
 
 
 def _with_a_model(wanted: Sequence[str]) -> list[Row]:
-    from tests.bench import agreement, grpo, overhead, presets, publish, rollout, trainer
+    from tests.bench import agreement, grpo, overhead, presets, publish, rollout, saving, trainer
     from tests.bench.servers import servers
     from tests.bench.workbench import workbench
 
@@ -87,6 +89,8 @@ def _with_a_model(wanted: Sequence[str]) -> list[Row]:
                     for name, measure in served.items():
                         if name in wanted:
                             rows += _served(name, measure, bench, engines)
+            if "saving" in wanted:
+                rows += _section("saving", lambda: saving.measure(bench))
         if "overhead" in wanted:
             rows += _section("overhead", lambda: overhead.measure(bench.model))
     return rows

@@ -115,17 +115,9 @@ async def settled(pool: Any) -> None:
 
 async def leased(pool: Any, ranks: int = 1, holder: str = "h", **more: Any) -> TrainerGroup:
     model = more.pop("model", Path("model"))
+    job = TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(dp=ranks), model, 0, 10)
     return await TrainerGroup.lease(
-        Parallel(dp=ranks),
-        more.pop("pool_ranks", 2),
-        holder,
-        Trainer(),
-        Optimizer(lr=1e-3),
-        model,
-        0,
-        10,
-        pool=pool,
-        **{"wait_s": 60.0, **more},
+        job, more.pop("pool_ranks", 2), holder, pool=pool, **{"wait_s": 60.0, **more}
     )
 
 
@@ -288,10 +280,11 @@ from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.megatron.group import TrainerGroup
 from engines.megatron.pools import open_pool
-from engines.megatron.spec import Critic, Optimizer, Parallel, Trainer
+from engines.megatron.rank import TrainerJob
+from engines.megatron.spec import Optimizer, Parallel, Trainer
 async def main():
-    group = await TrainerGroup.lease(Parallel(), 1, "victim", Trainer(), Optimizer(lr=1e-3),
-                                     Path("model"), 0, 10, pool=open_pool(name={name!r}))
+    job = TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10)
+    group = await TrainerGroup.lease(job, 1, "victim", pool=open_pool(name={name!r}))
     print(int((await group.logprobs([[0]]))[0][0]), flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

@@ -17,7 +17,7 @@ LOOP = (
     *sorted((ROOT / "engines" / "rollout").glob("*.py")),
     *(
         ROOT / f"tasks/{name}.py"
-        for name in ("rl", "rl_record", "rl_roles", "opd", "sft", "sft_record")
+        for name in ("rl", "rl_record", "rl_roles", "opd", "saving", "sft", "sft_record")
     ),
     *(ROOT / f"engines/megatron/{name}.py" for name in ("training", "trainer", "critic")),
 )

@@ -64,14 +64,17 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
     first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
     first.checkpointed(0.5)
-    first.save(tmp_path)
+    write_rollouts = first.save(tmp_path)
+    before = first.summary()
+    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)))
+    write_rollouts()
     reporter = Reporter()
     second = record(reporter)
     second.restore(tmp_path)
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
     assert second.cursor == Cursor(4, {"d": 4})
-    assert second.summary() == first.summary()
+    assert second.summary() == before, "what came after it was begun is not in it"
     second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
     second.checkpointed(0.25)
     summary = second.summary()
@@ -80,7 +83,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     assert summary["mismatch_mean"] == pytest.approx(2e-6)
     assert summary["train_tokens_per_s"] == 8.0 * 3 / 0.75
     assert summary["generated_tokens"] == 6.0
-    second.save(tmp_path)
+    second.save(tmp_path)()
     third = Reporter()
     record(third).restore(tmp_path)
     assert sorted(third.steps) == [3], (
@@ -124,7 +127,7 @@ def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(t
     first = record(Reporter())
     for number in (1, 2):
         first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number))
-    first.save(tmp_path)
+    first.save(tmp_path)()
     second = record(Reporter())
     second.restore(tmp_path)
     for number in (3, 4):

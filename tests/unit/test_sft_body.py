@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 
 from engines.batching import TokenSequence
 from engines.megatron.group import TrainerGroup
+from engines.megatron.rank import TrainerJob
+from infra.artifacts import StageCheckpoints
 from infra.errors import EngineError, InputError
+from infra.storage import Store
 from tasks.sft import SftSpec, run
 from tasks.stage import StageContext, Stopped
 from tests.chat_parts import random_base
@@ -69,8 +73,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(monkeypatch: pytest.MonkeyPatch) -> MemoryTrainer:
     trainer = MemoryTrainer()
 
-    async def lease(*_: Any, **arguments: Any) -> MemoryTrainer:
-        assert arguments["total_steps"] == STEPS
+    async def lease(job: TrainerJob, **_: Any) -> MemoryTrainer:
+        assert job.total_steps == STEPS
         return trainer
 
     monkeypatch.setattr(TrainerGroup, "lease", lease)
@@ -127,6 +131,47 @@ def test_one_call_trains_several_steps_but_never_over_a_checkpoint(
     train(tmp_path, model, trainer)
     assert {5, 10, 15, 20, STEPS} <= set(accumulate(trainer.calls))
     assert len(trainer.calls) < STEPS
+
+
+class SlowStore(Store):
+    """Its first checkpoint becomes visible only when training has gone on."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.went_on = threading.Event()
+
+    def write(self, path: str, data: bytes) -> None:
+        if path.endswith("step-00000005-a1/manifest.json"):
+            assert self.went_on.wait(30), "training waited for the store"
+        super().write(path, data)
+
+
+class TellingReporter(ListReporter):
+    """Lets the store go on when the step after its first checkpoint is over."""
+
+    went_on: threading.Event
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        super().metrics(step, values)
+        if step == 6:
+            self.went_on.set()
+
+
+def test_training_goes_on_while_a_slow_store_takes_a_checkpoint(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    around = context(tmp_path, model, trainer)
+    store, reporter = SlowStore(f"file://{tmp_path / 'store'}"), TellingReporter()
+    around.reporter, reporter.went_on = reporter, store.went_on
+    around.checkpoints = StageCheckpoints(store, "sft", "0" * 64, 1, around.scratch)
+    metrics = asyncio.run(run(spec(), around))
+    assert metrics["steps"] == STEPS
+    assert metrics["checkpoint_seconds"] > 0
+    found = around.checkpoints.latest()
+    assert found is not None
+    step, folder = found
+    assert step == 20
+    assert len(json.loads((folder / "trainer" / "seen.json").read_text())) == 20
 
 
 def test_a_stopped_stage_resumes_with_the_batches_it_would_have_had(

@@ -38,6 +38,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "_send",
         lambda servers, placed, ranks, version: version == 3,
     ),
+    # In the store but not visible yet, while the next step goes on.
     "mid-checkpoint": (
         "infra.storage",
         "Store.write",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,16 @@ from infra.artifacts import StageCheckpoints
 from infra.storage import Store
 from tasks import rl
 from tasks.stage import Resources, StageContext
-from tests.stage_parts import ListReporter, stage_context
+from tests.stage_parts import STEADY, ListReporter, stage_context
 
-MOMENTS = ("mid-generation", "mid-checkpoint", "after-training")
-"""of step 3; of step 4, whose checkpoint is torn; of step 5"""
+MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-training")
+"""of step 3; of step 4, whose checkpoint is torn; of step 5, while the store still takes in that of
+step 4; of step 5"""
+LIMIT_S = 120.0
 
 
 def rl_spec(preset: str = "grpo") -> rl.RlSpec:
     """Five steps, a checkpoint after every second; with a critic that is alone in the first."""
-    domain = {
-        "name": "general",
-        "curriculum": {"name": "general"},
-        "rewards": [
-            {"name": "constraints", "outcome": True},
-            # A random model solves nothing: this gives groups a spread that follows the text.
-            {"name": "tests.stage_parts:by_content"},
-        ],
-        "max_new_tokens": 24,
-    }
     settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,
@@ -43,7 +36,7 @@ def rl_spec(preset: str = "grpo") -> rl.RlSpec:
     }
     if preset == "ppo":
         settings["critic"] = {"warmup_steps": 1}
-    return rl.RlSpec.model_validate({"settings": settings, "domains": [domain]})
+    return rl.RlSpec.model_validate({"settings": settings, "domains": [STEADY]})
 
 
 def _die() -> None:
@@ -51,19 +44,36 @@ def _die() -> None:
 
 
 class Reporter(ListReporter):
+    """Dies at the end of step 5."""
+
+    def __init__(self, may_die: threading.Event) -> None:
+        super().__init__()
+        self.may_die = may_die
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step == 5:
+        if step == 5 and self.may_die.wait(LIMIT_S):
             _die()
 
 
 class DyingStore(Store):
-    """Dies before a checkpoint's manifest is written, or after the first note of step 3."""
+    """Dies before a checkpoint's manifest is written, or after the first note of step 3; or takes
+    its time with the manifest."""
 
-    moment = ""
+    def __init__(self, root: str, moment: str) -> None:
+        super().__init__(root)
+        self.moment = moment
+        self.never = threading.Event()
+        self.may_die = threading.Event()
+        """where it is beside a checkpoint: that of step 4 is there but for its manifest"""
+        if moment != "beside-checkpoint":
+            self.may_die.set()
 
     def write(self, path: str, data: bytes) -> None:
-        if self.moment == "mid-checkpoint" and path.endswith("step-00000004-a2/manifest.json"):
-            _die()
+        if path.endswith(("step-00000004-a2/manifest.json", "step-00000004-a3/manifest.json")):
+            self.may_die.set()
+            if self.moment == "mid-checkpoint":
+                _die()
+            self.never.wait(LIMIT_S)
         super().write(path, data)
         if self.moment == "mid-generation" and "notes/step-00000003" in path:
             _die()
@@ -78,11 +88,10 @@ def main(root: Path, model: Path, moment: str, preset: str) -> None:
     name = f"cut-{preset}"
     context = context_of(root, name, model)
     attempt = int((root / name / "attempts").read_text())
-    store = DyingStore(f"file://{root / name / 'store'}")
-    store.moment = moment
+    store = DyingStore(f"file://{root / name / 'store'}", moment)
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
-    if moment == "after-training":
-        context.reporter = Reporter()
+    if moment in ("beside-checkpoint", "after-training"):
+        context.reporter = Reporter(store.may_die)
     asyncio.run(rl.run(rl_spec(preset), context))
 
 

@@ -14,22 +14,13 @@ from infra.storage import Store
 from tasks import distill, evaluate, opd, rl
 from tasks.stage import StageContext, Stopped
 from tests.integration.megatron_models import varied
-from tests.stage_parts import ListReporter, stage_context
+from tests.stage_parts import STEADY, ListReporter, stage_context
 
 pytestmark = pytest.mark.integration
 
-# A random model solves nothing: `parity` gives its groups the spread without which no step updates.
-DOMAIN = {
-    "name": "general",
-    "curriculum": {"name": "general"},
-    "rewards": [
-        {"name": "constraints", "outcome": True},
-        {"name": "tests.stage_parts:parity"},
-    ],
-    "max_new_tokens": 12,
-}
-# What a repeated rollout gets again.
-STEADY = {**DOMAIN, "rewards": [DOMAIN["rewards"][0], {"name": "tests.stage_parts:by_content"}]}
+SHORT = {**STEADY, "max_new_tokens": 12}
+# Every group gets a spread, without which no step updates.
+DOMAIN = {**SHORT, "rewards": [STEADY["rewards"][0], {"name": "tests.stage_parts:parity"}]}
 
 
 class StopsAfterNote(StageCheckpoints):
@@ -91,7 +82,7 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None
     spec = evaluate.EvaluateSpec.model_validate(
         {
             "settings": {"problems": 8, "samples": 2},
-            "domains": [STEADY],
+            "domains": [SHORT],
             "home": {"general": ["general"]},
         }
     )

@@ -1,0 +1,80 @@
+"""Checkpoints beside the next steps: what stops a training loop, and what does not.
+
+    begin: state.json ──▶ the ranks write into scratch ──▶ checksums, store, retention: visible
+           │              └ `unchanged` ends: the next update may begin
+           └ the loop goes on
+
+One is on its way at a time: the next `begin` and the end of the block wait for it. An error of it
+ends the stage as if it had been waited for: `unchanged`, before each update, and both of these
+raise it, and what the loop met meanwhile is only its context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from tasks.stage import Checkpoints, StageContext
+
+Snapshot = Callable[[Path], Coroutine[Any, Any, object]]
+"""Writes one step's state into a folder: what the next step changes at once, before it returns; the
+rest, which stands until the next update, when what it returned is awaited"""
+
+
+class Saving:
+    """The checkpoints of one training loop. `blocked` is told the seconds that it was stopped."""
+
+    def __init__(self, context: StageContext, blocked: Callable[[float], None]) -> None:
+        self._checkpoints: Checkpoints = context.checkpoints
+        self._scratch = context.scratch
+        self._blocked = blocked
+        self._snapshot: asyncio.Task[object] | None = None
+        self._save: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._over()
+
+    async def begin(self, step: int, score: float, snapshot: Snapshot) -> None:
+        """Start a checkpoint of this step, once the one before it is visible."""
+        with self._timed():
+            await self._over()
+            folder = self._scratch / f"checkpoint-{step}"
+            folder.mkdir(parents=True)
+            self._snapshot = asyncio.create_task(snapshot(folder))
+            self._save = asyncio.create_task(self._finish(self._snapshot, step, folder, score))
+
+    async def unchanged(self) -> None:
+        """Returns when nothing on its way needs the ranks as they are. Raises a save's error."""
+        if self._snapshot is None or self._save is None:
+            return
+        with self._timed():
+            await asyncio.shield(self._snapshot)
+        if self._save.done():
+            await self._over()
+
+    async def _finish(
+        self, snapshot: asyncio.Task[object], step: int, folder: Path, score: float
+    ) -> None:
+        await snapshot
+        await asyncio.to_thread(self._checkpoints.save, step, folder, score)
+
+    async def _over(self) -> None:
+        """Nothing is on its way any more. A stage that is cancelled meanwhile leaves it be."""
+        if self._save is not None:
+            await asyncio.shield(self._save)
+        self._snapshot = self._save = None
+
+    @contextmanager
+    def _timed(self) -> Generator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._blocked(time.monotonic() - began)

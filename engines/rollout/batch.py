@@ -77,11 +77,10 @@ def load_batches(data: bytes) -> tuple[list[StepBatch], list[Group]]:
 
 
 def _batch(raw: Mapping[str, Any], groups: Sequence[Group]) -> StepBatch:
-    return StepBatch(
-        **{
-            **raw,
-            "groups": [groups[n] for n in raw["groups"]],
-            "rolled": [groups[n] for n in raw["rolled"]],
-            "cursor": Cursor(**raw["cursor"]),
-        }
-    )
+    fields: dict[str, Any] = {
+        **raw,
+        "groups": [groups[n] for n in raw["groups"]],
+        "rolled": [groups[n] for n in raw["rolled"]],
+        "cursor": Cursor(**raw["cursor"]),
+    }
+    return StepBatch(**fields)

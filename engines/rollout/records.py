@@ -47,9 +47,10 @@ def load_problem(text: str) -> Problem:
     )
 
 
-def to_sample(fields: Mapping[str, Any]) -> Sample:
+def to_sample(raw: Mapping[str, Any]) -> Sample:
     """A sample from its fields, as JSON gives them back."""
-    return Sample(**{**fields, "status": Status(fields["status"])})
+    fields: dict[str, Any] = {**raw, "status": Status(raw["status"])}
+    return Sample(**fields)
 
 
 def _dumps(value: object) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engines.algorithms.choices import CustomAdvantage, CustomLoss
-from engines.algorithms.combinations import refusals
+from engines.algorithms.combinations import refusals, stale_doubts
 from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
 from infra.errors import InputError
 from tasks.opd import OpdSpec
 from tasks.rl import RlSettings, RlSpec
+
+_HALF_TYPES = ("bfloat16", "float16", "half")
+_HALF_GATE = 0.01
+"""nats a token; what 16 bits cost was measured to be about this"""
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
@@ -37,6 +41,22 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
             continue
         for check, saw in faults:
             yield f"{where}.{kind}: {part.path} breaks the contract: {check}: {saw}"
+
+
+def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
+    """What can run but hardly learns, or stops at its first step."""
+    if not isinstance(stage.spec, RlSpec | OpdSpec):
+        return
+    settings, where = stage.spec.settings, f"stage {stage.name}: algorithm"
+    if isinstance(settings, RlSettings) and settings.max_staleness:
+        yield from (f"{where}.{doubt}" for doubt in stale_doubts(settings.algorithm))
+    dtype = settings.fleet.sglang.get("dtype")
+    gate = settings.algorithm.agreement_gate
+    if gate < _HALF_GATE and (settings.trainer.precision == "bf16" or dtype in _HALF_TYPES):
+        yield (
+            f"{where}.agreement_gate: trainer and engine differ by about 0.01 nats a token where"
+            f" one of them computes in 16 bits, and beyond {gate:g} the stage stops; set it to 0.05"
+        )
 
 
 def _critic(settings: RlSettings) -> Iterator[str]:

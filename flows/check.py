@@ -34,13 +34,17 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
         raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
 
 
-def cautions(recipe: Recipe) -> Iterator[str]:
+def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """What can run and will hardly do what it was meant for."""
+    from flows.algorithm_checks import algorithm_cautions
+
     if recipe.unify == "opd" and recipe.base.random is not None:
         yield (
             "unify: opd starts the unified model from the base, which is random here: its answers"
             " hold nothing that a teacher could put right; use `sft+opd`"
         )
+    for stage in plan:
+        yield from algorithm_cautions(stage)
 
 
 def _names(recipe: Recipe) -> Iterator[str]:

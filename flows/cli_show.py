@@ -45,7 +45,7 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:
         console.print(f"  {reason}", markup=False, highlight=False)
-    for caution in cautions(recipe):
+    for caution in cautions(recipe, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     return 0
 

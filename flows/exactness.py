@@ -15,10 +15,10 @@ from tasks.rl import RlSpec
 
 # The only values with which a request's bits were measured to be independent of its batch.
 _MEASURED = {
-    "attention_backend": "torch_native",
-    "device": "cpu",
-    "dtype": "float32",
-    "sampling_backend": "pytorch",
+    "attention_backend": ("torch_native",),
+    "device": ("cpu",),
+    "dtype": ("float32", "bfloat16"),
+    "sampling_backend": ("pytorch",),
 }
 _NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -42,7 +42,7 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 def _unproven(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
-        is_other = name in _MEASURED and value != _MEASURED[name]
+        is_other = name in _MEASURED and value not in _MEASURED[name]
         is_lossy = name.startswith(_NEVER_MEASURED) and value not in (None, False, "auto")
         if is_other or is_lossy:
             yield name

@@ -4,6 +4,8 @@
                        and every rank's random states (torch, numpy, python, Megatron's)
     critic/            the same of the critic's ranks, where the algorithm has a critic
     state.json         where the stage stands: see `tasks.rl_record`, `tasks.sft_record`
+    buffer.json        batches that are sampled and not yet trained on, and surplus groups: with
+                       `max_staleness` they are of weights that no checkpoint has (rl)
     rollouts.parquet   the rollouts shown so far (rl)
     notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them; it is
                        all that `distill` and `evaluate` keep, a step for each model
@@ -19,7 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Where = Literal["trainer", "state.json", "rollouts.parquet", "notes", "spec", "handle", "empty"]
+Where = Literal[
+    "trainer",
+    "state.json",
+    "buffer.json",
+    "rollouts.parquet",
+    "notes",
+    "spec",
+    "handle",
+    "empty",
+]
 """`trainer`: in `trainer/` or `critic/`, by role. `spec`: made again from the stage's spec.
 `handle`: a reference to another object or process.
 `empty`: holds nothing when a checkpoint is taken"""
@@ -108,11 +119,22 @@ HELD: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/rollout/buffer.py:RolloutBuffer": {
         "_version": "state.json",
-        "_max_staleness": "spec",
-        "_in_flight": "empty",
-        "_ready": "empty",
-        "_surplus": "empty",
-        "_changed": "empty",
+        "max_staleness": "spec",
+        "_ready": "buffer.json",
+        "_surplus": "buffer.json",
+    },
+    "engines/rollout/batch.py:StepBatch": {
+        "version": "buffer.json",
+        "groups": "buffer.json",
+        "rolled": "buffer.json",
+        "wanted": "buffer.json",
+        "reused": "buffer.json",
+        "dropped": "buffer.json",
+        "rounds": "buffer.json",
+        "seconds": "buffer.json",
+        "cursor": "buffer.json",
+        "recovered": "buffer.json",
+        "agreement": "buffer.json",
     },
     "engines/rollout/consumer.py:Consumer": {
         "_version": "state.json",
@@ -131,7 +153,6 @@ HELD: Mapping[str, Mapping[str, Where]] = {
 }
 
 WITHIN_A_STEP = (
-    "engines/rollout/buffer.py:StepBatch",
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/session.py:TokenSession",
 )

@@ -22,6 +22,7 @@ from tasks.stage import StageContext, StageSpec, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
+    from engines.rollout.buffer import RolloutBuffer
     from engines.rollout.producer import Producer
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
@@ -52,8 +53,10 @@ class RlSettings(Config):
     no group is replaced, and as many are asked for as are needed"""
     refill_rounds: int = Field(default=1, ge=0)
     """most further rounds of a step, in which fresh problems replace zero-variance groups"""
-    max_staleness: int = Field(default=0, ge=0, le=0)
-    """policy versions between sampling and training; 0 is synchronous"""
+    max_staleness: int = Field(default=0, ge=0, le=16)
+    """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
+    sampled before the first step and one after each publish, in turns with training: batches are
+    exactly 0, 1, ..., k, k, k, ... versions old (less only where an update was skipped)"""
     algorithm: Algorithm = Algorithm()
     optimizer: Optimizer
     critic: Critic | None = None
@@ -93,6 +96,7 @@ async def train(
     """The same, of which `opd` is the case with `teachers`: model folders by domain. They judge
     every token, so no group is dropped because its rewards are equal."""
     from engines.rollout.bounds import Watch
+    from engines.rollout.buffer import RolloutBuffer
     from engines.rollout.gallery import Gallery
     from tasks.resources import open_parts
     from tasks.rl_record import RlRecord
@@ -112,13 +116,15 @@ async def train(
         )
         if teachers:
             await roles.trainer.load_teachers(teachers)
-        await _resume(context, record, roles, fleet)
+        buffer = RolloutBuffer(max_staleness=spec.settings.max_staleness)
+        await _resume(context, record, buffer, roles, fleet)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
         await _train(
             spec,
             context,
             record,
+            buffer,
             saving,
             _producer(spec, context, chat, domains, fleet, has_teachers=bool(teachers)),
             roles,
@@ -179,13 +185,16 @@ def _producer(
     )
 
 
-async def _resume(context: StageContext, record: RlRecord, roles: Roles, fleet: Fleet) -> None:
+async def _resume(
+    context: StageContext, record: RlRecord, buffer: RolloutBuffer, roles: Roles, fleet: Fleet
+) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
     if latest is None:
         return
     _, folder = latest
     record.restore(folder)
+    buffer.restore(folder, record.version)
     await roles.load(folder)
     await roles.trainer.publish(fleet.server_urls, record.version)
 
@@ -194,13 +203,13 @@ async def _train(
     spec: RlSpec,
     context: StageContext,
     record: RlRecord,
+    buffer: RolloutBuffer,
     saving: Saving,
     producer: Producer,
     roles: Roles,
     fleet: Fleet,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
-    from engines.rollout.buffer import RolloutBuffer
     from engines.rollout.consumer import Consumer, StepResult
     from engines.rollout.loop import train_loop
 
@@ -211,13 +220,15 @@ async def _train(
         over = record.solved or record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            await saving.begin(record.step, record.score, partial(_snapshot, record, roles))
+            snapshot = partial(_snapshot, record, buffer, roles)
+            await saving.begin(record.step, record.score, snapshot)
         if stopping:
             raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
         return over
 
-    if record.cursor is not None:
-        producer.source.seek(record.cursor)
+    sampled_to = buffer.cursor or record.cursor
+    if sampled_to is not None:
+        producer.source.seek(sampled_to)
     await train_loop(
         producer,
         Consumer(
@@ -228,7 +239,7 @@ async def _train(
             critic=roles.critic,
             critic_only_steps=critic.warmup_steps if critic else 0,
         ),
-        RolloutBuffer(max_staleness=settings.max_staleness, version=record.version),
+        buffer,
         first=record.step + 1,
         last=settings.steps,
         after_step=after_step,
@@ -236,7 +247,10 @@ async def _train(
     )
 
 
-def _snapshot(record: RlRecord, roles: Roles, folder: Path) -> Coroutine[Any, Any, object]:
-    """The record as it is now; the ranks stay as they are until the next update."""
+def _snapshot(
+    record: RlRecord, buffer: RolloutBuffer, roles: Roles, folder: Path
+) -> Coroutine[Any, Any, object]:
+    """Record and buffer as they are now; the ranks stay as they are until the next update."""
     write_rollouts = record.save(folder)
+    buffer.save(folder)
     return together(roles.save(folder), asyncio.to_thread(write_rollouts))

@@ -9,6 +9,7 @@ from engines.algorithms.choices import (
     DisLoss,
     DistillationAdvantage,
     GroupAdvantage,
+    GspoLoss,
     ReinforceLoss,
     ReinforcePlusPlusAdvantage,
     ReinforcePlusPlusBaselineAdvantage,
@@ -107,6 +108,29 @@ def _terms(algorithm: Algorithm) -> Iterator[str]:
         yield (
             "kl.estimator: the gradient of k1 as a loss is zero on average; choose k2 or k3, set"
             " unbiased, or set place to reward"
+        )
+
+
+def stale_doubts(algorithm: Algorithm) -> Iterator[str]:
+    """Why the composition would make poor use of data that older weights sampled."""
+    correction, of_trainer = algorithm.correction, algorithm.old_logprobs == "trainer"
+    is_bare = correction.weight is None and not correction.reject
+    if is_bare and (of_trainer or isinstance(algorithm.loss, ReinforceLoss)):
+        why = "its ratio begins at 1 however old the data" if of_trainer else "it has no ratio"
+        ways = (
+            ""
+            if isinstance(algorithm.loss, GspoLoss | ReinforceLoss)
+            else (", or `old_logprobs: engine`")
+        )
+        yield (
+            f"loss: {algorithm.loss.kind} trains on stale data as if it were fresh: {why}; add"
+            f" `correction: {{weight: {{}}}}` with `old_logprobs: trainer`{ways}"
+        )
+    if isinstance(algorithm.loss, GspoLoss) and not of_trainer:
+        yield (
+            f"loss: gspo clips sequences beyond {algorithm.loss.clip_high:g} of the weights that"
+            " sampled them, which stale ones are nearly always; write `old_logprobs: trainer` with"
+            " `correction: {weight: {level: geometric}}`"
         )
 
 

@@ -8,7 +8,7 @@
 | no trained token (all masked, or an empty response) | does not count | there are none |
 | of a group of equal rewards, or alone in its group | counts | trained with advantage 0, in the
   denominators; the rollout loop drops such groups before, so that they cost no pass |
-| staler than `max_staleness` | never arrives: the rollout buffer drops its group | |
+| staler than `max_staleness` | never arrives: the rollout buffer never hands it out | |
 | rejected by a correction | counts | loss 0, stays in the denominators |
 """
 

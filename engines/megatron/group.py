@@ -97,6 +97,15 @@ class TrainerGroup(RankGroup):
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
         return await self._call("token_rewards", samples, algorithm, timeout_s=timeout_s)
 
+    async def agreement(
+        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
+    ) -> dict[str, float]:
+        """How far the engine is from the weights that it sampled with, which are the present ones.
+
+        Raises AgreementError beyond the gate.
+        """
+        return await self._call("agreement", samples, algorithm, timeout_s=timeout_s)
+
     async def load_teachers(
         self, folders: Mapping[str, Path], *, timeout_s: float = WEIGHTS_S
     ) -> None:

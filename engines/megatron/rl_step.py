@@ -63,6 +63,18 @@ def train_on(
     return {**means, **mismatch, **targets.metrics, **rates}
 
 
+def agreement_of(
+    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+) -> dict[str, float]:
+    """See `Trainer.agreement`."""
+    batch = RlBatch.of(samples, algorithm)
+    ours, places = trainer.score(batch.flat, algorithm.temperature), batch.trained()
+    found = _mismatch(batch, ours, places, None)
+    check_agreement(ours, places, found["mismatch_mean"], algorithm.agreement_gate, batch)
+    kept = ("mismatch_mean", "mismatch_max", "mismatch_k1", "mismatch_k3", "mismatch_ess")
+    return {f"engine_{name}": found[name] for name in kept}
+
+
 def token_rewards_of(
     trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
 ) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from engines.megatron.objectives import SftObjective
 from engines.megatron.pack import FlatSequences
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.reference import Reference
-from engines.megatron.rl_step import token_rewards_of, train_on
+from engines.megatron.rl_step import agreement_of, token_rewards_of, train_on
 from engines.megatron.teachers import Teachers
 from engines.megatron.training import Training
 from engines.types import Sample
@@ -91,6 +91,11 @@ class Trainer(Training):
         """What the KL term adds to each token's reward, as flat as the trainable samples' tokens:
         a critic learns the same rewards. For `kl.place: reward`."""
         return token_rewards_of(self, samples, algorithm)
+
+    def agreement(self, samples: Sequence[Sample], algorithm: Algorithm) -> dict[str, float]:
+        """`engine_mismatch_*`: metrics of the engine against the present weights, which must have
+        sampled all of it. One forward pass, no update. Raises AgreementError beyond the gate."""
+        return agreement_of(self, samples, algorithm)
 
     # Scoring
 

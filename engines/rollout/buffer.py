@@ -1,99 +1,94 @@
-"""RolloutBuffer: what keeps the producer at most `max_staleness` policy versions ahead.
+"""RolloutBuffer: batches between sampling and training, none ever too old.
 
-    producer:  admit() ──▶ collect ──▶ put(batch)        waits in admit() for the consumer
-    consumer:  take() ──▶ train, publish ──▶ trained()   waits in take() for the producer
+    while has_room:  admit() ──▶ collect ──▶ put(batch)
+    take() ──▶ train, publish ──▶ trained(version)
 
-A batch is *in flight* from `admit` to `trained`. At most `max_staleness` batches may be in flight
-when another is admitted; so with 0 the two take turns, and with k a batch is trained at most k
-publishes after its sampling began.
+It has room for `max_staleness` + 1 batches. Filled up before every step it holds, after the first
+fill, one batch for each of the newest `max_staleness` + 1 versions; so the oldest, which is trained
+next, is `max_staleness` versions old, and with 0 it is of the newest weights.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from dataclasses import dataclass
+from pathlib import Path
 
+from engines.rollout.batch import StepBatch, dump_batches, load_batches
 from engines.rollout.source import Cursor
 from engines.types import Group
 
-
-@dataclass(slots=True)
-class StepBatch:
-    """What one training step is made of."""
-
-    version: int
-    """policy version when sampling began"""
-    groups: list[Group]
-    """groups with signal, in problem order, at most as many as a step trains on"""
-    rolled: list[Group]
-    """every group sampled for this step, in problem order"""
-    wanted: int
-    """groups the step asked for"""
-    reused: int
-    """of `groups`, those sampled for an earlier step"""
-    dropped: int
-    """groups with signal that no step could use: surplus, or stale"""
-    rounds: int
-    """rounds of generation"""
-    seconds: float
-    """wall time of generation and judging"""
-    cursor: Cursor
-    """where the problem source stood after it"""
-    recovered: int = 0
-    """of the rollouts, those that an earlier attempt had finished"""
+_FILE = "buffer.json"
 
 
 class RolloutBuffer:
-    """Bounded hand-over between one producer and one consumer of the same event loop."""
+    """Hand-over between a producer and a consumer that take turns."""
 
-    def __init__(self, *, max_staleness: int, version: int) -> None:
-        self._max_staleness = max_staleness
+    def __init__(self, *, max_staleness: int, version: int = 0) -> None:
+        self.max_staleness = max_staleness
         self._version = version
-        self._in_flight = 0
         self._ready: deque[StepBatch] = deque()
         self._surplus: list[Group] = []
-        self._changed = asyncio.Condition()
 
-    async def admit(self) -> tuple[int, list[Group], int]:
-        """Wait for leave to sample a batch. -> policy version, reusable surplus, stale dropped.
+    @property
+    def waiting(self) -> int:
+        """Batches that are sampled and not yet taken."""
+        return len(self._ready)
 
-        Surplus is reusable if it will not be too stale even when every batch in flight updates.
+    @property
+    def has_room(self) -> bool:
+        return self.waiting <= self.max_staleness
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the problem source stood after the newest batch; None when none waits."""
+        return self._ready[-1].cursor if self._ready else None
+
+    def admit(self) -> tuple[int, list[Group], int]:
+        """What the next batch begins with. -> policy version, reusable surplus, stale dropped.
+
+        Surplus is reusable if it will not be too stale even when every batch before it updates.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._in_flight <= self._max_staleness)
-            trained_at = self._version + self._in_flight
-            fresh = [g for g in self._surplus if self._is_fresh(g, trained_at)]
-            stale = len(self._surplus) - len(fresh)
-            self._surplus = []
-            self._in_flight += 1
-            return self._version, fresh, stale
+        trained_at = self._version + self.waiting
+        fresh = [g for g in self._surplus if self._is_fresh(g, trained_at)]
+        stale = len(self._surplus) - len(fresh)
+        self._surplus = []
+        return self._version, fresh, stale
 
     def keep_surplus(self, groups: list[Group]) -> int:
         """Offer unused groups to the next batch. -> how many cannot be kept (all when synchronous:
         the next step's policy is another one)."""
-        if self._max_staleness == 0:
+        if self.max_staleness == 0:
             return len(groups)
         self._surplus += groups
         return 0
 
-    async def put(self, batch: StepBatch) -> None:
-        async with self._changed:
-            self._ready.append(batch)
-            self._changed.notify_all()
+    def put(self, batch: StepBatch) -> None:
+        self._ready.append(batch)
 
-    async def take(self) -> StepBatch:
-        async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._ready))
-            return self._ready.popleft()
+    def take(self) -> StepBatch:
+        """The batch to train on now. Raises AssertionError for one that must not be trained."""
+        batch = self._ready.popleft()
+        if not all(self._is_fresh(group, self._version) for group in batch.groups):
+            raise AssertionError(
+                f"a batch of version {batch.version} holds samples over {self.max_staleness}"
+                f" versions older than the policy, which is at {self._version}"
+            )
+        return batch
 
-    async def trained(self, version: int) -> None:
-        """The consumer is done with the batch it took; the fleet now serves `version`."""
-        async with self._changed:
-            self._version = version
-            self._in_flight -= 1
-            self._changed.notify_all()
+    def trained(self, version: int) -> None:
+        """The batch that was taken is done with; the fleet now serves `version`."""
+        self._version = version
+
+    def save(self, folder: Path) -> None:
+        """Write what waits into a checkpoint's folder: no later weights could sample it again."""
+        (folder / _FILE).write_bytes(dump_batches(self._ready, self._surplus))
+
+    def restore(self, folder: Path, version: int) -> None:
+        """Take up what waited at a checkpoint of a policy at `version`."""
+        batches, self._surplus = load_batches((folder / _FILE).read_bytes())
+        self._ready = deque(batches)
+        self._version = version
 
     def _is_fresh(self, group: Group, trained_at: int) -> bool:
-        oldest = min(s.oldest_version for s in group.samples)
-        return trained_at - oldest <= self._max_staleness
+        versions = [s.oldest_version for s in group.samples if s.num_trained_tokens]
+        return trained_at - min(versions, default=trained_at) <= self.max_staleness

@@ -3,19 +3,18 @@
     with a critic:  values of the batch ──▶ policy step and critic step side by side, both from
                     these values; in the first steps the critic's alone
 
-consumes: `StepBatch`                     waits for: `buffer.take`
-produces: policy version + 1, metrics     unblocked by: `buffer.put`
+consumes: `StepBatch`     produces: policy version + 1, metrics
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
-from engines.rollout.buffer import RolloutBuffer, StepBatch
+from engines.rollout.batch import StepBatch
 from engines.rollout.producer import trainable
 from engines.rollout.seams import PolicyTrainer, ValueTrainer
 from engines.types import Sample
@@ -41,9 +40,16 @@ class StepResult:
     publish_seconds: float = 0.0
     publish_bytes: int = 0
 
+    @property
+    def staleness(self) -> list[int]:
+        """Of each trainable sample: the version that trained on it less its oldest token's."""
+        trained_at = self.version - bool(self.trained)
+        groups = [trainable(group) for group in self.batch.groups]
+        return [trained_at - s.oldest_version for g in groups for s in g.samples]
+
 
 class Consumer:
-    """Empties the buffer, one optimizer pass and one publish a batch."""
+    """One optimizer pass and one publish a batch."""
 
     def __init__(
         self,
@@ -63,31 +69,29 @@ class Consumer:
         self._algorithm = algorithm
         self._version = version
 
-    async def run(
-        self,
-        buffer: RolloutBuffer,
-        first: int,
-        last: int,
-        after_step: Callable[[StepResult], Awaitable[bool]],
-        before_update: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Train steps `first` to `last`; ends early when `after_step` answers True."""
-        for step in range(first, last + 1):
-            batch = await buffer.take()
-            await before_update()
-            result = await self.step(step, batch)
-            if await after_step(result):
-                return
-            await buffer.trained(result.version)
+    async def agreement(self, batch: StepBatch) -> dict[str, float]:
+        """Metrics of the engine against the trainer, on a batch that the present weights sampled.
+
+        Raises AgreementError beyond the gate.
+        """
+        samples = self._trainable(batch)
+        if not samples:
+            return {}
+        return await self._trainer.agreement(samples, self._algorithm)
+
+    def _trainable(self, batch: StepBatch) -> list[Sample]:
+        """Empty where nothing of the batch has a token to train on."""
+        samples = [s for group in batch.groups for s in trainable(group).samples]
+        return samples if any(trains(s, self._algorithm.truncated) for s in samples) else []
 
     async def step(self, step: int, batch: StepBatch) -> StepResult:
         """One update and publish. Raises EngineError, AgreementError, TrainingStopped."""
-        samples = [s for group in batch.groups for s in trainable(group).samples]
+        samples = self._trainable(batch)
         too_few = len(batch.groups) < _MIN_SHARE * batch.wanted
-        if too_few or not any(trains(s, self._algorithm.truncated) for s in samples):
+        if too_few or not samples:
             return StepResult(step, self._version, batch)
         began = time.monotonic()
-        trained, of_critic = await self._train(step, samples)
+        trained, of_critic = await self._train(step, samples, gate=batch.version == self._version)
         result = StepResult(step, self._version, batch, trained, of_critic)
         result.train_seconds = time.monotonic() - began
         if trained:
@@ -95,12 +99,15 @@ class Consumer:
         return result
 
     async def _train(
-        self, step: int, samples: list[Sample]
+        self, step: int, samples: list[Sample], *, gate: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy's update and of the critic's; empty where there was none."""
+        """Metrics of the policy's update and of the critic's; empty where there was none.
+
+        `gate`: the present weights sampled the batch, so the engine must agree with the trainer.
+        """
         trainer, algorithm = self._trainer, self._algorithm
         if self._critic is None:
-            metrics = await trainer.rl_step(samples, algorithm, gate=True, version=self._version)
+            metrics = await trainer.rl_step(samples, algorithm, gate=gate, version=self._version)
             return metrics, {}
         values = await self._critic.values(samples, algorithm)
         token_rewards = None
@@ -110,7 +117,7 @@ class Consumer:
         if step <= self._critic_only_steps:
             return {}, await learning
         return await together(
-            trainer.rl_step(samples, algorithm, True, self._version, values, token_rewards),
+            trainer.rl_step(samples, algorithm, gate, self._version, values, token_rewards),
             learning,
         )
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from engines.rollout.records import dump_turns, load_turns
+from engines.rollout.records import dump_turns, load_turns, to_sample
 from engines.types import Message, Sample, Status
 
 
@@ -103,5 +103,4 @@ def _read(piece: bytes) -> list[Finished]:
 
 def _rollout(fields: dict[str, Any]) -> Finished:
     turns = load_turns(fields.pop("turns"))
-    fields["status"] = Status(fields["status"])
-    return Finished(Sample(**fields), turns)
+    return Finished(to_sample(fields), turns)

@@ -1,16 +1,17 @@
-"""The RL loop: producer and consumer over one buffer.
+"""The RL loop: producer and consumer take turns over one buffer.
 
     problems ─▶ Producer ─▶ RolloutBuffer ─▶ Consumer ─▶ trainer.rl_step ─▶ publish, version + 1
                    ▲                                                              │
-                   └───────────────── admitted when fresh enough ◀────────────────┘
+                   └──────────────── when the buffer has room again ◀─────────────┘
 
-Both run all the time; the buffer alone decides how far apart they may be. Synchronous RL is
-`max_staleness=0` and nothing else.
+Nothing is sampled while weights are trained or published, so every batch is of one version, and the
+order of events is the same in every run. With `max_staleness` k the buffer is filled with k + 1
+batches before the first step and with one after each publish: batches are 0, 1, ..., k, k, k, ...
+versions old when they are trained (less where an update was skipped). Synchronous RL is k = 0.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from engines.rollout.buffer import RolloutBuffer
@@ -34,18 +35,21 @@ async def train_loop(
 ) -> None:
     """Run steps `first` to `last`, or until `after_step` answers True.
 
-    `before_update` is awaited while a batch is ready and the trainer still as the last step left
-    it.
-    The first error of either side ends both and is raised as it is.
+    What waits in the buffer at the start is what the first steps train on. `before_update` is
+    awaited while a batch is ready and the trainer still as the last step left it. An error of
+    either side is raised as it is.
     """
-    producing = asyncio.create_task(producer.run(buffer, first, last))
-    consuming = asyncio.create_task(consumer.run(buffer, first, last, after_step, before_update))
-    try:
-        done, _ = await asyncio.wait({producing, consuming}, return_when=asyncio.FIRST_COMPLETED)
-        if consuming not in done:
-            producing.result()  # raises what ended it, if it failed
-        await consuming
-    finally:
-        for task in (producing, consuming):
-            task.cancel()
-        await asyncio.gather(producing, consuming, return_exceptions=True)
+    sampled = first + buffer.waiting - 1
+    for step in range(first, last + 1):
+        while buffer.has_room and sampled < last:
+            sampled += 1
+            batch = await producer.produce(buffer, sampled)
+            if buffer.max_staleness:
+                # In later steps the policy is another, so that the two cannot be compared.
+                batch.agreement = await consumer.agreement(batch)
+            buffer.put(batch)
+        await before_update()
+        result = await consumer.step(step, buffer.take())
+        buffer.trained(result.version)
+        if await after_step(result):
+            return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from engines.rollout.buffer import StepBatch
+from engines.rollout.batch import StepBatch
 from engines.rollout.consumer import StepResult
 from engines.types import Sample, Status
 
@@ -67,6 +67,8 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "rollouts_recovered": float(batch.recovered),
         "version": float(result.version),
         "update_skipped": float(not result.trained),
+        "staleness_mean": mean(result.staleness),
+        "staleness_max": float(max(result.staleness, default=0)),
         "generated_tokens": float(generated),
         "generate_tokens_per_s": generated / max(batch.seconds, 1e-9),
         "generate_seconds": batch.seconds,
@@ -75,7 +77,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "publish_bytes": float(result.publish_bytes),
         "step_seconds": seconds,
     }
-    values |= _by_domain(verdicts)
+    values |= _by_domain(verdicts) | batch.agreement
     # the trainer's own clock is inside `train_seconds`; its names are prefixed where ours say more
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
     renamed["seconds"] = "trainer_seconds"

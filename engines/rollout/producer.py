@@ -4,8 +4,7 @@
             groups whose rewards differ (with a critic: all) are kept; the others are replaced by
             fresh problems in the next round, until enough are kept or the rounds are used up
 
-consumes: the problem source, the policy of the moment     waits for: `buffer.admit`
-produces: `StepBatch`                                      unblocked by: `buffer.trained`
+consumes: the problem source, the policy of the moment     produces: `StepBatch`
 
 Groups keep the order of their problems whatever the order of arrival, so that a step is the same
 whenever its rollouts are.
@@ -19,7 +18,8 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from engines.rollout.buffer import RolloutBuffer, StepBatch
+from engines.rollout.batch import StepBatch
+from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.episode import Roller, Rollout
 from engines.rollout.journal import Finished, RolloutJournal
 from engines.rollout.source import Drawn, ProblemSource
@@ -27,7 +27,7 @@ from engines.types import TRAINABLE, Group
 
 
 class Producer:
-    """Fills a buffer with one batch a step."""
+    """Samples one batch a step."""
 
     def __init__(
         self,
@@ -54,13 +54,12 @@ class Producer:
         self._needs_spread = needs_spread
         self._journal = journal
 
-    async def run(self, buffer: RolloutBuffer, first: int, last: int) -> None:
-        """Produce the batches of steps `first` to `last`, each as soon as the buffer admits it."""
-        for step in range(first, last + 1):
-            version, surplus, stale = await buffer.admit()
-            batch, unused = await self.collect(step, version, surplus)
-            batch.dropped += stale + buffer.keep_surplus(unused)
-            await buffer.put(batch)
+    async def produce(self, buffer: RolloutBuffer, step: int) -> StepBatch:
+        """The batch that step `step` will train on, of the present policy. Raises EngineError."""
+        version, surplus, stale = buffer.admit()
+        batch, unused = await self.collect(step, version, surplus)
+        batch.dropped += stale + buffer.keep_surplus(unused)
+        return batch
 
     async def collect(
         self, step: int, version: int, surplus: list[Group]

@@ -66,7 +66,7 @@ FUNCTIONS = {
     "weight_metrics": "mismatch metrics",
 }
 """the row of each other function"""
-NO_ESTIMATORS = {"composed", "refusals", "describe", "counts", "trains"}
+NO_ESTIMATORS = {"composed", "refusals", "stale_doubts", "describe", "counts", "trains"}
 """public functions that compute no numbers"""
 
 

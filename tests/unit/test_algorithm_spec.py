@@ -6,10 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from engines.algorithms import choices
-from engines.algorithms.combinations import describe, refusals
+from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from flows.check import check_recipe
+from flows.check import cautions, check_recipe
+from flows.exactness import inexact
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from infra.errors import InputError
@@ -160,6 +161,62 @@ def test_check_names_the_stage_and_every_reason() -> None:
     said = str(caught.value)
     assert "stage agent-rl: algorithm.advantage: distillation (preset opd) needs teachers" in said
     assert "stage unified-rl: algorithm.correction: weighs" in said
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_of_the_presets_only_gspo_takes_stale_data_for_fresh(preset: str) -> None:
+    """The others take their ratio, or their correction, to what sampled."""
+    said = list(stale_doubts(Algorithm.model_validate({"preset": preset})))
+    assert len(said) == (preset == "gspo")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"old_logprobs": "trainer"}, "clip trains on stale data as if it were fresh: its ratio"),
+        ({"old_logprobs": "trainer"}, "or `old_logprobs: engine`"),
+        ({"preset": "gspo"}, "begins at 1 however old the data; add `correction: {weight: {}}`"),
+        ({"preset": "gspo", "old_logprobs": "engine"}, "gspo clips sequences beyond 0.0004 of"),
+        ({"loss": "reinforce", "mini_batches": 1}, "as if it were fresh: it has no ratio"),
+        ({"old_logprobs": "trainer", **WEIGHT}, None),
+        ({"preset": "gspo", **WEIGHT}, None),
+        ({"old_logprobs": "trainer", "correction": {"reject": [{"kind": "opsm"}]}}, None),
+        ({"loss": "reinforce", "mini_batches": 1, "old_logprobs": "trainer", **WEIGHT}, None),
+    ],
+)
+def test_what_stale_data_would_mislead_is_warned_of(
+    written: dict[str, object], said: str | None
+) -> None:
+    found = list(stale_doubts(Algorithm.model_validate(written)))
+    assert found == [] if said is None else any(said in line for line in found), found
+
+
+def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop() -> None:
+    def warned(*changes: str) -> list[str]:
+        recipe = load_recipe("cpu-smoke", [f"unified.rl.{change}" for change in changes])
+        return list(cautions(recipe, plan_post_train(recipe)))
+
+    assert warned("max_staleness=16") == warned("algorithm={preset: gspo}") == []
+    (stale,) = warned("max_staleness=4", "algorithm={preset: gspo}")
+    assert stale.startswith("stage unified-rl: algorithm.loss: gspo trains on stale data")
+    (coarse,) = warned("fleet={sglang: {dtype: bfloat16}}")
+    assert coarse.startswith("stage unified-rl: algorithm.agreement_gate: trainer and engine")
+    assert warned("trainer={precision: bf16}") == [coarse]
+    gate = "algorithm={agreement_gate: 0.05}"
+    assert warned("fleet={sglang: {dtype: bfloat16}}", gate) == []
+    assert warned("fleet={sglang: {dtype: float32}}") == []
+
+
+def test_staleness_is_at_most_16_versions() -> None:
+    with pytest.raises(InputError, match="max_staleness"):
+        load_recipe("cpu-smoke", ["unified.rl.max_staleness=17"])
+
+
+def test_a_coarser_engine_may_promise_exact_resumes_as_far_as_it_was_measured() -> None:
+    for dtype, reasons in (("bfloat16", 0), ("float16", 1)):
+        change = f"unified.rl.fleet={{sglang: {{dtype: {dtype}}}}}"
+        recipe = load_recipe("cpu-smoke", [change])
+        assert len(list(inexact(recipe, plan_post_train(recipe)))) == reasons
 
 
 def test_the_shipped_recipes_train_as_they_did() -> None:

@@ -173,11 +173,15 @@ def test_mismatch_metrics_by_hand() -> None:
     assert (got["lag0_share"], got["lag3_share"]) == (0.5, 0.5)
     assert got["lag0_k3"] == pytest.approx(2 - 1 - ln2)
     assert got["lag3_k3"] == pytest.approx(0)
+    assert (got["lag0_k1"], got["lag3_k1"]) == (pytest.approx(-ln2), 0)
 
 
 @pytest.mark.proof("mismatch metrics", "edge")
-def test_a_batch_of_one_version_has_no_metrics_by_lag() -> None:
-    got = mismatch_metrics(logs(0.5), logs(0.5), torch.tensor([2]))
-    assert not [name for name in got if name.startswith("lag2")]
+def test_only_a_batch_of_the_newest_version_has_no_metrics_by_lag() -> None:
+    fresh = mismatch_metrics(logs(0.5), logs(0.5), torch.tensor([0]))
+    assert [name for name in fresh if name.startswith("lag")] == ["lag_mean", "lag_max"]
+    got = mismatch_metrics(logs(0.5), logs(0.25), torch.tensor([2]))
     assert got["lag_mean"] == 2
+    assert (got["lag2_share"], got["lag2_k1"]) == (1, got["mismatch_k1"])
+    assert got["lag2_k3"] == got["mismatch_k3"]
     assert mismatch_metrics(logs(), logs(), torch.tensor([])) == {}

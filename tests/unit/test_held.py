@@ -62,14 +62,19 @@ def test_every_stateful_object_of_a_loop_is_listed_attribute_by_attribute() -> N
         assert found[name] == set(places), f"{name}: say in tasks/held.py where a checkpoint has it"
 
 
-def test_the_records_save_and_restore_all_that_is_listed_for_their_file() -> None:
-    """A name that is listed for state.json must be written and read where it is kept."""
-    for name in ("tasks/rl_record.py:RlRecord", "tasks/sft_record.py:SftRecord"):
+def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
+    """A name that is listed for a file must be written and read where it is kept."""
+    for name, kept_in in (
+        ("tasks/rl_record.py:RlRecord", "state.json"),
+        ("tasks/sft_record.py:SftRecord", "state.json"),
+        ("engines/rollout/buffer.py:RolloutBuffer", "buffer.json"),
+    ):
         file, _, which = name.partition(":")
         tree = ast.parse((ROOT / file).read_text())
         node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == which)
         methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
-        saved = [attr for attr, place in HELD[name].items() if place == "state.json"]
+        saved = [attr for attr, place in HELD[name].items() if place == kept_in]
+        assert saved
         for attr in saved:
             assert f"self.{attr}" in ast.unparse(methods["save"]), f"{attr} is not saved"
             if attr != "_unsaved":  # reported again at once, not kept

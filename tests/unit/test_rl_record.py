@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engines.rollout.batch import StepBatch
 from engines.rollout.bounds import Watch
-from engines.rollout.buffer import StepBatch
 from engines.rollout.consumer import StepResult
 from engines.rollout.gallery import Gallery, read_rollouts
 from engines.rollout.source import Cursor

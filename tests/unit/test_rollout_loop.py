@@ -27,25 +27,40 @@ class Trainer:
         self.policy = policy
         self.slow = slow
         self.trained: list[list[int]] = []
+        self.tokens: list[list[list[int]]] = []
+        self.gated: list[bool] = []
+        self.events: list[str] = []
         self.heard = (None, None)
 
     async def rl_step(self, samples, algorithm, gate, version, values=None, token_rewards=None):
         self.heard = (values, token_rewards)
+        asked = len(self.policy.calls)
         for _ in range(self.slow):
             await asyncio.sleep(0)
+        assert len(self.policy.calls) == asked, "nothing is sampled while weights are trained"
         self.trained.append([s.oldest_version for s in samples])
+        self.tokens.append([s.tokens for s in samples])
+        self.gated.append(gate)
+        self.events.append(f"train {samples[0].oldest_version} at {version}")
         return {"entropy": 0.5, "tokens": 10.0}
+
+    async def agreement(self, samples, algorithm):
+        self.events.append(f"sampled {samples[0].oldest_version}")
+        assert {s.oldest_version for s in samples} == {self.policy.version}
+        return {"engine_mismatch_mean": self.policy.version / 100}
 
     async def token_rewards(self, samples, algorithm):
         return "token rewards"
 
     async def publish(self, endpoints, version):
         self.policy.version = version
+        self.events.append(f"publish {version}")
         return SimpleNamespace(bytes=100, seconds=0.0)
 
 
-def setup(say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0):
+def setup(say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0):
     policy = Policy(say)
+    policy.version = version
     trainer = Trainer(policy, slow)
     made = Producer(
         roller=roller(policy),
@@ -57,9 +72,9 @@ def setup(say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0):
         temperature=1.0,
     )
     consumer = Consumer(
-        trainer=trainer, endpoints=["http://server"], algorithm=Algorithm(), version=0
+        trainer=trainer, endpoints=["http://server"], algorithm=Algorithm(), version=version
     )
-    return made, consumer, RolloutBuffer(max_staleness=max_staleness, version=0), trainer
+    return made, consumer, RolloutBuffer(max_staleness=max_staleness, version=version), trainer
 
 
 def informative():
@@ -67,7 +82,7 @@ def informative():
     return lambda *_: str(next(calls) % 2)
 
 
-async def run(parts, steps, stop_after=None):
+async def run(parts, steps, stop_after=None, first=1):
     made, consumer, buffer, _ = parts
     results = []
 
@@ -76,7 +91,7 @@ async def run(parts, steps, stop_after=None):
         return result.step == stop_after
 
     await asyncio.wait_for(
-        train_loop(made, consumer, buffer, first=1, last=steps, after_step=after_step), 10
+        train_loop(made, consumer, buffer, first=first, last=steps, after_step=after_step), 10
     )
     return results
 
@@ -89,12 +104,89 @@ async def test_synchronous_training_sees_only_the_newest_weights():
     assert [r.batch.version for r in results] == [0, 1, 2]
 
 
-async def test_staleness_one_overlaps_and_is_never_exceeded():
-    parts = setup(informative(), max_staleness=1, slow=500)
-    await run(parts, 6)
-    staleness = [step - min(versions) for step, versions in enumerate(parts[3].trained)]
-    assert max(staleness) == 1
-    assert len(staleness) == 6
+async def test_with_staleness_the_two_take_turns_in_one_order_of_events():
+    parts = setup(informative(), max_staleness=2, slow=500)
+    results = await run(parts, 5)
+    assert parts[3].events == [
+        *("sampled 0", "sampled 0", "sampled 0"),
+        *("train 0 at 0", "publish 1", "sampled 1"),
+        *("train 0 at 1", "publish 2", "sampled 2"),
+        *("train 0 at 2", "publish 3"),
+        *("train 1 at 3", "publish 4"),
+        *("train 2 at 4", "publish 5"),
+    ]
+    assert parts[3].gated == [True, False, False, False, False], "stale logprobs may differ"
+    metrics = [step_metrics(r) for r in results]
+    assert [m["engine_mismatch_mean"] for m in metrics] == [0, 0, 0, 0.01, 0.02]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 16])
+async def test_batches_are_0_to_k_and_then_always_k_versions_old(k):
+    results = await run(setup(informative(), max_staleness=k), k + 4)
+    metrics = [step_metrics(r) for r in results]
+    wanted = [*range(k), k, k, k, k]
+    assert [m["staleness_max"] for m in metrics] == wanted
+    assert [m["staleness_mean"] for m in metrics] == wanted
+    assert [r.version for r in results] == list(range(1, k + 5))
+
+
+async def test_a_stage_shorter_than_its_staleness_samples_what_it_trains_on():
+    parts = setup(informative(), max_staleness=8)
+    assert [r.batch.version for r in await run(parts, 3)] == [0, 0, 0]
+    assert len(parts[3].policy.calls) == 3 * 8
+
+
+async def test_what_waits_at_a_checkpoint_is_trained_on_as_if_nothing_had_happened(tmp_path):
+    """The policy that comes back could not have sampled it, and it is not asked to."""
+
+    def say(_, sampling):
+        return str(sampling.seed % 7)
+
+    whole = setup(say, max_staleness=2, oversample=2.0)
+    told = await run(whole, 7)
+    cut = setup(say, max_staleness=2, oversample=2.0)
+    await run(cut, 7, stop_after=3)
+    cut[2].save(tmp_path)
+    rest = setup(say, max_staleness=2, oversample=2.0, version=3)
+    rest[2].restore(tmp_path, 3)
+    assert rest[2].cursor == cut[2].cursor == told[4].batch.cursor
+    rest[0].source.seek(rest[2].cursor)
+    last = await run(rest, 7, first=4)
+    assert rest[3].tokens == whole[3].tokens[3:]
+    assert rest[3].trained == whole[3].trained[3:] == [[1] * 8, [2] * 8, [3] * 8, [4] * 8]
+    assert [steady(r) for r in last] == [steady(r) for r in told[3:]]
+    assert {call[1].seed for call in rest[3].policy.calls}.isdisjoint(
+        call[1].seed for call in cut[3].policy.calls
+    )
+
+
+def steady(result):
+    """Metrics of a step, less what a clock says."""
+    return {
+        k: v for k, v in step_metrics(result).items() if "seconds" not in k and "_per_" not in k
+    }
+
+
+async def test_a_batch_that_is_too_old_is_never_trained():
+    made, consumer, buffer, trainer = setup(informative(), max_staleness=1)
+    buffer.put(await made.produce(buffer, 1))
+    buffer.trained(2)
+    with pytest.raises(
+        AssertionError, match="over 1 versions older than the policy, which is at 2"
+    ):
+        await run((made, consumer, buffer, trainer), 1)
+    assert trainer.trained == []
+
+
+async def test_a_skipped_update_makes_the_next_batches_less_old():
+    """Four rollouts are of equal rewards, so the batch of step 2 has no group to train on."""
+    calls = iter(range(10**6))
+    parts = setup(lambda *_: "0" if 8 <= (n := next(calls)) < 16 else str(n % 2), max_staleness=1)
+    results = await run(parts, 4)
+    metrics = [step_metrics(r) for r in results]
+    assert [m["update_skipped"] for m in metrics] == [0, 1, 0, 0]
+    assert [r.version for r in results] == [1, 1, 2, 3]
+    assert [m["staleness_max"] for m in metrics] == [0, 0, 0, 1]
 
 
 async def test_surplus_is_dropped_and_counted_when_synchronous():
@@ -103,11 +195,14 @@ async def test_surplus_is_dropped_and_counted_when_synchronous():
     assert [r.batch.reused for r in results] == [0, 0]
 
 
-async def test_surplus_is_reused_when_staleness_allows():
-    parts = setup(informative(), max_staleness=2, slow=500, oversample=2.0)
-    results = await run(parts, 4)
-    assert sum(r.batch.reused for r in results) > 0
-    assert all(step - min(v) <= 2 for step, v in enumerate(parts[3].trained))
+async def test_surplus_is_reused_by_steps_of_the_same_weights_only():
+    """Of the eight informative groups of step 1, four are left to step 2, and none to step 4."""
+    parts = setup(informative(), max_staleness=2, oversample=2.0)
+    results = await run(parts, 5)
+    assert [r.batch.reused for r in results] == [0, 4, 0, 0, 0]
+    assert [len(r.batch.rolled) for r in results] == [8, 0, 8, 8, 8]
+    assert [r.batch.dropped for r in results] == [0, 0, 0, 4, 4], "too old where they would train"
+    assert [step_metrics(r)["staleness_max"] for r in results] == [0, 1, 2, 2, 2]
 
 
 async def test_too_few_groups_skip_the_update_and_keep_the_version():
@@ -175,8 +270,8 @@ class Critic:
 
 
 def with_critic(**written):
-    policy = Policy(informative())
-    trainer, critic = Trainer(policy), Critic()
+    made, _, buffer, trainer = setup(informative())
+    critic = Critic()
     consumer = Consumer(
         trainer=trainer,
         endpoints=["http://server"],
@@ -185,7 +280,6 @@ def with_critic(**written):
         critic=critic,
         critic_only_steps=2,
     )
-    made, _, buffer, _ = setup(informative())
     return made, consumer, buffer, trainer, critic
 
 

@@ -16,6 +16,9 @@ from engines.sglang.seeded import pick, pick_filtered
 pytestmark = pytest.mark.unit
 
 
+both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """As a server on CPU has: more of them cut a product where its number of rows says."""
@@ -25,10 +28,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@both_types
 @pytest.mark.parametrize(("inner", "outer"), [(64, 128), (128, 1100), (256, 128), (896, 2432)])
-def test_a_row_of_a_product_is_the_same_among_any_number(inner: int, outer: int) -> None:
+def test_a_row_of_a_product_is_the_same_among_any_number(
+    inner: int, outer: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    weight, rows = torch.randn(outer, inner), torch.randn(128, inner)
+    weight, rows = torch.randn(outer, inner).to(dtype), torch.randn(128, inner).to(dtype)
     whole = linear(rows, weight)
     for count in [*range(1, 34), 47, 64, 100]:
         part = filled_up(lambda x: linear(x, weight), rows[5 : 5 + count].clone())
@@ -38,13 +44,15 @@ def test_a_row_of_a_product_is_the_same_among_any_number(inner: int, outer: int)
 class Cache:
     """Keys and values of requests whose queries at every position are known."""
 
-    def __init__(self, lengths: list[int], heads: int, groups: int, width: int) -> None:
+    def __init__(
+        self, lengths: list[int], heads: int, groups: int, width: int, dtype: torch.dtype
+    ) -> None:
         torch.manual_seed(1)
         self.longest = max(lengths)
         self.table = torch.randperm(len(lengths) * self.longest).view(len(lengths), -1)
-        self.keys = torch.randn(self.table.numel(), groups, width)
-        self.values = torch.randn(self.table.numel(), groups, width)
-        self.queries = torch.randn(len(lengths), self.longest, heads, width)
+        self.keys = torch.randn(self.table.numel(), groups, width).to(dtype)
+        self.values = torch.randn(self.table.numel(), groups, width).to(dtype)
+        self.queries = torch.randn(len(lengths), self.longest, heads, width).to(dtype)
 
     def attend(self, requests: list[int], new: list[tuple[int, int]], decode: bool) -> torch.Tensor:
         """Of each request the tokens from `new[i][0]` to `new[i][1]`; [all new tokens, H, D]."""
@@ -55,12 +63,14 @@ class Cache:
         return _attend(plan, query, torch.empty_like(query), self.keys, self.values, None)
 
 
+@both_types
 @pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (4, 2, 32), (14, 2, 64)])
 def test_a_query_sees_the_same_decoded_or_prefilled_in_any_split_and_batch(
-    heads: int, groups: int, width: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, groups: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "_rooms", {})
     lengths = [1, 7, 16, 33, 90, 257, 600]
-    cache = Cache(lengths, heads, groups, width)
+    cache = Cache(lengths, heads, groups, width, dtype)
     everyone = list(range(len(lengths)))
     alone = [
         torch.cat([cache.attend([r], [(p, p + 1)], decode=True) for p in range(n)])

@@ -74,9 +74,11 @@ def test_an_operator_without_its_settings_is_refused(operator: str, part: str) -
 
 
 def test_only_opd_alone_from_a_random_base_is_warned_of() -> None:
-    assert [len(list(cautions(recipe(how)))) for how in ("sft", "opd", "sft+opd")] == [0, 1, 0]
-    from_folder = recipe("opd", "base.random=null", "base.folder=/models/mine")
-    assert list(cautions(from_folder)) == []
+    def warned(made: Recipe) -> list[str]:
+        return list(cautions(made, plan_post_train(made)))
+
+    assert [len(warned(recipe(how))) for how in ("sft", "opd", "sft+opd")] == [0, 1, 0]
+    assert warned(recipe("opd", "base.random=null", "base.folder=/models/mine")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An RL stage that kills its own process at a moment: `rl_victim ROOT MODEL MOMENT PRESET`."""
+"""An RL stage that kills its own process at a moment: `rl_victim ROOT MODEL MOMENT VARIANT`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,30 @@ MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-train
 step 4; of step 5"""
 LIMIT_S = 120.0
 
+# A critic that is alone in the first step; data of older weights; and of a coarser engine.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
+    "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
+    "bf16": {
+        "max_staleness": 2,
+        "algorithm": {"preset": "icepop", "agreement_gate": 0.05},
+        "fleet": {"sglang": {"dtype": "bfloat16"}},
+    },
+}
 
-def rl_spec(preset: str = "grpo") -> rl.RlSpec:
-    """Five steps, a checkpoint after every second; with a critic that is alone in the first."""
+
+def rl_spec(variant: str = "grpo") -> rl.RlSpec:
+    """Five steps, a checkpoint after every second."""
     settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,
         "group_size": 4,
         "oversample": 2.0,
-        "algorithm": {"preset": preset},
         "optimizer": {"lr": 3e-3},
         "checkpoint_every": 2,
+        **VARIANTS[variant],
     }
-    if preset == "ppo":
-        settings["critic"] = {"warmup_steps": 1}
     return rl.RlSpec.model_validate({"settings": settings, "domains": [STEADY]})
 
 
@@ -84,15 +94,15 @@ def context_of(root: Path, name: str, model: Path) -> StageContext:
     return stage_context(root, name, {"model": model}, pool=Resources(trainer_ranks=2, servers=1))
 
 
-def main(root: Path, model: Path, moment: str, preset: str) -> None:
-    name = f"cut-{preset}"
+def main(root: Path, model: Path, moment: str, variant: str) -> None:
+    name = f"cut-{variant}"
     context = context_of(root, name, model)
     attempt = int((root / name / "attempts").read_text())
     store = DyingStore(f"file://{root / name / 'store'}", moment)
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
     if moment in ("beside-checkpoint", "after-training"):
         context.reporter = Reporter(store.may_die)
-    asyncio.run(rl.run(rl_spec(preset), context))
+    asyncio.run(rl.run(rl_spec(variant), context))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import ray
 from safetensors.numpy import load_file
 
 from engines.rollout.gallery import read_rollouts
+from infra.errors import AgreementError
 from tasks import rl
-from tasks.stage import StageContext
+from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
 from tests.stage_parts import ListReporter
 
@@ -38,12 +39,12 @@ def result(context: StageContext) -> tuple[list[bytes], list[Any], dict[int, dic
     return [file.read_bytes() for file in weights], shown, steps
 
 
-def die(root: Path, model: Path, moment: str, preset: str) -> str:
-    """Run the stage `cut-PRESET` in a process of its own until it kills itself at the moment; ->
+def die(root: Path, model: Path, moment: str, variant: str) -> str:
+    """Run the stage `cut-VARIANT` in a process of its own until it kills itself at the moment; ->
     what it wrote to stderr."""
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-P", "-m", "tests.integration.stages.rl_victim"]
-    command += [root, model, moment, preset]
+    command += [root, model, moment, variant]
     done = subprocess.run(
         [str(part) for part in command],
         env=os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -103,6 +104,63 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     assert last == weights
     assert shown_last == shown
     assert steps_last == {step: steps[step] for step in steps_last}
+
+
+async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bits(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    whole = context_of(stage_root, "whole-stale", small_base)
+    await rl.run(rl_spec("stale"), whole)
+    weights, shown, steps = result(whole)
+    assert [steps[n]["staleness_max"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
+    assert [steps[n]["lag_mean"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
+    for step in steps.values():
+        assert step["update_skipped"] == 0
+        assert step["engine_mismatch_mean"] <= 2e-5, "of the weights that sampled it"
+        assert 0 <= step["rejected_share"] < 1
+        assert 0 < step["mismatch_ess"] <= 1
+    assert steps[1]["mismatch_mean"] <= 2e-5
+    assert all(steps[n]["mismatch_mean"] > 1e-3 for n in (3, 4, 5)), "the policy has moved on"
+    assert steps[5]["lag2_k3"] == steps[5]["mismatch_k3"] > 0
+    assert steps[5]["lag2_k1"] == steps[5]["mismatch_k1"]
+    assert {v for r in shown if r.label == "step 5" for v in r.weight_versions} == {-1, 2}
+
+    for moment in MOMENTS:
+        await asyncio.to_thread(die, stage_root, small_base, moment, "stale")
+    rest = context_of(stage_root, "cut-stale", small_base)
+    await rl.run(rl_spec("stale"), rest)
+    last, shown_last, steps_last = result(rest)
+    assert last == weights
+    assert shown_last == shown
+    assert steps_last == {step: steps[step] for step in steps_last}
+
+
+async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_bits(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    whole = context_of(stage_root, "whole-bf16", small_base)
+    await rl.run(rl_spec("bf16"), whole)
+    weights, shown, steps = result(whole)
+    for step in steps.values():
+        # fp32: below 2e-5. This model is nearly uniform; a sharp one differs ten times as much.
+        assert 2e-4 < step["engine_mismatch_mean"] < 0.05
+
+    cut = context_of(stage_root, "cut-bf16", small_base)
+    cut.stop.requested = True
+    with pytest.raises(Stopped, match="after step 1"):
+        await rl.run(rl_spec("bf16"), cut)
+    rest = context_of(stage_root, "cut-bf16", small_base)
+    await rl.run(rl_spec("bf16"), rest)
+    assert result(rest) == (weights, shown, steps)
+
+
+async def test_the_gate_stops_a_coarser_engine_that_nobody_announced(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    spec = rl_spec("bf16")
+    spec.settings.algorithm = spec.settings.algorithm.model_copy(update={"agreement_gate": 1e-4})
+    with pytest.raises(AgreementError, match="over the gate 1e-04"):
+        await rl.run(spec, context_of(stage_root, "gated-bf16", small_base))
 
 
 def _changed(before: Path, after: Path) -> bool:

@@ -317,3 +317,26 @@ async def test_an_error_of_the_critic_ends_the_loop_as_it_is():
     critic.critic_step = critic_step
     with pytest.raises(EngineError, match="rank 1 is gone"):
         await run([*parts, trainer], 3)
+
+
+async def test_before_each_update_the_trainer_is_as_the_last_step_left_it():
+    made, consumer, buffer, trainer = setup(informative())
+    updates = []
+
+    async def before_update():
+        updates.append(len(trainer.trained))
+        if len(updates) == 3:
+            raise EngineError("the checkpoint failed")
+
+    async def after_step(result):
+        return False
+
+    with pytest.raises(EngineError, match="the checkpoint failed"):
+        await asyncio.wait_for(
+            train_loop(
+                made, consumer, buffer, first=1, last=5,
+                after_step=after_step, before_update=before_update,
+            ), 10,
+        )  # fmt: skip
+    assert updates == [0, 1, 2]
+    assert len(trainer.trained) == 2

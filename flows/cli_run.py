@@ -28,8 +28,9 @@ def start(recipe: str, changes: list[str], name: str, in_process: bool, console:
     from flows.open import running_stack
 
     loaded = load_recipe(recipe, changes)
-    check_recipe(loaded, plan_of("post-train", loaded, {}))
-    for caution in cautions(loaded):
+    plan = plan_of("post-train", loaded, {})
+    check_recipe(loaded, plan)
+    for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require("post-train")

@@ -8,7 +8,9 @@ import pytest
 
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
+from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
+from engines.weight_sync import disk, publish
 from tests.integration.conftest import SglangPair
 
 pytestmark = pytest.mark.integration
@@ -74,3 +76,30 @@ async def test_greedy_and_filtered_neighbours_leave_a_sample_as_it_is(
     mixed = [turn for three in zip(turns, greedy, narrow, strict=True) for turn in three]
     found = bits(await generate(sglang_pair, mixed, 36))
     assert [found[0::3], found[1::3], found[2::3]] == apart
+
+
+async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_batch(
+    sglang_pair: SglangPair,
+) -> None:
+    from safetensors.torch import load_file
+
+    pair, turns = sglang_pair, sampled(48)
+    await asyncio.to_thread(disk.publish, pair.other_model, pair.urls, 1)
+    fine = await generate(pair, turns, 16)
+    spec = FleetSpec(sglang={"dtype": "bfloat16"})
+    await asyncio.to_thread(pair.slots.prepare, pair.names, spec, pair.model, 1, 0)
+    weights = load_file(pair.other_model / "model.safetensors").items()
+    await asyncio.to_thread(publish, weights, pair.urls, 1)
+    together = await generate(pair, turns, 16)
+    for url in pair.urls:
+        call(url, "/flush_cache", {}, timeout=30)
+    for max_batch in (1, 2, 5, 48):
+        assert bits(await generate(pair, turns[::-1], max_batch))[::-1] == bits(together)
+    assert {v for g in together for v in g.weight_versions} == {1}
+    firsts = [
+        abs(a.logprobs[0] - b.logprobs[0])
+        for a, b in zip(fine, together, strict=True)
+        if a.token_ids[0] == b.token_ids[0]
+    ]
+    assert len(firsts) > 40
+    assert 1e-3 < sum(firsts) / len(firsts) < 0.1

@@ -157,8 +157,11 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
 async def test_the_gate_stops_a_coarser_engine_that_nobody_announced(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    spec = rl_spec("bf16")
-    spec.settings.algorithm = spec.settings.algorithm.model_copy(update={"agreement_gate": 1e-4})
+    settings = rl_spec("bf16").settings
+    strict = settings.algorithm.model_copy(update={"agreement_gate": 1e-4})
+    spec = rl_spec("bf16").model_copy(
+        update={"settings": settings.model_copy(update={"algorithm": strict})}
+    )
     with pytest.raises(AgreementError, match="over the gate 1e-04"):
         await rl.run(spec, context_of(stage_root, "gated-bf16", small_base))
 

@@ -21,6 +21,8 @@ _STATE_FILE = "state.json"
 _TOTALS = (
     "generate_seconds",
     "train_seconds",
+    "train_cpu_seconds",
+    "critic_cpu_seconds",
     "publish_seconds",
     "generated_tokens",
     "train_tokens",

@@ -7,7 +7,6 @@ The value of a token is that of the state it was chosen in: of the tokens before
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.value_loss import value_loss
+from engines.megatron.began import Began
 from engines.megatron.hf_folder import HfWeights, write_critic_folder
 from engines.megatron.objectives import Part, stacked
 from engines.megatron.pack import Pack
@@ -79,7 +79,7 @@ class Critic(Training):
 
         `token_rewards` are what a KL term adds to the rewards. Raises TrainingStopped.
         """
-        start = time.perf_counter()
+        began = Began.now()
         batch = RlBatch.of(samples, algorithm)
         returns = batch.returns(algorithm, values, token_rewards)
         objective = ValueObjective(values, returns, self._critic.clip)
@@ -90,13 +90,14 @@ class Critic(Training):
                 steps.append(self.forward_backward(batch.flat, indices, objective))
                 norms.append(self.update())
         places = batch.trained()
-        rates = self.rates(batch.flat, time.perf_counter() - start)
+        rates = self.rates(batch.flat, began)
         return {
             "value_loss": sum(s.mean("loss", "units") for s in steps) / len(steps),
             "value_clip_fraction": sum(s.mean("clip", "units") for s in steps) / len(steps),
             "critic_grad_norm": sum(norms) / len(norms),
             "critic_lr": rates["lr"],
             "critic_seconds": rates["seconds"],
+            "critic_cpu_seconds": rates["cpu_seconds"],
             **value_metrics(values[places], returns[places]),
         }
 

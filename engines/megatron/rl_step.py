@@ -5,7 +5,6 @@ samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-bat
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from engines.algorithms.mismatch import mismatch_metrics
 from engines.algorithms.spec import Algorithm
+from engines.megatron.began import Began
 from engines.megatron.objectives import RlObjective
 from engines.megatron.rl_batch import RlBatch, check_agreement
 from engines.types import Sample
@@ -35,7 +35,7 @@ def train_on(
     token_rewards: NDArray[np.float32] | None = None,
 ) -> dict[str, float]:
     """See `Trainer.rl_step`."""
-    start = time.perf_counter()
+    began = Began.now()
     batch = RlBatch.of(samples, algorithm)
     old = _old(trainer, batch, algorithm)
     reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
@@ -58,7 +58,7 @@ def train_on(
         objective.seen.clear()
         steps.append(stats)
         norms.append(trainer.update())
-    rates = trainer.rates(batch.flat, time.perf_counter() - start)
+    rates = trainer.rates(batch.flat, began)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
     return {**means, **mismatch, **targets.metrics, **rates}
 

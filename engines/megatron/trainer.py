@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
+from engines.megatron.began import Began
 from engines.megatron.hf_folder import HfWeights, write_folder
 from engines.megatron.model import PolicyModel
 from engines.megatron.objectives import SftObjective
@@ -49,7 +49,7 @@ class Trainer(Training):
         return [self._sft_step(batch) for batch in batches]
 
     def _sft_step(self, batch: Sequence[TokenSequence]) -> dict[str, float]:
-        start = time.perf_counter()
+        began = Began.now()
         flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
         indices = np.arange(len(batch))
         stats = self.forward_backward(flat, indices, SftObjective())
@@ -57,7 +57,7 @@ class Trainer(Training):
         return {
             "loss": stats.mean("loss", "units"),
             "grad_norm": norm,
-            **self.rates(flat, time.perf_counter() - start),
+            **self.rates(flat, began),
         }
 
     def rl_step(

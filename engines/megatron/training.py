@@ -32,6 +32,7 @@ from torch import Tensor
 
 from engines.batching import plan_micro_batches
 from engines.megatron import device
+from engines.megatron.began import Began
 from engines.megatron.checkpoint import TrainingState, seed_all
 from engines.megatron.flops import peak_flops, sequence_flops
 from engines.megatron.hf_config import model_shape, read_config
@@ -194,7 +195,8 @@ class Training:
             dict(zip(objective.peaks, peaks.tolist(), strict=True)),
         )
 
-    def rates(self, flat: FlatSequences, seconds: float) -> dict[str, float]:
+    def rates(self, flat: FlatSequences, began: Began) -> dict[str, float]:
+        seconds = began.seconds
         tokens = int(flat.lengths.sum())
         flops = float(self._flops(flat).sum())
         peak = peak_flops(DTYPES[self.spec.precision]) * self.layout.world
@@ -203,6 +205,7 @@ class Training:
             "tokens": float(tokens),
             "trained_tokens": float(flat.trained.sum()),
             "seconds": seconds,
+            "cpu_seconds": began.cpu_seconds,
             "tokens_per_s": tokens / seconds,
             "mfu": flops / seconds / peak,
         }

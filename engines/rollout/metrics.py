@@ -80,7 +80,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     values |= _by_domain(verdicts) | batch.agreement
     # the trainer's own clock is inside `train_seconds`; its names are prefixed where ours say more
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
-    renamed["seconds"] = "trainer_seconds"
+    renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
     return values | result.critic
 

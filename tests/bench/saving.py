@@ -15,7 +15,7 @@ from tests.ray_parts import own_ray
 from tests.stage_parts import stage_context
 
 EXPERT = "reasoning"
-STEPS, EVERY = 16, 5
+STEPS, EVERY = 11, 5
 SHARE, SECONDS = 0.05, 0.15
 """most of a step's time that a checkpoint at every 5 steps may take, or seconds a step"""
 

@@ -14,7 +14,7 @@ from tasks.rl import RlSettings, RlSpec
 
 _HALF_TYPES = ("bfloat16", "float16", "half")
 _HALF_GATE = 0.01
-"""nats a token; what 16 bits cost was measured to be about this"""
+"""nats a token; the most that 16 bits were measured to cost is about this"""
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
@@ -54,7 +54,7 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
     gate = settings.algorithm.agreement_gate
     if gate < _HALF_GATE and (settings.trainer.precision == "bf16" or dtype in _HALF_TYPES):
         yield (
-            f"{where}.agreement_gate: trainer and engine differ by about 0.01 nats a token where"
+            f"{where}.agreement_gate: trainer and engine differ by 0.001 to 0.01 nats a token where"
             f" one of them computes in 16 bits, and beyond {gate:g} the stage stops; set it to 0.05"
         )
 

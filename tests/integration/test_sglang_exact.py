@@ -101,5 +101,5 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
         for a, b in zip(fine, together, strict=True)
         if a.token_ids[0] == b.token_ids[0]
     ]
-    assert len(firsts) > 40
+    assert len(firsts) > 24, "the same seed mostly picks the same token"
     assert 1e-3 < sum(firsts) / len(firsts) < 0.1

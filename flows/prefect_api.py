@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import stamina
 
+from infra.access import basic
 from infra.errors import InfrastructureError, InputError
 
 TIMEOUT_SECONDS = 30.0
@@ -79,7 +80,9 @@ class PrefectApi:
         self, method: str, path: str, body: dict[str, Any] | None, unknown: dict[str, Any] | None
     ) -> dict[str, Any]:
         try:
-            reply = httpx.request(method, self._url + path, json=body, timeout=TIMEOUT_SECONDS)
+            reply = httpx.request(
+                method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic()
+            )
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"the Prefect server at {self._url} does not answer ({error}); "

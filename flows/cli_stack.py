@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -43,6 +45,15 @@ def show_status(console: Console) -> int:
     if found.database:
         console.print(f"records of Prefect and MLflow: {found.database}", markup=False)
     return 0 if all(part.answers for part in parts) else 1
+
+
+def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
+    from flows.open import running_stack
+    from flows.secrets import save_secrets
+
+    save_secrets(running_stack(), block, variables)
+    console.print(f"Prefect's Secret block {block} holds {', '.join(variables)}", markup=False)
+    return 0
 
 
 def show_cleaned(console: Console) -> None:

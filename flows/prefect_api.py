@@ -60,6 +60,11 @@ class PrefectApi:
         state = self._call("GET", f"/flow_runs/{flow_run}")["state"] or {}
         return str(state.get("type", "PENDING")), str(state.get("message") or "")
 
+    def secret(self, block: str) -> Any:
+        """The value of a Secret block; None when there is none of that name."""
+        path = f"/block_types/slug/secret/block_documents/name/{block}?include_secrets=true"
+        return self._call("GET", path, unknown={"data": {}})["data"].get("value")
+
     def cancel(self, flow_run: str) -> None:
         self._call("POST", f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
 

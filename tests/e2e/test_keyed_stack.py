@@ -1,13 +1,17 @@
-"""A stack that listens on every address: strangers are refused, all of ours goes on working, and
-the key is in no argument, record or log."""
+"""A stack that listens on every address, and whose store's credentials only a Prefect block knows.
+
+Strangers are refused, all of ours goes on working, and neither the key nor the credentials are in
+an argument, a record or a log.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,18 @@ from infra.home import runtime_dir
 from infra.processes import family
 from infra.stack import Stack, doctor, load_stack
 from infra.stack.exposure import open_ports
-from tests.machine import Machine
+from tests.machine import BUCKET, Machine
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
+BLOCK = "lab-s3"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "planted-id-93bb01c4",
+    "AWS_SECRET_ACCESS_KEY": "planted-key-5e20d9fa",
+    "AWS_SESSION_TOKEN": "planted-token-c61f7733",
+}
+_STORE = ["--set", f"storage.root=s3://{BUCKET}/keyed", "--set", f"storage.credentials={BLOCK}"]
 _GREEDY = Sampling(8, temperature=0.0)
 _UPDATES = (
     "pause_generation", "begin_weight_update", "update_weights_from_tensor",
@@ -39,11 +50,17 @@ _UPDATES = (
 
 
 @pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory, command_lines: set[str]) -> Iterator[Machine]:
+def keyed(
+    tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
+) -> Iterator[Machine]:
     del command_lines  # it watches from the first process on
     home = tmp_path_factory.mktemp("keyed")
-    machine = Machine(home, "http://127.0.0.1:9")  # no S3 here
-    machine.env |= {"TRIBUTARY_HOST": "0.0.0.0"}
+    machine = Machine(home, s3)
+    for name in CREDENTIALS:
+        machine.env.pop(name, None)
+    # Nor may a library find credentials elsewhere.
+    machine.env |= dict.fromkeys(("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"), os.devnull)
+    machine.env |= {"AWS_EC2_METADATA_DISABLED": "true", "TRIBUTARY_HOST": "0.0.0.0"}
     try:
         machine.call("up", timeout=300)
         machine.env.pop("TRIBUTARY_HOST")  # who uses the stack need not know
@@ -135,32 +152,59 @@ def _refused_by_engines(fleet: Fleet) -> None:
     assert key() not in httpx.get(workers, headers=bearer()).text
 
 
-def test_a_run_goes_through_it_and_the_key_is_nowhere(
+def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:
+    asked = ["check", "cpu-smoke", "--set", "storage.credentials=nobody-made-this"]
+    told = _refused(keyed, *asked)
+    assert "block `nobody-made-this`" in told
+    assert "tributary secret nobody-made-this AWS_ACCESS_KEY_ID" in told
+    assert "AWS_NOT_SET is not set" in _refused(keyed, "secret", "x", "AWS_NOT_SET")
+    assert "may not set `PYTHONPATH`" in _refused(
+        keyed, "secret", "x", "PYTHONPATH", env={"PYTHONPATH": "planted"}
+    )
+
+
+def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
+    told = _refused(keyed, "artifacts", "--root", f"s3://{BUCKET}/keyed", code=1)
+    assert "there are no complete credentials" in told
+
+
+def test_a_run_goes_through_it_and_no_secret_is_written_down(
     keyed: Machine, open_stack: Stack, command_lines: set[str]
 ) -> None:
-    keyed.call("run", "cpu-smoke", "--name", "keyed", timeout=1200)
+    _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
+    keyed.call("run", "cpu-smoke", "--name", "keyed", *_STORE, timeout=1200)
     report = keyed.report("keyed")
     assert report["state"] == "completed"
-    experiments = httpx.post(
+    runs = httpx.post(
         f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
         json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
     )  # fmt: skip
-    assert len(experiments.json()["runs"]) > len(report["stages"]), "MLflow has a run a stage"
+    assert len(runs.json()["runs"]) > len(report["stages"]), "MLflow has a run a stage"
     keyed.call("status")
-    secret = key()
+    keyed.call("artifacts")
+    keyed.call("check", "cpu-smoke", *_STORE)
     jobs = httpx.get(f"{open_stack.ray_dashboard}/api/jobs/", headers=bearer()).text
     assert '"submission_id"' in jobs
-    assert secret not in "".join(keyed.said) + jobs
+    flows = httpx.post(
+        f"{open_stack.prefect_api}/flow_runs/filter", json={}, headers=basic()
+    ).text  # fmt: skip
+    assert BLOCK in flows, "a flow's parameters name the block"
     assert any("tasks.job" in line for line in command_lines), "a stage ran while we looked"
     assert any("engines.sglang.route" in line for line in command_lines)
-    assert not [line for line in command_lines if secret in line]
-    now = family(open_stack.services.values(), open_stack.mark)
-    assert len(now) > 4
-    assert not [process for process in now if secret in " ".join(process.cmdline())]
+    running = family(open_stack.services.values(), open_stack.mark)
+    assert len(running) > 4
+    shown = [*keyed.said, jobs, flows, runs.text, *command_lines]
+    shown += [" ".join(process.cmdline()) for process in running]
     places = (Path(keyed.env["TRIBUTARY_HOME"]), runtime_dir())
     files = [file for place in places for file in place.rglob("*") if file.is_file()]
     assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
-    assert [file for file in files if secret.encode() in _bytes(file)] == [key_path()]
+    stored = [entry for entry in _stored(keyed) if entry[0].startswith("keyed/")]
+    assert any(name.endswith("manifest.json") for name, _ in stored)
+    for secret in (key(), *CREDENTIALS.values()):
+        assert not [text for text in shown if secret in text]
+        assert not [name for name, body in stored if secret.encode() in body]
+        holders = [file for file in files if secret.encode() in _bytes(file)]
+        assert holders == ([key_path()] if secret == key() else [])
 
 
 def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> None:
@@ -176,16 +220,41 @@ def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> Non
 def test_a_key_that_is_gone_is_said(open_stack: Stack, keyed: Machine) -> None:
     aside = key_path().rename(key_path().with_name("aside"))
     try:
-        done = subprocess.run(
-            [keyed.program, "up"], env=keyed.env, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert "is gone from" in done.stderr
+        assert "is gone from" in _refused(keyed, "up")
         with pytest.raises(EngineError, match="401"):
             call(open_stack.mlflow_uri, "/version", timeout=10)
     finally:
         aside.rename(key_path())
+
+
+def _run(
+    machine: Machine, *arguments: str, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [machine.program, *arguments], env=machine.env | env, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    machine.said += [done.stdout, done.stderr]
+    return done
+
+
+def _call(machine: Machine, *arguments: str, env: Mapping[str, str]) -> None:
+    done = _run(machine, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def _refused(
+    machine: Machine, *arguments: str, code: int = 2, env: Mapping[str, str] | None = None
+) -> str:
+    done = _run(machine, *arguments, env=env or {})
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+def _stored(machine: Machine) -> Iterator[tuple[str, bytes]]:
+    pages = machine.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    for entry in (entry for page in pages for entry in page.get("Contents", [])):
+        yield entry["Key"], machine.s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
 
 
 def _tensors(folder: Path) -> Any:

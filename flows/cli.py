@@ -170,6 +170,20 @@ def status() -> int:
 
 
 @app.command
+def secret(block: str, /, *variables: str) -> int:
+    """Keep variables of your environment in a Prefect Secret block, for `storage.credentials`.
+
+    Parameters
+    ----------
+    block: Its name; one of that name is replaced.
+    variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
+    """
+    from flows.cli_stack import keep_secret
+
+    return keep_secret(block, variables, console)
+
+
+@app.command
 def doctor(*, clean: bool = False) -> int:
     """What is missing on this machine, with the command that mends it.
 

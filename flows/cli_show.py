@@ -14,7 +14,7 @@ from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.report import build_report
-from flows.runs import find_run, store_at, store_to_show
+from flows.runs import find_run, store_of, store_to_show
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import TributaryError
 from infra.home import home
@@ -65,7 +65,7 @@ def _cached(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, ArtifactRecor
     from tasks.identity import stage_code, stage_digest
 
     files = install_hooks(read_hooks(recipe.hooks))
-    artifacts = ArtifactStore(store_at(recipe.storage.root), home() / "cache")
+    artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
     found: dict[str, ArtifactRecord] = {}
     for stage in plan:
         if all(source in found for source in stage.inputs.values()):

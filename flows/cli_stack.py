@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from infra import stack
+from infra.access import is_loopback, key_path
 
 
 def start_stack(console: Console) -> int:
@@ -36,9 +39,21 @@ def show_status(console: Console) -> int:
     for part in parts:
         table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
     console.print(table)
+    if not is_loopback(found.host):
+        told = f"they listen on {found.host} and ask for the key in {key_path()}"
+        console.print(told, markup=False, soft_wrap=True)
     if found.database:
         console.print(f"records of Prefect and MLflow: {found.database}", markup=False)
     return 0 if all(part.answers for part in parts) else 1
+
+
+def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
+    from flows.open import running_stack
+    from flows.secrets import save_secrets
+
+    save_secrets(running_stack(), block, variables)
+    console.print(f"Prefect's Secret block {block} holds {', '.join(variables)}", markup=False)
+    return 0
 
 
 def show_cleaned(console: Console) -> None:
@@ -53,8 +68,8 @@ def show_cleaned(console: Console) -> None:
 def show_doctor(console: Console) -> int:
     checks = stack.doctor()
     for check in checks:
-        mark = "[green]ok[/]" if check.ok else "[red]missing[/]"
-        console.print(f"{mark} {check.name}: {check.detail}")
+        good = "[yellow]warning[/]" if check.warns else "[green]ok[/]"
+        console.print(f"{good if check.ok else '[red]missing[/]'} {check.name}: {check.detail}")
         if not check.ok:
             console.print(f"   mend with: {check.mend}", markup=False)
     return 0 if all(check.ok for check in checks) else 1

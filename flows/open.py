@@ -10,6 +10,7 @@ from flows.catalog import plan_of
 from flows.check import check_recipe
 from flows.run import RecipeRun
 from flows.runs import RunRecord
+from flows.secrets import block_secrets
 from flows.tracked import Tracked
 from infra.artifacts import ArtifactStore
 from infra.cluster import Cluster
@@ -43,6 +44,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
     stack = load_stack() if head.in_process else running_stack()
     texts = read_hooks(recipe.hooks)
+    secrets = block_secrets(recipe.storage.credentials)
     place = Place(
         store=record.store,
         artifacts=ArtifactStore(record.store, home() / "cache"),
@@ -51,7 +53,8 @@ def open_run(record: RunRecord) -> RecipeRun:
         run=record.run,
         pool=recipe.resources,
         hooks=texts,
-        env=_job_env(stack),
+        env={name: text for name, text in _job_env(stack).items() if name not in secrets},
+        secrets=secrets,
         mlflow_uri=stack.mlflow_uri if stack else "",
         mlflow_experiment=recipe.tracking.experiment,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import stamina
 
+from infra.access import basic
 from infra.errors import InfrastructureError, InputError
 
 TIMEOUT_SECONDS = 30.0
@@ -59,6 +60,11 @@ class PrefectApi:
         state = self._call("GET", f"/flow_runs/{flow_run}")["state"] or {}
         return str(state.get("type", "PENDING")), str(state.get("message") or "")
 
+    def secret(self, block: str) -> Any:
+        """The value of a Secret block; None when there is none of that name."""
+        path = f"/block_types/slug/secret/block_documents/name/{block}?include_secrets=true"
+        return self._call("GET", path, unknown={"data": {}})["data"].get("value")
+
     def cancel(self, flow_run: str) -> None:
         self._call("POST", f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
 
@@ -79,7 +85,9 @@ class PrefectApi:
         self, method: str, path: str, body: dict[str, Any] | None, unknown: dict[str, Any] | None
     ) -> dict[str, Any]:
         try:
-            reply = httpx.request(method, self._url + path, json=body, timeout=TIMEOUT_SECONDS)
+            reply = httpx.request(
+                method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic()
+            )
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"the Prefect server at {self._url} does not answer ({error}); "

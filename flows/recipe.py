@@ -44,6 +44,9 @@ class Unified(Config):
 class Storage(Config):
     root: str = "file://$TRIBUTARY_HOME/store"
     """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are filled in"""
+    credentials: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9-]*)?$")
+    """name of the Prefect Secret block that holds the store's credentials (`tributary secret` makes
+    one); empty: they are in the environment"""
 
 
 class Tracking(Config):

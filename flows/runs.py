@@ -17,6 +17,7 @@ from pydantic import Field
 
 from flows.load import validate_recipe
 from flows.recipe import Recipe, Storage
+from flows.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
@@ -93,7 +94,13 @@ class RunEntry(Config):
     name: str
     recipe: str
     root: str
+    credentials: str = ""
+    """as `storage.credentials` of its recipe"""
     created: float
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(root=self.root, credentials=self.credentials)
 
 
 class RunRecord:
@@ -149,15 +156,17 @@ class RunRecord:
         self.store.write(path, stage.model_dump_json(indent=1).encode())
 
 
-def store_at(root: str = "") -> Store:
-    """The store of a recipe's `storage.root`; empty is the default one."""
-    return Store((root or Storage().root).replace("$TRIBUTARY_HOME", str(home())))
+def store_of(storage: Storage) -> Store:
+    """A recipe's store, opened with the credentials that it names."""
+    use_secrets(storage.credentials)
+    return Store(storage.root.replace("$TRIBUTARY_HOME", str(home())))
 
 
 def store_to_show(root: str = "") -> Store:
-    """The store at `root`; else that of this home's latest run; else the default one."""
-    entries = [] if root else _entries()
-    return store_at(root or (entries[0].root if entries else ""))
+    """The store at `root`, with the credentials of this home's latest run there; without a root
+    the latest run's; else the default one."""
+    known = [entry.storage for entry in _entries() if root in ("", entry.root)]
+    return store_of(known[0] if known else Storage(root=root) if root else Storage())
 
 
 def new_run(
@@ -167,8 +176,7 @@ def new_run(
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    root = recipe.storage.root
-    record = RunRecord(store_at(root), run)
+    record = RunRecord(store_of(recipe.storage), run)
     head = RunHead(
         run=run,
         flow=flow,
@@ -178,7 +186,14 @@ def new_run(
         in_process=in_process,
     )
     record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())
-    entry = RunEntry(run=run, name=name, recipe=recipe.name, root=root, created=now)
+    entry = RunEntry(
+        run=run,
+        name=name,
+        recipe=recipe.name,
+        root=recipe.storage.root,
+        credentials=recipe.storage.credentials,
+        created=now,
+    )
     path = home() / "runs" / f"{run}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")  # others list this folder at any moment
@@ -192,7 +207,7 @@ def find_run(wanted: str = "") -> RunRecord:
     entries = _entries()
     for entry in entries:
         if wanted in ("", entry.run, entry.name, entry.recipe):
-            return RunRecord(store_at(entry.root), entry.run)
+            return RunRecord(store_of(entry.storage), entry.run)
     if not entries:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
     latest = ", ".join(entry.run for entry in entries[:5])

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import httpx
 
+from infra.access import bearer
 from infra.errors import InfrastructureError
 from infra.home import runtime_dir
 from infra.stack import Stack
@@ -41,8 +42,9 @@ class Cluster:
         # Proxies are for clusters elsewhere.
         is_remote = not self.dashboard.startswith("http://127.0.0.1")
         self._http = httpx.Client(
-            base_url=self.dashboard, timeout=CALL_SECONDS, trust_env=is_remote, verify=is_remote
-        )
+            base_url=self.dashboard, timeout=CALL_SECONDS, trust_env=is_remote, verify=is_remote,
+            headers=bearer(),
+        )  # fmt: skip
 
     @classmethod
     def of(cls, stack: Stack) -> Cluster:
@@ -160,10 +162,10 @@ class Cluster:
                 f"Ray's job API at {self.dashboard} does not answer ({type(error).__name__}: "
                 f"{error}). See `tributary status`; `tributary up` repairs what died"
             ) from error
-        if reply.status_code == 401:
+        if reply.status_code in (401, 403):
             raise InfrastructureError(
-                f"Ray at {self.dashboard} asks for a token, so it is not the stack's own head: "
-                "start the stack with `tributary up`, or start the head with RAY_AUTH_MODE=disabled"
+                f"Ray at {self.dashboard} asks for another key than this home has, so it is not "
+                "the stack's own head: end that one, and start the stack with `tributary up`"
             )
         return reply
 

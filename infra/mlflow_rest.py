@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from infra.access import basic
 from infra.errors import InfrastructureError, TributaryError
 
 _API = "/api/2.0/mlflow"
@@ -39,7 +40,9 @@ class MlflowRest:
 
     def __init__(self, uri: str, timeout: float = 10.0) -> None:
         self.uri = uri.rstrip("/")
-        self._http = httpx.Client(base_url=self.uri, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(
+            base_url=self.uri, timeout=timeout, trust_env=False, headers=basic()
+        )
 
     def experiment(self, name: str) -> str:
         """Id of the experiment of that name, made if it is not there."""

@@ -1,4 +1,4 @@
-"""Free TCP ports on loopback."""
+"""Free TCP ports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LOWEST, _HIGHEST = 20_000, 32_000
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen there now, on any address of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
         except OSError:
             return False
     return True

@@ -47,7 +47,8 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
         return (
             "there are no complete credentials",
-            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or name a Prefect "
+            "Secret block in `storage.credentials`",
             False,
         )
     if number in _REFUSED or isinstance(error, PermissionError):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.digest import CodeIdentity
 from infra.errors import StageFailed
+from infra.handover import hand_over, withdraw
 from infra.spool import LaterRun
 from infra.storage import Store
 from tasks.claims import Claim, Claims, End, Owner
@@ -70,6 +71,8 @@ class Place:
     hooks: Mapping[str, str] = field(default_factory=dict[str, str])
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """environment of the jobs: Ray's address, thread limits"""
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """more of it, which nobody is shown"""
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -163,8 +166,10 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())
+        hand_over(given.job, place.secrets)
         place.launcher.submit(given.job, job_command(place.store.root, given.job), place.env)
     except Exception as error:
+        withdraw(given.job)
         claims.finish(
             claim.number,
             End(outcome="failed", error=type(error).__name__, message=str(error), retryable=True),
@@ -179,6 +184,7 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     if _reachable(place, claim):
         with _vigil(place, claims, claim):
             place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch))
+        withdraw(claim.owner.job)
     else:
         watch.line(f"attempt {claim.number} runs elsewhere (run {claim.owner.run}); waiting for it")
         _wait_elsewhere(work, place, claims, claim)

@@ -27,6 +27,7 @@ from typing import Any
 
 from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.errors import FencedOut, StageStalled, TributaryError
+from infra.handover import take_over
 from infra.home import home
 from infra.storage import Store
 from infra.user_files import install_hooks
@@ -46,6 +47,7 @@ EXIT_FAILED, EXIT_STOPPED = 1, 3
 
 def main(root: str, job: str) -> int:
     """Run the job; returns its exit code."""
+    take_over(job)
     store = Store(root)
     given = JobInput.model_validate_json(store.read(job_path(job)))
     claims = Claims(store, given.kind, given.digest)

@@ -7,10 +7,10 @@ from typing import Any
 
 from engines.sglang.host import has_cuda
 from engines.sglang.spec import FleetSpec
+from infra.access import listening_host
 
 # What every server needs for RL: token ids in and out, seeds that mean something.
 _ALWAYS: dict[str, Any] = {
-    "host": "127.0.0.1",
     "enable_deterministic_inference": True,
     "skip_server_warmup": True,
     "log_level": "warning",
@@ -38,6 +38,7 @@ def server_options(
     """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins."""
     options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
     options |= {
+        "host": listening_host(),
         "model_path": str(model),
         "port": port,
         "tp_size": tp,

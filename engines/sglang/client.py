@@ -18,6 +18,7 @@ import orjson
 
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
+from infra.access import bearer
 from infra.errors import EngineError
 
 _TRIES = 5
@@ -154,7 +155,7 @@ class GenerationClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json"} | bearer(),
             )
         self.counts.requests += 1
         url = f"{self.router_url}/generate"

@@ -21,6 +21,7 @@ _CODE = (
     "engines/lease.py",
     "engines/sglang",
     "engines/weight_sync",
+    "infra/access.py",
     "infra/errors.py",
 )
 _START_S = 600.0

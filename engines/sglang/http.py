@@ -11,6 +11,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+from infra.access import bearer
 from infra.errors import EngineError
 
 
@@ -26,8 +27,9 @@ def call(
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     payload = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | bearer()
     try:
-        connection.request(method, path, payload, {"Content-Type": "application/json"})
+        connection.request(method, path, payload, headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
@@ -48,7 +50,7 @@ def call(
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on right now."""
+    """A port that nobody listens on right now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         return probe.getsockname()[1]

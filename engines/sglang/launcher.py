@@ -14,6 +14,7 @@ from typing import Any
 
 from engines.sglang import absent, footprint, plugin
 from engines.sglang.host import has_cuda, prepare_environment
+from infra.access import required_key
 
 _PRELOADED = (
     "sglang.launch_server",
@@ -60,14 +61,20 @@ def _fork_instead_of_spawn() -> None:
 
 
 def serve(options: dict[str, Any]) -> None:
-    """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first."""
+    """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first.
+
+    The key is added here, for everybody may read a process's arguments. One key protects both what
+    generates and what changes weights.
+    """
     from sglang.launch_server import run_server
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import kill_process_tree
 
+    key = required_key(options["host"])
+    keys = {"api_key": key, "admin_api_key": key} if key else {}
     footprint.adopt()
     try:
-        run_server(ServerArgs(**options))
+        run_server(ServerArgs(**options, **keys))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

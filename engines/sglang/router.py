@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from engines.sglang.http import call, free_port
 from engines.sglang.zygote import Zygote, log_tail
+from infra.access import LOOPBACK, key, listening_host, reachable
 from infra.errors import EngineError
 
 START_S = 60.0
@@ -24,14 +25,14 @@ class Router:
         self.name = name
         self.log = zygote.logs / f"{name}.log"
         self._zygote = zygote
-        self._port = free_port()
+        self._host, self._port = listening_host(), free_port()
         self.pid = zygote.run(self._command(), self.log)
 
     def _command(self) -> list[str]:
         flags = {
-            "--host": "127.0.0.1",
+            "--host": self._host,
             "--port": self._port,
-            "--prometheus-host": "127.0.0.1",
+            "--prometheus-host": LOOPBACK,
             "--prometheus-port": free_port(),
             # requests are batches of equal size: taking turns balances them exactly
             "--policy": "round_robin",
@@ -44,11 +45,11 @@ class Router:
             "--request-timeout-secs": 3600,
         }
         values = [str(part) for flag in flags.items() for part in flag]
-        return [sys.executable, "-m", "sglang_router.launch_router", *values]
+        return [sys.executable, "-m", "engines.sglang.route", *values]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{reachable(self._host)}:{self._port}"
 
     @property
     def is_alive(self) -> bool:
@@ -82,7 +83,9 @@ class Router:
         for url in ids.keys() - wanted:
             call(self.url, f"/workers/{ids[url]}", method="DELETE", timeout=_CONTROL_S)
         for url in wanted - ids.keys():
-            call(self.url, "/workers", {"url": url}, timeout=_CONTROL_S)
+            # Servers that come later do not get the router's own key by themselves.
+            worker = {"url": url} | ({"api_key": key()} if key() else {})
+            call(self.url, "/workers", worker, timeout=_CONTROL_S)
         deadline = time.monotonic() + timeout
         while (now := self.servers()) != dict.fromkeys(wanted, True):
             if time.monotonic() > deadline:

@@ -11,6 +11,7 @@ from engines.sglang.arguments import server_options
 from engines.sglang.http import call, free_port
 from engines.sglang.spec import FleetSpec
 from engines.sglang.zygote import Zygote, log_tail
+from infra.access import reachable
 from infra.errors import EngineError
 
 START_S = 300.0
@@ -44,11 +45,12 @@ class Server:
         self.log = zygote.logs / f"{name}.log"
         self._zygote = zygote
         options = server_options(spec, model, self.port, tp, first_device)
+        self._host = reachable(options["host"])
         self.pid = zygote.serve(options, self.log)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     @property
     def is_alive(self) -> bool:

@@ -21,6 +21,7 @@ from engines.sglang.server import Server
 from engines.sglang.spec import FleetSpec
 from engines.sglang.zygote import Zygote
 from engines.weight_sync import disk
+from infra.access import listening_host, reachable
 from infra.errors import EngineError, InputError
 
 ROUTER_TRIES = 3
@@ -53,12 +54,12 @@ class Slot:
         self.server: Server | None = None
         self._zygote = zygote
         self._index = index
-        self._port = free_port()
+        self._host, self._port = reachable(listening_host()), free_port()
         self._architecture = ""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def is_alive(self) -> bool:

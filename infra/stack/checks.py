@@ -10,14 +10,15 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import TributaryError
 from infra.home import SOURCE_ROOT, home, runtime_dir
 from infra.ports import is_free
 from infra.processes import family, is_alive
+from infra.stack.check import Check
 from infra.stack.clean import clean
+from infra.stack.exposure import exposure
 from infra.stack.record import load_record
 from infra.stack.services import services
 
@@ -27,17 +28,6 @@ RAY_SOCKET_BYTES = 66
 """how far below its folder Ray's longest socket name reaches"""
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;#]+)")
 _CUDA_PACKAGES = re.compile(r"nvidia-(cublas|cudnn|cuda|nccl|cusolver|cusparse)")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One fact about this machine. Example: Check("python", True, "3.11.7", mend="")"""
-
-    name: str
-    ok: bool
-    detail: str
-    mend: str
-    """the command or act that makes it right; empty when it is"""
 
 
 def doctor() -> list[Check]:
@@ -153,8 +143,16 @@ def _stack() -> Check:
     return Check("stack", not broken, "; ".join(broken) or "up", "`tributary up`" if broken else "")
 
 
+def _network() -> Check:
+    record = load_record()
+    if record is None or not any(is_alive(found) for found in record.services.values()):
+        return Check("network", True, "nothing listens", "")
+    return exposure(record)
+
+
 _CHECKS: tuple[Callable[[], Check], ...] = (
-    _python, _packages, _torch, _engines, _sandbox, _home, _sockets, _ports, _stack, _leftovers,
+    _python, _packages, _torch, _engines, _sandbox, _home, _sockets, _ports, _stack,
+    _network, _leftovers,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.access import prepare_key
 from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir
 from infra.ports import is_free
@@ -37,6 +38,7 @@ from infra.stack.record import (
     load_record,
     new_stack,
     require_ours,
+    require_same_host,
     save_record,
     stack_lock,
 )
@@ -72,10 +74,12 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS) -> Stack:
     """Start what does not run; what runs and answers is left alone. `say` hears of each step.
 
     Raises InfrastructureError with the log's end of what did not come up, InputError when another
-    checkout's stack runs in this home or it keeps its records in another database.
+    checkout's stack runs in this home, it keeps its records in another database or listens
+    elsewhere, or servers off loopback could have no key.
     """
     with stack_lock():
         stack = _usable_record()
+        prepare_key(stack.host, in_use=_living(stack) != set())
         records = database()
         if records is not None:
             records.prepare()
@@ -136,13 +140,18 @@ def _usable_record() -> Stack:
     if before is None:
         return new_stack(None)
     require_same(before.database)
-    living = {name for name, record in before.services.items() if is_alive(record)}
+    living = _living(before)
     if living:
         require_ours(before)
+        require_same_host(before)
     if living and all(is_free(port) for port in _ports_of_the_dead(before, living)):
         return before
     _end(before, None)
     return new_stack(before)
+
+
+def _living(stack: Stack) -> set[str]:
+    return {name for name, record in stack.services.items() if is_alive(record)}
 
 
 def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:

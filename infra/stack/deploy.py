@@ -9,6 +9,7 @@ import httpx
 import stamina
 import yaml
 
+from infra.access import basic
 from infra.digest import code_identity
 from infra.errors import InfrastructureError
 from infra.home import SOURCE_ROOT, home
@@ -28,7 +29,9 @@ def make_work_pool(stack: Stack) -> None:
         # On SQLite the server turns a write away while another one is going on.
         for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):
             with attempt:
-                reply = httpx.post(url, json=body, timeout=BUSY_SECONDS, trust_env=False)
+                reply = httpx.post(
+                    url, json=body, timeout=BUSY_SECONDS, trust_env=False, headers=basic()
+                )
                 if reply.status_code != 409:  # it is there already
                     reply.raise_for_status()
     except httpx.HTTPError as error:

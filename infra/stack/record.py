@@ -11,6 +11,16 @@ from contextlib import contextmanager
 
 from pydantic import Field, ValidationError
 
+from infra.access import (
+    HOST_VARIABLE,
+    LOOPBACK,
+    USER,
+    is_loopback,
+    key,
+    key_path,
+    listening_host,
+    reachable,
+)
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home
@@ -35,12 +45,13 @@ WORK_POOL = "tributary-local"
 
 
 class Stack(Config):
-    """The local stack of one home, on ports chosen for it. Prefect and MLflow listen on loopback;
-    Ray's own daemons listen on every interface, whatever address the head is given."""
+    """The local stack of one home, on ports chosen for it."""
 
     mark: str
     """carried by every process that belongs to it"""
     ports: dict[str, int]
+    host: str = LOOPBACK
+    """the address that its servers listen on; where it is not loopback they ask for a key"""
     services: dict[str, ProcessRecord] = Field(default_factory=dict)
     source: str = ""
     """the folder whose code its flows and jobs run"""
@@ -64,7 +75,7 @@ class Stack(Config):
     @property
     def ray_address(self) -> str:
         """The GCS, for `ray.init`."""
-        return f"127.0.0.1:{self.ports['ray_gcs']}"
+        return f"{reachable(self.host)}:{self.ports['ray_gcs']}"
 
     @property
     def ray_dashboard(self) -> str:
@@ -72,7 +83,8 @@ class Stack(Config):
         return self._url("ray_dashboard")
 
     def env(self) -> dict[str, str]:
-        """What a flow, a job or a client needs to reach this stack, and none but this."""
+        """What a flow, a job or a client needs to reach this stack, and none but this. No secret:
+        Ray shows the environment that it is given for a job."""
         return {
             "TRIBUTARY_HOME": str(home()),
             "PREFECT_HOME": str(home() / "prefect"),
@@ -80,24 +92,46 @@ class Stack(Config):
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
             "RAY_ADDRESS": self.ray_address,
             "RAY_API_SERVER_ADDRESS": self.ray_dashboard,
-            # Unset, a client may find a token file somewhere and be refused.
-            "RAY_AUTH_MODE": "disabled",
             "MLFLOW_TRACKING_URI": self.mlflow_uri,
             "DO_NOT_TRACK": "1",
+            **self._ray_access(),
+        }
+
+    def secret_env(self) -> dict[str, str]:
+        """What Prefect's and MLflow's own clients need beside it to be let in. For programs that
+        `up` starts: from them it comes to flows and jobs without being shown anywhere."""
+        if is_loopback(self.host):
+            return {}
+        return {
+            "PREFECT_API_AUTH_STRING": f"{USER}:{key()}",
+            "MLFLOW_TRACKING_USERNAME": USER,
+            "MLFLOW_TRACKING_PASSWORD": key(),
+        }
+
+    def _ray_access(self) -> dict[str, str]:
+        if is_loopback(self.host):
+            # Unset, a client may find a token file somewhere and be refused.
+            return {"RAY_AUTH_MODE": "disabled"}
+        return {
+            HOST_VARIABLE: self.host,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(key_path()),
         }
 
     def _url(self, service: str) -> str:
-        return f"http://127.0.0.1:{self.ports[service]}"
+        return f"http://{reachable(self.host)}:{self.ports[service]}"
 
 
 def new_stack(before: Stack | None) -> Stack:
-    """A stack with nothing running, on the ports it had before where they are still free."""
+    """A stack with nothing running, on the ports it had before where they are still free, and
+    listening where the environment says now."""
     known = before.ports if before else {}
     kept = {name: known[name] for name in PORTS if name in known and is_free(known[name])}
     missing = [name for name in PORTS if name not in kept]
     chosen = free_ports(len(missing), avoid=set(known.values()))
     return Stack(
         mark=secrets.token_hex(8),
+        host=listening_host(),
         ports=kept | dict(zip(missing, chosen, strict=True)),
         source=str(SOURCE_ROOT),
         environment=sys.prefix,
@@ -115,6 +149,15 @@ def require_ours(stack: Stack) -> None:
         f"{stack.environment or 'unknown'}) and would run that code, not {SOURCE_ROOT} (with "
         f"{sys.prefix}). End it with `tributary down`, or set TRIBUTARY_HOME to another folder"
     )
+
+
+def require_same_host(stack: Stack) -> None:
+    """Raises InputError when the environment asks for another address than a running stack's."""
+    if os.environ.get(HOST_VARIABLE, stack.host) != stack.host:
+        raise InputError(
+            f"the stack that runs in {home()} listens on {stack.host}, and {HOST_VARIABLE} is now "
+            f"{os.environ[HOST_VARIABLE]}: `tributary down` first, then `tributary up`"
+        )
 
 
 def load_record() -> Stack | None:

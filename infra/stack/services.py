@@ -10,7 +10,9 @@ from pathlib import Path
 
 import httpx
 
+from infra.access import USER, basic, bearer, is_loopback, key, reachable
 from infra.home import home, runtime_dir
+from infra.mlflow_app import APP
 from infra.processes import MARK_VARIABLE
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
@@ -20,7 +22,7 @@ from infra.stack.record import WORK_POOL, Stack
 RAY_LOGICAL_CPUS = 64
 RAY_OBJECT_STORE_BYTES = 1 << 30
 PROBE_SECONDS = 3.0
-# Loopback needs neither proxies nor certificates, and loading the latter for each probe is slow.
+# Here we need neither proxies nor certificates, and loading the latter for each probe is slow.
 _http = httpx.Client(timeout=PROBE_SECONDS, trust_env=False, verify=False)
 # Another stack's or a cloud's settings in the caller's environment must not reach ours.
 _FOREIGN = ("PREFECT_", "RAY_", "MLFLOW_", "TRIBUTARY_")
@@ -48,7 +50,7 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
-    return threads | kept | stack.env() | marks
+    return threads | kept | stack.env() | stack.secret_env() | marks
 
 
 def program(name: str) -> str:
@@ -59,7 +61,7 @@ def program(name: str) -> str:
 def get_json(url: str) -> object:
     """The answer's JSON, or None when there is no good answer in time."""
     try:
-        reply = _http.get(url)
+        reply = _http.get(url, headers=bearer())
         return reply.json() if reply.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None
@@ -67,8 +69,11 @@ def get_json(url: str) -> object:
 
 def _prefect_server(stack: Stack) -> Service:
     port = str(stack.ports["prefect"])
-    command = ["server", "start", "--host", "127.0.0.1", "--port", port, "--analytics-off"]
+    command = ["server", "start", "--host", stack.host, "--port", port, "--analytics-off"]
     settings = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"} | prefect_env()
+    if not is_loopback(stack.host):
+        settings["PREFECT_SERVER_API_AUTH_STRING"] = f"{USER}:{key()}"
+        settings["PREFECT_UI_API_URL"] = "/api"  # a browser elsewhere has another loopback
     return Service(
         "prefect-server",
         stack.prefect_ui,
@@ -96,7 +101,7 @@ def _prefect_worker(stack: Stack) -> Service:
 def _worker_is_online(stack: Stack, worker: str) -> bool:
     url = f"{stack.prefect_api}/work_pools/{WORK_POOL}/workers/filter"
     try:
-        reply = _http.post(url, json={})
+        reply = _http.post(url, json={}, headers=basic())
         workers = reply.json() if reply.status_code == 200 else []
     except (httpx.HTTPError, ValueError):
         return False
@@ -107,13 +112,17 @@ def _mlflow(stack: Stack) -> Service:
     folder = home() / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        "server", "--host", "127.0.0.1", "--port", str(stack.ports["mlflow"]), "--workers", "1",
+        "server", "--host", stack.host, "--port", str(stack.ports["mlflow"]), "--workers", "1",
         "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
     ]  # fmt: skip
     # The job executor is for GenAI features that we do not use, and costs over a gigabyte.
     env = service_env(stack, "mlflow") | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     env |= mlflow_env(folder)
     env.pop("MLFLOW_TRACKING_URI")
+    if not is_loopback(stack.host):
+        command += ["--app-name", APP]
+        # The names by which others call this machine are theirs; the key keeps strangers out.
+        env["MLFLOW_SERVER_ALLOWED_HOSTS"] = "*"
     return Service(
         "mlflow",
         stack.mlflow_uri,
@@ -132,8 +141,9 @@ def _ray(stack: Stack) -> Service:
         "metrics-export-port": "ray_metrics",
     }  # fmt: skip
     command = [
-        "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1",
-        "--include-dashboard=true", "--dashboard-host=127.0.0.1", "--include-log-monitor=false",
+        "start", "--head", "--block", "--disable-usage-stats", 
+        f"--node-ip-address={reachable(stack.host)}", "--include-dashboard=true",
+        f"--dashboard-host={stack.host}", "--include-log-monitor=false",
         # 0: workers take ports of the system's choice, so two heads do not share a range.
         "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={runtime_dir() / 'ray'}",
         f"--num-cpus={RAY_LOGICAL_CPUS}", f"--object-store-memory={RAY_OBJECT_STORE_BYTES}",

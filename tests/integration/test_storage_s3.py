@@ -1,58 +1,54 @@
-"""The store on S3: moto's server over HTTP, through the real s3fs."""
+"""The store on S3 over HTTP, through the real s3fs: on moto's server, and on a Ceph RGW where the
+environment names one (marker `rgw`)."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
-from s3fs import S3FileSystem
 
 from infra.artifacts import ArtifactStore, StageCheckpoints
 from infra.errors import CorruptArtifact, FencedOut, StorageError
 from infra.ports import free_ports
-from infra.storage import Store
+from infra.storage import Store, file_sha256
 from tasks.base_import import import_model
 from tasks.identity import folder_fingerprint
 from tests.chat_parts import random_base
+from tests.s3_services import Service, moto, rgw
 
 pytestmark = pytest.mark.integration
 
 DIGEST = "ab" * 32
+MIB = 1 << 20
+LARGE_MIB = 101
+"""s3fs sends what is over twice its parts of 50 MiB in several"""
 NOTHING = {
     "identity": {}, "inputs": {}, "code": {}, "metrics": {}, "seeds": {}, "mlflow_run_id": "",
     "seconds": 0.0,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    (port,) = free_ports(1)
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
+@pytest.fixture(scope="module", params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with {"moto": moto, "rgw": rgw}[request.param]() as found:
+        yield found
 
 
 @pytest.fixture
-def store(endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Store:
-    _point_at(monkeypatch, endpoint)
-    bucket = request.node.name.replace("_", "-")[:60].strip("-")
-    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
-    return Store(f"s3://{bucket}/a/prefix")
+def store(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    service.enter(monkeypatch)
+    with service.bucket(f"tributary-test-{secrets.token_hex(6)}") as bucket:
+        yield Store(f"s3://{bucket}/a/prefix")
 
 
-def _point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    S3FileSystem.clear_instance_cache()  # its clients read the environment once a process
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def _object(store: Store, path: str) -> dict[str, str]:
+    """Bucket and key of a path, for calls past the store."""
+    bucket, _, prefix = store.root.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": f"{prefix}/{path}"}
 
 
 def test_one_creator_wins(store: Store) -> None:
@@ -69,13 +65,71 @@ def test_one_creator_wins(store: Store) -> None:
     assert store.read("claims/1") == str(won.index(True)).encode()
 
 
-def test_what_another_process_writes_is_seen_at_once(store: Store, endpoint: str) -> None:
+def test_a_name_that_is_taken_stays_as_it_was(store: Store) -> None:
+    store.write("claims/1", b"first")
+    with pytest.raises(FileExistsError):
+        store.create("claims/1", b"second")
+    assert store.read("claims/1") == b"first"
+    store.delete_tree("claims")
+    store.create("claims/1", b"third")
+    assert store.read("claims/1") == b"third"
+
+
+def test_a_large_file_goes_in_parts_and_comes_back_whole(
+    store: Store, service: Service, tmp_path: Path
+) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    with (source / "model").open("wb") as file:
+        for number in range(LARGE_MIB):
+            file.write(number.to_bytes(4, "big") * (MIB // 4))
+    records = store.upload_folder(source, "large")
+    head = service.client.head_object(**_object(store, "large/model"))
+    assert "-" in head["ETag"], "one part would have a plain checksum"
+    assert records[0].size == head["ContentLength"] == LARGE_MIB * MIB
+    copy = store.download_folder("large", records, tmp_path / "copy")
+    assert file_sha256(copy / "model") == records[0].sha256
+
+
+def test_a_damaged_file_is_refused(store: Store, service: Service, tmp_path: Path) -> None:
+    source = tmp_path / "out"
+    source.mkdir()
+    (source / "model").write_bytes(b"weights")
+    records = store.upload_folder(source, "folder")
+    for body, told in ((b"w3ights", "another checksum"), (b"weight", "6 bytes instead of 7")):
+        service.client.put_object(**_object(store, "folder/model"), Body=body)
+        with pytest.raises(CorruptArtifact, match=told):
+            store.download_folder("folder", records, tmp_path / "copy")
+    service.client.delete_object(**_object(store, "folder/model"))
+    with pytest.raises(CorruptArtifact, match="is missing"):
+        store.download_folder("folder", records, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("wrong", ["access_key", "secret_key"])
+def test_refused_credentials_are_explained(
+    store: Store, service: Service, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    store.write("claims/1", b"")
+    replace(service, **{wrong: "planted-and-wrong"}).enter(monkeypatch)
+    stranger = Store(store.root)
+    for act in (
+        lambda: stranger.read("claims/1"),
+        lambda: stranger.create("claims/2", b""),
+        lambda: stranger.write("claims/1", b"x"),
+        lambda: stranger.listdir("claims"),
+    ):
+        with pytest.raises(StorageError, match="the credentials were refused") as told:
+            act()
+        assert not told.value.retryable
+        assert service.secret_key not in str(told.value)
+    assert store.read("claims/1") == b""
+
+
+def test_what_another_process_writes_is_seen_at_once(store: Store, service: Service) -> None:
     assert store.listdir("runs") == []
-    client = boto3.client("s3", endpoint_url=endpoint)
-    bucket = store.root.removeprefix("s3://").split("/")[0]
-    client.put_object(Bucket=bucket, Key="a/prefix/runs/x", Body=b"1")
+    service.client.put_object(**_object(store, "runs/x"), Body=b"1")
     assert store.listdir("runs") == ["x"]
-    client.delete_object(Bucket=bucket, Key="a/prefix/runs/x")
+    service.client.delete_object(**_object(store, "runs/x"))
     assert not store.exists("runs/x")
     with pytest.raises(FileNotFoundError):
         store.read("runs/x")
@@ -112,17 +166,17 @@ def test_checkpoints_outlive_their_attempt(store: Store, tmp_path: Path) -> None
     assert len(store.listdir(f"checkpoints/rl/{DIGEST[:12]}")) == 2
 
 
-def test_a_missing_bucket_is_explained(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _point_at(monkeypatch, endpoint)
+def test_a_missing_bucket_is_explained(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.enter(monkeypatch)
     with pytest.raises(StorageError, match="there is no such bucket"):
-        Store("s3://nobody-made-this/x").create("claims/1", b"")
+        Store(f"s3://tributary-test-{secrets.token_hex(6)}/x").create("claims/1", b"")
 
 
 def test_an_endpoint_that_is_down_is_explained_and_may_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (port,) = free_ports(1)
-    _point_at(monkeypatch, f"http://127.0.0.1:{port}")
+    Service(f"http://127.0.0.1:{port}", "test", "test").enter(monkeypatch)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(StorageError, match="cannot be reached") as told:
         Store("s3://bucket/x").read("claims/1")

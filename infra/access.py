@@ -1,0 +1,149 @@
+"""Where our servers listen, and the key that they ask for where others can reach them.
+
+By default everything listens on this machine's loopback and nothing asks for a key. TRIBUTARY_HOST
+names another address; then every server asks for one key, which is in a file of the home that only
+its owner may read. Servers and clients read that file: the key is in no argument and no record.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+from infra.errors import InputError
+from infra.home import home
+
+HOST_VARIABLE = "TRIBUTARY_HOST"
+"""the IPv4 address that servers listen on; 0.0.0.0 is every one of this machine"""
+KEY_VARIABLE = "TRIBUTARY_KEY"
+"""`tributary up` takes the key from here, else it makes one"""
+LOOPBACK = "127.0.0.1"
+USER = "tributary"
+"""the user's name where a server wants one beside the key"""
+_EVERY_ADDRESS = "0.0.0.0"
+_KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+
+
+def listening_host() -> str:
+    """Where servers started from here are to listen.
+
+    Raises InputError for what is no IPv4 address of this machine.
+    """
+    host = os.environ.get(HOST_VARIABLE) or LOOPBACK
+    try:
+        ipaddress.IPv4Address(host)
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{HOST_VARIABLE} is `{host}`, which is no IPv4 address of this machine ({error}): "
+            "set it to one, or to 0.0.0.0 for all, or unset it for loopback only"
+        ) from None
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    return ipaddress.IPv4Address(host).is_loopback
+
+
+def reachable(host: str) -> str:
+    """An address at which this machine reaches a server that listens on `host`."""
+    return LOOPBACK if host == _EVERY_ADDRESS else host
+
+
+def key_path() -> Path:
+    return home() / "key"
+
+
+def key() -> str:
+    """The key of this home's servers; empty while they listen on loopback and ask for none.
+
+    Raises InputError when others than its owner may read it.
+    """
+    path = key_path()
+    try:
+        with path.open() as file:
+            mode, found = os.fstat(file.fileno()).st_mode, file.read().strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise InputError(f"the key in {path} cannot be read: {error}") from error
+    if mode & 0o077:
+        raise InputError(f"others may read the key in {path}: chmod 600 {path}")
+    return found
+
+
+def required_key(host: str) -> str:
+    """What a server that listens on `host` must ask for; empty on loopback.
+
+    Raises InputError when it would be open to everyone.
+    """
+    if is_loopback(host):
+        return ""
+    found = key()
+    if not found:
+        raise InputError(
+            f"a server on {host} needs a key, and there is none in {key_path()}: run "
+            f"`tributary up` with {HOST_VARIABLE}={host}, which makes one"
+        )
+    return found
+
+
+def prepare_key(host: str, *, in_use: bool) -> None:
+    """Have the key that servers on `host` need; on loopback there is none.
+
+    Raises InputError for a key that is too weak, or another than what runs uses.
+    """
+    if is_loopback(host):
+        key_path().unlink(missing_ok=True)
+        return
+    given, known = os.environ.get(KEY_VARIABLE, ""), key()
+    if given and not _KEY.fullmatch(given):
+        raise InputError(
+            f"{KEY_VARIABLE} must be 16 to 256 letters, digits or any of `._~-`. Unset it and "
+            "one is made"
+        )
+    if in_use and given and known and given != known:
+        raise InputError(
+            f"the stack that runs in {home()} has another key than {KEY_VARIABLE}: end it with "
+            f"`tributary down` first, or unset {KEY_VARIABLE}"
+        )
+    if in_use and not given and not known:
+        raise InputError(
+            f"the key of the stack that runs in {home()} is gone from {key_path()}: end the stack "
+            "with `tributary down`, and `tributary up` makes another"
+        )
+    chosen = given or known or secrets.token_urlsafe(32)
+    if chosen != known:
+        _write(chosen)
+
+
+def basic() -> dict[str, str]:
+    """The header for Prefect and MLflow, which want a user too; none where no key is asked for."""
+    found = key()
+    return {"Authorization": f"Basic {basic_token(found)}"} if found else {}
+
+
+def basic_token(key: str) -> str:
+    """What basic authentication sends for our user with this key."""
+    return base64.b64encode(f"{USER}:{key}".encode()).decode()
+
+
+def bearer() -> dict[str, str]:
+    """The header for Ray, SGLang and its router; none where no key is asked for."""
+    found = key()
+    return {"Authorization": f"Bearer {found}"} if found else {}
+
+
+def _write(key: str) -> None:
+    """Never readable to others, not even for a moment."""
+    draft = key_path().with_suffix(f".{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key)
+    draft.replace(key_path())

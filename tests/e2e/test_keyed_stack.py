@@ -1,0 +1,274 @@
+"""A stack that listens on every address, and whose store's credentials only a Prefect block knows.
+
+Strangers are refused, all of ours goes on working, and neither the key nor the credentials are in
+an argument, a record or a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engines.sglang.fleet import Fleet
+from engines.sglang.http import call
+from engines.sglang.spec import FleetSpec
+from engines.types import Generation, Sampling
+from engines.weight_sync import publish
+from infra.access import basic, bearer, key, key_path
+from infra.errors import EngineError
+from infra.home import runtime_dir
+from infra.processes import family
+from infra.stack import Stack, doctor, load_stack
+from infra.stack.exposure import open_ports
+from tests.machine import BUCKET, Machine
+from tests.tiny import tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+BLOCK = "lab-s3"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "planted-id-93bb01c4",
+    "AWS_SECRET_ACCESS_KEY": "planted-key-5e20d9fa",
+    "AWS_SESSION_TOKEN": "planted-token-c61f7733",
+}
+_STORE = ["--set", f"storage.root=s3://{BUCKET}/keyed", "--set", f"storage.credentials={BLOCK}"]
+_GREEDY = Sampling(8, temperature=0.0)
+_UPDATES = (
+    "pause_generation", "begin_weight_update", "update_weights_from_tensor",
+    "update_weights_from_disk", "update_weights_from_distributed", "init_weights_update_group",
+    "end_weight_update", "flush_cache", "continue_generation", "abort_request",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def keyed(
+    tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
+) -> Iterator[Machine]:
+    del command_lines  # it watches from the first process on
+    home = tmp_path_factory.mktemp("keyed")
+    machine = Machine(home, s3)
+    for name in CREDENTIALS:
+        machine.env.pop(name, None)
+    # Nor may a library find credentials elsewhere.
+    machine.env |= dict.fromkeys(("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"), os.devnull)
+    machine.env |= {"AWS_EC2_METADATA_DISABLED": "true", "TRIBUTARY_HOST": "0.0.0.0"}
+    try:
+        machine.call("up", timeout=300)
+        machine.env.pop("TRIBUTARY_HOST")  # who uses the stack need not know
+        yield machine
+    finally:
+        subprocess.run([machine.program, "down"], env=machine.env, timeout=180, check=False)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture
+def open_stack(keyed: Machine, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    monkeypatch.setenv("TRIBUTARY_HOME", keyed.env["TRIBUTARY_HOME"])
+    running = load_stack()
+    assert running is not None
+    for name, value in running.env().items():
+        monkeypatch.setenv(name, value)
+    return running
+
+
+def test_every_server_refuses_strangers_and_answers_who_knows_the_key(open_stack: Stack) -> None:
+    wrong = {"Authorization": "Bearer wrong"}, {"Authorization": "Basic d3Jvbmc6d3Jvbmc="}
+    for url, right in (
+        (f"{open_stack.prefect_api}/admin/version", basic()),
+        (f"{open_stack.mlflow_uri}/", basic()),
+        (f"{open_stack.mlflow_uri}/api/2.0/mlflow/experiments/search?max_results=1", basic()),
+        (f"{open_stack.mlflow_uri}/ajax-api/2.0/mlflow/experiments/search?max_results=1", basic()),
+        (f"{open_stack.ray_dashboard}/api/version", bearer()),
+        (f"{open_stack.ray_dashboard}/api/jobs/", bearer()),
+    ):
+        refused = [httpx.get(url, headers=given).status_code for given in ({}, *wrong)]
+        assert set(refused) <= {401, 403}, url
+        assert httpx.get(url, headers=right).status_code == 200, url
+    refused = httpx.post(f"{open_stack.ray_dashboard}/api/jobs/", json={"entrypoint": "true"})
+    assert refused.status_code == 401
+    on_every_address = open_ports(open_stack)
+    assert {open_stack.ports[name] for name in ("prefect", "mlflow", "ray_dashboard")} <= set(
+        on_every_address
+    )
+
+
+def test_a_driver_without_the_token_does_not_join_ray(open_stack: Stack, keyed: Machine) -> None:
+    program = (
+        "from ray._raylet import GcsClient\n"
+        f"print(GcsClient(address='{open_stack.ray_address}').internal_kv_keys(b'', None))"
+    )
+
+    def join(**env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program], env=keyed.env | open_stack.env() | env,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    assert join().returncode == 0
+    stranger = join(RAY_AUTH_MODE="disabled", RAY_gcs_rpc_server_connect_timeout_s="1")
+    assert stranger.returncode != 0
+    assert "InvalidAuthToken" in stranger.stderr
+
+
+async def test_a_fleet_generates_and_takes_weights_and_strangers_do_neither(
+    open_stack: Stack, tmp_path: Path
+) -> None:
+    first, second = (tiny_model(tmp_path / str(seed), seed=seed) for seed in range(2))
+    async with await Fleet.lease(FleetSpec(), first, 1, 1, pool_servers=1, holder="test") as fleet:
+        before = await fleet.client.generate([1, 2, 3], _GREEDY)
+        await asyncio.to_thread(publish, _tensors(second), fleet.server_urls, 5)
+        after = await fleet.client.generate([1, 2, 3], _GREEDY)
+        await fleet.load(first, 6)
+        again = await fleet.client.generate([1, 2, 3], _GREEDY)
+        await asyncio.to_thread(_refused_by_engines, fleet)
+        listening = set(open_ports(open_stack))
+        assert {int(url.rpartition(":")[2]) for url in (fleet.router_url, *fleet.server_urls)} <= (
+            listening
+        )
+        assert call(fleet.server_urls[0], "/model_info", timeout=30)["weight_version"] == "6"
+    assert [_versions(turn) for turn in (before, after, again)] == [{0}, {5}, {6}]
+    assert before.token_ids == again.token_ids != after.token_ids
+
+
+def _refused_by_engines(fleet: Fleet) -> None:
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}}
+    for url in (fleet.router_url, *fleet.server_urls):
+        for path in ("generate", "v1/completions", *_UPDATES):
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                reply = httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=30)
+                assert reply.status_code in (401, 403), (url, path)
+    workers = f"{fleet.router_url}/workers"
+    assert httpx.get(workers).status_code == 401
+    assert httpx.post(workers, json={"url": "http://127.0.0.1:9"}).status_code == 401
+    assert key() not in httpx.get(workers, headers=bearer()).text
+
+
+def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:
+    asked = ["check", "cpu-smoke", "--set", "storage.credentials=nobody-made-this"]
+    told = _refused(keyed, *asked)
+    assert "block `nobody-made-this`" in told
+    assert "tributary secret nobody-made-this AWS_ACCESS_KEY_ID" in told
+    assert "AWS_NOT_SET is not set" in _refused(keyed, "secret", "x", "AWS_NOT_SET")
+    assert "may not set `PYTHONPATH`" in _refused(
+        keyed, "secret", "x", "PYTHONPATH", env={"PYTHONPATH": "planted"}
+    )
+
+
+def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
+    told = _refused(keyed, "artifacts", "--root", f"s3://{BUCKET}/keyed", code=1)
+    assert "there are no complete credentials" in told
+
+
+def test_a_run_goes_through_it_and_no_secret_is_written_down(
+    keyed: Machine, open_stack: Stack, command_lines: set[str]
+) -> None:
+    _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
+    keyed.call("run", "cpu-smoke", "--name", "keyed", *_STORE, timeout=1200)
+    report = keyed.report("keyed")
+    assert report["state"] == "completed"
+    runs = httpx.post(
+        f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
+        json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
+    )  # fmt: skip
+    assert len(runs.json()["runs"]) > len(report["stages"]), "MLflow has a run a stage"
+    keyed.call("status")
+    keyed.call("artifacts")
+    keyed.call("check", "cpu-smoke", *_STORE)
+    jobs = httpx.get(f"{open_stack.ray_dashboard}/api/jobs/", headers=bearer()).text
+    assert '"submission_id"' in jobs
+    flows = httpx.post(
+        f"{open_stack.prefect_api}/flow_runs/filter", json={}, headers=basic()
+    ).text  # fmt: skip
+    assert BLOCK in flows, "a flow's parameters name the block"
+    assert any("tasks.job" in line for line in command_lines), "a stage ran while we looked"
+    assert any("engines.sglang.route" in line for line in command_lines)
+    running = family(open_stack.services.values(), open_stack.mark)
+    assert len(running) > 4
+    shown = [*keyed.said, jobs, flows, runs.text, *command_lines]
+    shown += [" ".join(process.cmdline()) for process in running]
+    places = (Path(keyed.env["TRIBUTARY_HOME"]), runtime_dir())
+    files = [file for place in places for file in place.rglob("*") if file.is_file()]
+    assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
+    stored = [entry for entry in _stored(keyed) if entry[0].startswith("keyed/")]
+    assert any(name.endswith("manifest.json") for name, _ in stored)
+    for secret in (key(), *CREDENTIALS.values()):
+        assert not [text for text in shown if secret in text]
+        assert not [name for name, body in stored if secret.encode() in body]
+        holders = [file for file in files if secret.encode() in _bytes(file)]
+        assert holders == ([key_path()] if secret == key() else [])
+
+
+def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> None:
+    check = {check.name: check for check in doctor()}["network"]
+    assert check.ok
+    assert check.warns
+    assert "listen on 0.0.0.0" in check.detail
+    assert str(key_path()) in check.detail
+    assert str(open_stack.ports["mlflow"]) in check.detail
+    assert key() not in check.detail
+
+
+def test_a_key_that_is_gone_is_said(open_stack: Stack, keyed: Machine) -> None:
+    aside = key_path().rename(key_path().with_name("aside"))
+    try:
+        assert "is gone from" in _refused(keyed, "up")
+        with pytest.raises(EngineError, match="401"):
+            call(open_stack.mlflow_uri, "/version", timeout=10)
+    finally:
+        aside.rename(key_path())
+
+
+def _run(
+    machine: Machine, *arguments: str, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [machine.program, *arguments], env=machine.env | env, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    machine.said += [done.stdout, done.stderr]
+    return done
+
+
+def _call(machine: Machine, *arguments: str, env: Mapping[str, str]) -> None:
+    done = _run(machine, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def _refused(
+    machine: Machine, *arguments: str, code: int = 2, env: Mapping[str, str] | None = None
+) -> str:
+    done = _run(machine, *arguments, env=env or {})
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+def _stored(machine: Machine) -> Iterator[tuple[str, bytes]]:
+    pages = machine.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    for entry in (entry for page in pages for entry in page.get("Contents", [])):
+        yield entry["Key"], machine.s3.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
+
+
+def _tensors(folder: Path) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors").items()
+
+
+def _versions(turn: Generation) -> set[int]:
+    return set(turn.weight_versions)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # a log that was rotated away
+        return b""

@@ -1,0 +1,212 @@
+"""Where servers listen, and the key that they then need: made, taken, refused, never shown."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.sglang.arguments import server_options
+from engines.sglang.options import check_options
+from engines.sglang.spec import FleetSpec
+from infra.access import (
+    HOST_VARIABLE,
+    KEY_VARIABLE,
+    basic,
+    basic_token,
+    bearer,
+    key,
+    key_path,
+    listening_host,
+    prepare_key,
+    reachable,
+    required_key,
+)
+from infra.errors import InputError
+from infra.mlflow_app import Guard
+from infra.processes import ProcessRecord
+from infra.stack import up
+from infra.stack.record import Stack, new_stack, save_record
+from infra.stack.services import services
+
+pytestmark = pytest.mark.unit
+
+EVERYWHERE = "0.0.0.0"
+KEY = "a-key-of-our-own-making"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    monkeypatch.delenv(HOST_VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+def test_by_default_servers_listen_on_loopback_without_a_key(tmp_path: Path) -> None:
+    stack = new_stack(None)
+    prepare_key(stack.host, in_use=False)
+    assert stack.host == listening_host() == "127.0.0.1"
+    assert (key(), basic(), bearer(), required_key(stack.host)) == ("", {}, {}, "")
+    assert stack.secret_env() == {}
+    assert stack.env()["RAY_AUTH_MODE"] == "disabled"
+    assert not any(EVERYWHERE in part for part in _arguments(stack))
+    assert server_options(FleetSpec(), tmp_path, 1, 1, 0)["host"] == "127.0.0.1"
+
+
+def test_told_otherwise_all_listen_there_and_this_machine_still_uses_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
+    stack = new_stack(None)
+    prepare_key(stack.host, in_use=False)
+    assert sum(EVERYWHERE in part for part in _arguments(stack)) == 3
+    assert server_options(FleetSpec(), tmp_path, 1, 1, 0)["host"] == EVERYWHERE
+    assert stack.prefect_api.startswith("http://127.0.0.1:")
+    assert (reachable(EVERYWHERE), reachable("10.1.2.3")) == ("127.0.0.1", "10.1.2.3")
+
+
+@pytest.mark.parametrize("host", ["example.org", "::", "192.0.2.250", "0.0.0.0:80"])
+def test_what_is_no_address_of_this_machine_is_refused(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, host)
+    with pytest.raises(InputError, match=f"{HOST_VARIABLE} is `{host}`"):
+        up()
+
+
+def test_a_key_is_made_once_and_only_its_owner_may_read_it() -> None:
+    prepare_key(EVERYWHERE, in_use=False)
+    made = key()
+    prepare_key(EVERYWHERE, in_use=False)
+    assert len(made) >= 32
+    assert key() == required_key(EVERYWHERE) == made
+    assert key_path().stat().st_mode & 0o777 == 0o600
+    assert bearer() == {"Authorization": f"Bearer {made}"}
+
+
+def test_a_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_key(EVERYWHERE, in_use=False)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    with pytest.raises(InputError, match="tributary down"):
+        prepare_key(EVERYWHERE, in_use=True)
+    prepare_key(EVERYWHERE, in_use=False)
+    assert key() == KEY
+    assert key_path().stat().st_mode & 0o777 == 0o600
+
+
+def test_back_on_loopback_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    prepare_key(EVERYWHERE, in_use=False)
+    prepare_key("127.0.0.1", in_use=False)
+    assert key() == ""
+    assert not key_path().exists()
+
+
+def test_a_stack_without_a_possible_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(InputError, match="16 to 256") as weak:
+        up()
+    assert "short" not in str(weak.value)
+    monkeypatch.delenv(KEY_VARIABLE)
+    key_path().write_text(KEY)
+    key_path().chmod(0o644)
+    with pytest.raises(InputError, match="chmod 600") as seen:
+        up()
+    assert KEY not in str(seen.value)
+    key_path().unlink()
+    with pytest.raises(InputError, match="tributary up"):
+        required_key(EVERYWHERE)
+
+
+def test_a_lost_key_of_a_running_stack_is_not_replaced() -> None:
+    with pytest.raises(InputError, match="is gone from"):
+        prepare_key(EVERYWHERE, in_use=True)
+    assert not key_path().exists()
+
+
+def test_a_running_stack_does_not_move_to_another_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = ProcessRecord(
+        pid=os.getpid(), created=psutil.Process().create_time(), log=tmp_path / "log"
+    )
+    save_record(new_stack(None).model_copy(update={"services": {"ray": running}}))
+    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
+    with pytest.raises(InputError, match=r"listens on 127\.0\.0\.1.*tributary down"):
+        up()
+    assert not key_path().exists()
+
+
+def test_the_key_is_in_no_argument_no_record_and_nothing_that_a_job_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    stack = new_stack(None)
+    prepare_key(stack.host, in_use=False)
+    assert not any(KEY in part for part in _arguments(stack))
+    assert KEY not in stack.model_dump_json()
+    assert KEY not in str(stack.env())
+    known = {service.name: service.env for service in services(stack)}
+    assert KEY in known["prefect-server"]["PREFECT_SERVER_API_AUTH_STRING"]
+    assert known["ray"]["RAY_AUTH_TOKEN_PATH"] == str(key_path())
+    assert all(KEY_VARIABLE not in env for env in known.values())
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_api_key", "host"])
+def test_a_recipe_sets_neither_address_nor_key(name: str) -> None:
+    with pytest.raises(InputError, match=f"fleet.sglang.{name} cannot be passed through"):
+        check_options({name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("scope", "passes"),
+    [
+        ({"type": "http", "path": "/health"}, True),
+        ({"type": "http", "path": "/healthy"}, False),
+        ({"type": "http", "path": "/"}, False),
+        ({"type": "http", "path": "/", "headers": [(b"authorization", b"Basic eDp5")]}, False),
+        ({"type": "websocket", "path": "/"}, False),
+        ({"type": "lifespan"}, True),
+    ],
+)
+def test_mlflow_lets_nobody_through_but_who_knows_the_key(
+    scope: dict[str, Any], passes: bool
+) -> None:
+    assert (_sent(Guard(_inner, KEY), scope) == "inside") is passes
+    token = f"Basic {basic_token(KEY)}".encode()
+    assert _sent(Guard(_inner, KEY), {**scope, "headers": [(b"authorization", token)]}) == "inside"
+
+
+def test_mlflow_is_not_served_without_a_key() -> None:
+    with pytest.raises(InputError, match="without a key"):
+        Guard(_inner, "")
+
+
+async def _inner(scope: Any, receive: Any, send: Any) -> None:
+    del scope, receive
+    await send({"type": "inside"})
+
+
+def _sent(app: Guard, scope: Mapping[str, Any]) -> str:
+    """The type of the app's first message."""
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads")
+
+    asyncio.run(app(dict(scope), receive, send))
+    return sent[0]
+
+
+def _arguments(stack: Stack) -> list[str]:
+    return [part for service in services(stack) for part in service.command]

@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import SecretStr
+
 from flows.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
 from infra.stack import Stack, load_stack
@@ -67,7 +69,7 @@ def save_secrets(stack: Stack, block: str, names: Sequence[str]) -> None:
     os.environ.update(stack.env() | stack.secret_env())  # Prefect reads them when it is imported
     from prefect.blocks.system import Secret
 
-    Secret[Any](value=values).save(block, overwrite=True)
+    Secret(value=SecretStr(json.dumps(values))).save(block, overwrite=True)
 
 
 def _variables(block: str, held: Any) -> dict[str, str]:

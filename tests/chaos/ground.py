@@ -303,7 +303,7 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
     if part == "job":
         return "tasks.job" in line and store in line
     if part == "router":
-        return line.startswith("sglang::router") or "sglang_router" in line
+        return line.startswith("sglang::router") or "engines.sglang.route" in line
     return line.startswith(_TITLES[part])
 
 

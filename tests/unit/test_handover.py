@@ -21,20 +21,15 @@ SECRET = {"A_TOKEN": "planted-7d31"}
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where secrets of this test's own home are left."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("A_TOKEN", "before")
-
-
-@pytest.fixture
-def handed() -> Path:
-    return runtime_dir() / "handover"
-
-
-@pytest.fixture(autouse=True)
-def cleared(handed: Path) -> Iterator[None]:
-    yield
-    shutil.rmtree(handed.parent, ignore_errors=True)
+    folder = runtime_dir() / "handover"
+    yield folder
+    if folder.exists():
+        shutil.rmtree(folder)
+        folder.parent.rmdir()
 
 
 def test_a_job_takes_what_was_left_for_it_and_leaves_nothing(handed: Path) -> None:

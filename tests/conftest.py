@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -105,14 +104,8 @@ def machine(
 ) -> Iterator[Machine]:
     """The one that all tests of the stack share."""
     del command_lines  # it watches from the first process on
-    home = tmp_path_factory.mktemp("home")
-    machine = Machine(home, s3)
-    try:
-        machine.call("up", timeout=300)
+    with Machine(tmp_path_factory.mktemp("home"), s3).running() as machine:
         yield machine
-    finally:
-        subprocess.run([machine.program, "down"], env=machine.env, timeout=180, check=False)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

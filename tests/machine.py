@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,16 @@ class Machine:
             aws_access_key_id="test", aws_secret_access_key="test",
         )  # fmt: skip
         self.program = str(Path(sys.executable).parent / "tributary")
+
+    @contextmanager
+    def running(self) -> Generator[Machine]:
+        """With its stack up, which ends with its home whatever happens."""
+        try:
+            self.call("up", timeout=300)
+            yield self
+        finally:
+            subprocess.run([self.program, "down"], env=self.env, timeout=180, check=False)
+            shutil.rmtree(self.env["TRIBUTARY_HOME"], ignore_errors=True)
 
     def call(self, *arguments: str, timeout: float = 900) -> str:
         done = subprocess.run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -54,20 +53,15 @@ def keyed(
     tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
 ) -> Iterator[Machine]:
     del command_lines  # it watches from the first process on
-    home = tmp_path_factory.mktemp("keyed")
-    machine = Machine(home, s3)
+    machine = Machine(tmp_path_factory.mktemp("keyed"), s3)
     for name in CREDENTIALS:
         machine.env.pop(name, None)
     # Nor may a library find credentials elsewhere.
     machine.env |= dict.fromkeys(("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"), os.devnull)
     machine.env |= {"AWS_EC2_METADATA_DISABLED": "true", "TRIBUTARY_HOST": "0.0.0.0"}
-    try:
-        machine.call("up", timeout=300)
+    with machine.running():
         machine.env.pop("TRIBUTARY_HOST")  # who uses the stack need not know
         yield machine
-    finally:
-        subprocess.run([machine.program, "down"], env=machine.env, timeout=180, check=False)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

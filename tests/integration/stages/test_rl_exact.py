@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,29 @@ def die(root: Path, model: Path, moment: str, variant: str) -> str:
     return done.stderr
 
 
+async def resumed(root: Path, model: Path, variant: str, moments: Sequence[str]) -> StageContext:
+    """The stage after a kill at each of the moments and a last attempt to its end."""
+    for moment in moments:
+        await asyncio.to_thread(die, root, model, moment, variant)
+    rest = context_of(root, f"cut-{variant}", model)
+    await rl.run(rl_spec(variant), rest)
+    return rest
+
+
+def check_same(whole: StageContext, rest: StageContext) -> None:
+    """Weights, rollouts, and the metrics of every step that the last attempt reported."""
+    (weights, shown, steps), (last, shown_last, steps_last) = result(whole), result(rest)
+    assert last == weights
+    assert shown_last == shown
+    assert steps_last == {step: steps[step] for step in steps_last}
+
+
 async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_disturbed(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole", small_base)
     await rl.run(rl_spec(), whole)
-    weights, shown, steps = result(whole)
+    _, _, steps = result(whole)
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all(step["update_skipped"] == 0 for step in steps.values())
     assert _changed(small_base, whole.out)
@@ -74,10 +92,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert isinstance(rest.reporter, ListReporter)
     fifth = rest.reporter.steps[5]
     assert fifth["rollouts_recovered"] == 4 * fifth["groups_rolled"], "none is made twice"
-    last, shown_last, steps_last = result(rest)
-    assert last == weights
-    assert shown_last == shown
-    assert steps_last == {step: values for step, values in steps.items() if step in steps_last}
+    check_same(whole, rest)
 
 
 async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
@@ -85,7 +100,7 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
 ) -> None:
     whole = context_of(stage_root, "whole-ppo", small_base)
     await rl.run(rl_spec("ppo"), whole)
-    weights, shown, steps = result(whole)
+    _, _, steps = result(whole)
     assert [f.parent.name for f in sorted(whole.out.rglob("*.safetensors"))] == ["critic", "out"]
     assert [steps[n]["version"] for n in range(1, 6)] == [0, 1, 2, 3, 4], "alone in step 1"
     for step in steps.values():
@@ -97,13 +112,7 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     assert "mismatch_mean" not in steps[1]
     assert steps[2]["mismatch_mean"] <= 2e-5
 
-    await asyncio.to_thread(die, stage_root, small_base, "after-training", "ppo")
-    rest = context_of(stage_root, "cut-ppo", small_base)
-    await rl.run(rl_spec("ppo"), rest)
-    last, shown_last, steps_last = result(rest)
-    assert last == weights
-    assert shown_last == shown
-    assert steps_last == {step: steps[step] for step in steps_last}
+    check_same(whole, await resumed(stage_root, small_base, "ppo", ["after-training"]))
 
 
 async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bits(
@@ -111,7 +120,7 @@ async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bi
 ) -> None:
     whole = context_of(stage_root, "whole-stale", small_base)
     await rl.run(rl_spec("stale"), whole)
-    weights, shown, steps = result(whole)
+    _, shown, steps = result(whole)
     assert [steps[n]["staleness_max"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
     assert [steps[n]["lag_mean"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
     for step in steps.values():
@@ -125,14 +134,7 @@ async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bi
     assert steps[5]["lag2_k1"] == steps[5]["mismatch_k1"]
     assert {v for r in shown if r.label == "step 5" for v in r.weight_versions} == {-1, 2}
 
-    for moment in MOMENTS:
-        await asyncio.to_thread(die, stage_root, small_base, moment, "stale")
-    rest = context_of(stage_root, "cut-stale", small_base)
-    await rl.run(rl_spec("stale"), rest)
-    last, shown_last, steps_last = result(rest)
-    assert last == weights
-    assert shown_last == shown
-    assert steps_last == {step: steps[step] for step in steps_last}
+    check_same(whole, await resumed(stage_root, small_base, "stale", MOMENTS))
 
 
 async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_bits(

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.integration
 
 def test_every_service_answers_on_loopback(stack: Stack) -> None:
     assert load_stack() == stack
+    assert stack.host == "127.0.0.1"
     states = {state.name: state for state in status()}
     assert set(states) == {"prefect-server", "prefect-worker", "mlflow", "ray"}
     assert all(state.answers for state in states.values())
@@ -77,6 +78,12 @@ def test_the_doctor_finds_a_healthy_stack(stack: Stack) -> None:
     assert checks["stack"].detail == "up"
     assert checks["home"].ok
     assert checks["python"].ok
+    network = checks["network"]
+    assert network.ok
+    assert network.warns, "Ray listens on every address whatever it is told"
+    assert str(stack.ports["ray_gcs"]) in network.detail
+    assert str(stack.ports["prefect"]) not in network.detail
+    assert str(stack.ports["mlflow"]) not in network.detail
 
 
 def _workers(stack: Stack) -> list[psutil.Process]:

@@ -1,0 +1,84 @@
+"""A stage's work on a fleet that asks for a key, and what a stranger can do there.
+
+Run it as `python -m tests.e2e.keyed_fleet FOLDER`:
+a process of its own, for Ray reads how it authenticates once a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engines.sglang.fleet import Fleet
+from engines.sglang.spec import FleetSpec
+from engines.types import Generation, Sampling
+from engines.weight_sync import publish
+from infra.access import bearer, key
+from infra.stack import load_stack
+from infra.stack.exposure import open_ports
+from tests.tiny import tiny_model
+
+_GREEDY = Sampling(8, temperature=0.0)
+_WRONG = {"Authorization": "Bearer wrong"}
+_GENERATION = ("generate", "v1/completions")
+_UPDATES = (
+    "pause_generation", "begin_weight_update", "update_weights_from_tensor",
+    "update_weights_from_disk", "update_weights_from_distributed", "init_weights_update_group",
+    "end_weight_update", "flush_cache", "continue_generation", "abort_request",
+)  # fmt: skip
+
+
+async def main(folder: Path) -> None:
+    first, second = (tiny_model(folder / str(seed), seed=seed) for seed in range(2))
+    async with await Fleet.lease(FleetSpec(), first, 1, 1, pool_servers=1, holder="test") as fleet:
+        before = await fleet.client.generate([1, 2, 3], _GREEDY)
+        await asyncio.to_thread(publish, _tensors(second), fleet.server_urls, 5)
+        after = await fleet.client.generate([1, 2, 3], _GREEDY)
+        await fleet.load(first, 6)
+        _refuses_strangers(fleet)
+        _listens_on_every_address(fleet)
+        again = await fleet.client.generate([1, 2, 3], _GREEDY)
+    assert [_versions(turn) for turn in (before, after, again)] == [{0}, {5}, {6}]
+    assert before.token_ids == again.token_ids != after.token_ids
+
+
+def _refuses_strangers(fleet: Fleet) -> None:
+    """Router and server; the router knows nothing of weights."""
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}}
+    asked = [(fleet.router_url, path) for path in (*_GENERATION, "flush_cache")]
+    asked += [(url, path) for url in fleet.server_urls for path in (*_GENERATION, *_UPDATES)]
+    for url, path in asked:
+        for headers in ({}, _WRONG):
+            reply = httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=30)
+            assert reply.status_code in (401, 403), (url, path, reply.status_code)
+    workers = f"{fleet.router_url}/workers"
+    assert httpx.get(workers).status_code == 401
+    assert httpx.post(workers, json={"url": "http://127.0.0.1:9"}).status_code == 401
+    known = httpx.get(workers, headers=bearer())
+    assert known.status_code == 200
+    assert key() not in known.text
+
+
+def _listens_on_every_address(fleet: Fleet) -> None:
+    stack = load_stack()
+    assert stack is not None
+    ports = {int(url.rpartition(":")[2]) for url in (fleet.router_url, *fleet.server_urls)}
+    assert ports <= set(open_ports(stack))
+
+
+def _tensors(folder: Path) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors").items()
+
+
+def _versions(turn: Generation) -> set[int]:
+    return set(turn.weight_versions)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engines.sglang.host import has_cuda
 from engines.sglang.spec import FleetSpec
-from infra.access import listening_host
+from infra.access import is_loopback, listening_host
+from infra.errors import InputError
 
 # What every server needs for RL: token ids in and out, seeds that mean something.
 _ALWAYS: dict[str, Any] = {
@@ -30,15 +32,25 @@ _CPU: dict[str, Any] = {
     # token ids go in and out: no tokenizer, no detokenizer's work
     "skip_tokenizer_init": True,
 }
+# What serves by other code than the one that asks for the key, or writes the key to a file.
+_NOT_WITH_A_KEY = (
+    "crash_dump_folder", "encoder_only", "grpc_mode", "grpc_port", "smg_grpc_mode", "use_ray",
+)  # fmt: skip
 
 
 def server_options(
     spec: FleetSpec, model: Path, port: int, tp: int, first_device: int
 ) -> dict[str, Any]:
-    """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins."""
+    """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins.
+
+    Raises InputError for what would leave a server off loopback without its key.
+    """
+    host = listening_host()
+    if not is_loopback(host):
+        _require_closed(spec.sglang, host)
     options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
     options |= {
-        "host": listening_host(),
+        "host": host,
         "model_path": str(model),
         "port": port,
         "tp_size": tp,
@@ -49,3 +61,14 @@ def server_options(
     if spec.context_length is not None:
         options["context_length"] = spec.context_length
     return options | spec.sglang
+
+
+def _require_closed(passed: Mapping[str, Any], host: str) -> None:
+    wrong = [name for name in _NOT_WITH_A_KEY if passed.get(name)]
+    if passed.get("tokenizer_worker_num", 1) > 1:
+        wrong.append("tokenizer_worker_num")
+    if wrong:
+        raise InputError(
+            f"servers listen on {host} and ask for a key, which does not go with "
+            f"`fleet.sglang.{wrong[0]}`: leave it out, or start the stack on loopback"
+        )

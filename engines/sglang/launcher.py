@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import sys
 from typing import Any
 
 from engines.sglang import absent, footprint, plugin
 from engines.sglang.host import has_cuda, prepare_environment
-from infra.access import required_key
+from infra.access import LOOPBACK, required_key
 
 _PRELOADED = (
     "sglang.launch_server",
@@ -60,6 +61,20 @@ def _fork_instead_of_spawn() -> None:
     multiprocessing.set_start_method = set_start_method
 
 
+def keep_from_logs(secret: str) -> None:
+    """Write no log record of this process with it: SGLang logs all its arguments when asked to."""
+    stock = logging.getLogRecordFactory()
+
+    def redacted(*given: Any, **named: Any) -> logging.LogRecord:
+        record = stock(*given, **named)
+        text = record.getMessage()
+        if secret in text:
+            record.msg, record.args = text.replace(secret, "***"), ()
+        return record
+
+    logging.setLogRecordFactory(redacted)
+
+
 def serve(options: dict[str, Any]) -> None:
     """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first.
 
@@ -70,8 +85,10 @@ def serve(options: dict[str, Any]) -> None:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import kill_process_tree
 
-    key = required_key(options["host"])
+    key = required_key(options.get("host", LOOPBACK))
     keys = {"api_key": key, "admin_api_key": key} if key else {}
+    if key:
+        keep_from_logs(key)
     footprint.adopt()
     try:
         run_server(ServerArgs(**options, **keys))

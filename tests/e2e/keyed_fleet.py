@@ -18,6 +18,7 @@ from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weight_sync import publish
 from infra.access import bearer, key
+from infra.home import home
 from infra.stack import load_stack
 from infra.stack.exposure import open_ports
 from tests.tiny import tiny_model
@@ -34,7 +35,8 @@ _UPDATES = (
 
 async def main(folder: Path) -> None:
     first, second = (tiny_model(folder / str(seed), seed=seed) for seed in range(2))
-    async with await Fleet.lease(FleetSpec(), first, 1, 1, pool_servers=1, holder="test") as fleet:
+    spec = FleetSpec(sglang={"log_level": "info"})  # SGLang then logs its arguments
+    async with await Fleet.lease(spec, first, 1, 1, pool_servers=1, holder="test") as fleet:
         before = await fleet.client.generate([1, 2, 3], _GREEDY)
         await asyncio.to_thread(publish, _tensors(second), fleet.server_urls, 5)
         after = await fleet.client.generate([1, 2, 3], _GREEDY)
@@ -43,6 +45,9 @@ async def main(folder: Path) -> None:
         _listens_on_every_address(fleet)
         again = await fleet.client.generate([1, 2, 3], _GREEDY)
     assert [_versions(turn) for turn in (before, after, again)] == [{0}, {5}, {6}]
+    logs = "".join(file.read_text() for file in (home() / "logs" / "fleet").glob("server-*.log"))
+    assert "server_args=" in logs
+    assert key() not in logs
     assert before.token_ids == again.token_ids != after.token_ids
 
 

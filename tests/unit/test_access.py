@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from engines.sglang.arguments import server_options
+from engines.sglang.launcher import keep_from_logs
 from engines.sglang.options import check_options
 from engines.sglang.spec import FleetSpec
 from infra.access import (
@@ -157,6 +159,30 @@ def test_the_key_is_in_no_argument_no_record_and_nothing_that_a_job_is_shown(
     assert KEY in known["prefect-server"]["PREFECT_SERVER_API_AUTH_STRING"]
     assert known["ray"]["RAY_AUTH_TOKEN_PATH"] == str(key_path())
     assert all(KEY_VARIABLE not in env for env in known.values())
+
+
+@pytest.mark.parametrize(
+    "option", [{"tokenizer_worker_num": 2}, {"grpc_mode": True}, {"crash_dump_folder": "/dumps"}]
+)
+def test_a_server_that_would_not_keep_its_key_stays_on_loopback(
+    option: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = FleetSpec(sglang=option)
+    assert server_options(spec, tmp_path, 1, 1, 0).items() >= option.items()
+    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
+    with pytest.raises(InputError, match=f"fleet.sglang.{next(iter(option))}"):
+        server_options(spec, tmp_path, 1, 1, 0)
+
+
+def test_a_log_does_not_hold_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    stock = logging.getLogRecordFactory()
+    try:
+        keep_from_logs(KEY)
+        logging.getLogger("x").warning("args=%s", {"api_key": KEY})
+        logging.getLogger("x").warning("nothing of %d%%", 7)
+    finally:
+        logging.setLogRecordFactory(stock)
+    assert caplog.messages == ["args={'api_key': '***'}", "nothing of 7%"]
 
 
 @pytest.mark.parametrize("name", ["api_key", "admin_api_key", "host"])

@@ -91,7 +91,7 @@ def test_a_layout_learns_like_one_process(
     for mine, theirs in zip(here["values"], there["values"], strict=True):
         assert np.abs(mine - theirs).max() < 2e-5
     for mine, theirs in zip(here["metrics"], there["metrics"], strict=True):
-        for metric in set(theirs) - {"critic_seconds"}:
+        for metric in set(theirs) - {"critic_seconds", "critic_cpu_seconds"}:
             assert mine[metric] == pytest.approx(theirs[metric], rel=1e-4, abs=2e-6), metric
     assert here["weights"].keys() == there["weights"].keys()
     worst = max(float(np.abs(w - there["weights"][n]).max()) for n, w in here["weights"].items())

@@ -126,6 +126,8 @@ async def pid(group: TrainerGroup) -> int:
 
 
 async def test_released_ranks_are_reset_and_reused(pool: Any) -> None:
+    async with await leased(pool, 2):
+        pass  # so that both have started: which one does first is chance
     await settled(pool)
     async with await leased(pool) as first:
         before = await pid(first)

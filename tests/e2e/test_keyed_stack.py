@@ -14,8 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from engines.sglang.http import call
+from flows.load import SHIPPED
 from infra.access import basic, bearer, key, key_path
 from infra.errors import EngineError
 from infra.home import SOURCE_ROOT, runtime_dir
@@ -130,10 +132,10 @@ def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
 
 
 def test_a_run_goes_through_it_and_no_secret_is_written_down(
-    keyed: Machine, open_stack: Stack, command_lines: set[str]
+    keyed: Machine, open_stack: Stack, command_lines: set[str], tmp_path: Path
 ) -> None:
     _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
-    keyed.call("run", "cpu-smoke", "--name", "keyed", *_STORE, timeout=1200)
+    keyed.call("run", str(_one_expert(tmp_path)), "--name", "keyed", *_STORE, timeout=1200)
     report = keyed.report("keyed")
     assert report["state"] == "completed"
     runs = httpx.post(
@@ -166,6 +168,17 @@ def test_a_run_goes_through_it_and_no_secret_is_written_down(
         assert not [name for name, body in stored if secret.encode() in body]
         holders = [file for file in files if secret.encode() in _bytes(file)]
         assert holders == ([key_path()] if secret == key() else [])
+
+
+def _one_expert(folder: Path) -> Path:
+    """The smoke recipe's first expert alone: every kind of server has work."""
+    recipe = yaml.safe_load((SHIPPED / "cpu-smoke.yaml").read_text())
+    name, expert = next(iter(recipe["experts"].items()))
+    recipe |= {"experts": {name: expert}, "resources": {}}
+    del recipe["unified"]
+    file = folder / "one-expert.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    return file
 
 
 def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> None:

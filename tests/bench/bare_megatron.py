@@ -65,7 +65,8 @@ class BareLoop:
         shape, layout = model_shape(read_config(model)), current_layout(Parallel())
         config = transformer_config(shape, layout, "fp32", {})
         policy = build_model(shape, config, layout)
-        load_weights(policy, shape, layout, HfWeights(model).read)
+        weights = HfWeights(model)
+        load_weights(policy, shape, layout, weights.read, weights.file_of)
         self._model = DistributedDataParallel(
             config, DistributedDataParallelConfig(use_distributed_optimizer=True), policy
         )

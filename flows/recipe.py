@@ -102,7 +102,8 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _says_how_to_unify(self) -> Recipe:
         if self.unified is None:
-            if "unify" in self.model_fields_set:
+            # A recipe on record says its default, too.
+            if self.unify != "sft":
                 raise ValueError("unify: there is nothing to unify into; say `unified` as well")
             return self
         written = {"sft": self.unified.sft, "opd": self.unified.opd}

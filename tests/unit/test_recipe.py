@@ -141,7 +141,12 @@ def _study(**changes: Any) -> dict[str, Any]:
 
 def test_to_unify_needs_something_to_unify_into() -> None:
     with pytest.raises(ValidationError, match="nothing to unify into"):
-        Recipe.model_validate(_study(unify="sft"))
+        Recipe.model_validate(_study(unify="opd"))
+
+
+def test_a_recipe_without_a_unified_model_comes_back_from_its_record() -> None:
+    recipe = load_recipe("learning-study")
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
 def test_experts_of_one_domain_must_mean_the_same_domain() -> None:

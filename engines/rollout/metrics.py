@@ -48,6 +48,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     batch = result.batch
     samples = batch_samples(batch)
     verdicts = judged(samples)
+    staleness = result.staleness
     generated = sum(s.num_trained_tokens for s in samples)
     seconds = batch.seconds + result.train_seconds + result.publish_seconds
     values = {
@@ -67,8 +68,8 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "rollouts_recovered": float(batch.recovered),
         "version": float(result.version),
         "update_skipped": float(not result.trained),
-        "staleness_mean": mean(result.staleness),
-        "staleness_max": float(max(result.staleness, default=0)),
+        "staleness_mean": mean(staleness),
+        "staleness_max": float(max(staleness, default=0)),
         "generated_tokens": float(generated),
         "generate_tokens_per_s": generated / max(batch.seconds, 1e-9),
         "generate_seconds": batch.seconds,

@@ -84,7 +84,8 @@ class Router:
             call(self.url, f"/workers/{ids[url]}", method="DELETE", timeout=_CONTROL_S)
         for url in wanted - ids.keys():
             # Servers that come later do not get the router's own key by themselves.
-            worker = {"url": url} | ({"api_key": key()} if key() else {})
+            asked = key()
+            worker = {"url": url} | ({"api_key": asked} if asked else {})
             call(self.url, "/workers", worker, timeout=_CONTROL_S)
         deadline = time.monotonic() + timeout
         while (now := self.servers()) != dict.fromkeys(wanted, True):

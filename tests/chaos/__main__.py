@@ -2,7 +2,8 @@
 
 Usage: python -m tests.chaos [--seed N] [CELL...]; a cell is `PART MOMENT` in quotes. What a seed
 has done on this commit is kept in `build/chaos-<seed>.jsonl`: an interrupted run goes on there.
-Exit 1 if a cell does not end with the bits of the undisturbed run.
+Below the cells: how long it took until work was written again, by what was hit. Exit 1 if a cell
+does not end with the bits of the undisturbed run, or if a recovery takes longer than it may.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench.rows import Row, show, write
+from tests.bench.rows import show, write
 from tests.chaos.cells import Cell, matrix
+from tests.chaos.recovery import End, recovery_rows
 
 if TYPE_CHECKING:
     from tests.chaos.ground import Ground
@@ -37,15 +40,16 @@ def main(arguments: list[str]) -> int:
         return 2
     BUILD.mkdir(exist_ok=True)
     kept = BUILD / f"chaos-{given.seed}.jsonl"
-    rows = _done(kept)
-    _run(given.seed, [c for c in cells if c.name not in rows], rows, kept)
-    wanted = [rows[c.name] for c in cells if c.name in rows]
-    show(wanted, f"chaos, seed {given.seed}")
-    write(wanted, BUILD / "chaos.json")
-    return 0 if all(row.holds for row in wanted) else 1
+    done = _done(kept)
+    _run(given.seed, [c for c in cells if c.name not in done], done, kept)
+    wanted = [done[c.name] for c in cells if c.name in done]
+    rows = [*(end.row for end in wanted), *recovery_rows(wanted)]
+    show(rows, f"chaos, seed {given.seed}")
+    write(rows, BUILD / "chaos.json")
+    return 0 if all(row.holds for row in rows) else 1
 
 
-def _run(seed: int, cells: list[Cell], rows: dict[str, Row], kept: Path) -> None:
+def _run(seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> None:
     from tests.chaos.ground import ground
     from tests.chaos.stack_ground import stack_ground
 
@@ -53,33 +57,30 @@ def _run(seed: int, cells: list[Cell], rows: dict[str, Row], kept: Path) -> None
         chosen = [cell for cell in cells if cell.needs_stack is needs_stack]
         if chosen:
             with open_ground() as place:
-                _run_in(place, seed, chosen, rows, kept)
+                _run_in(place, seed, chosen, done, kept)
 
 
-def _run_in(place: Ground, seed: int, cells: list[Cell], rows: dict[str, Row], kept: Path) -> None:
+def _run_in(place: Ground, seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> None:
     from tests.chaos.ground import jitter
 
     print(f"reference: {place.reference():.0f} s", file=sys.stderr, flush=True)
     for cell in cells:
         result = place.run(cell, jitter(seed, cell))
-        note = f"{result.seconds:.1f} s, work again after {result.recovery:.1f} s; {result.said}"
-        rows[cell.name] = Row(cell.name, float(result.holds), "identical", 1.0, note=note)
-        entry = {"commit": _commit(), "name": cell.name, "holds": result.holds, "note": note}
+        end = End(cell.name, result.holds, result.seconds, result.recovery, result.said)
+        done[cell.name] = end
         with kept.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-        print(f"{cell.name}: {result.holds} {note}", file=sys.stderr, flush=True)
+            file.write(json.dumps(asdict(end) | {"commit": _commit()}) + "\n")
+        print(f"{end.name}: {end.holds} {end.row.note}", file=sys.stderr, flush=True)
 
 
-def _done(kept: Path) -> dict[str, Row]:
-    """Rows of cells that this seed has done on this commit; a cell that failed is done again."""
+def _done(kept: Path) -> dict[str, End]:
+    """Cells that this seed has done on this commit; one that failed is done again."""
     if not kept.exists():
         return {}
     entries = [json.loads(line) for line in kept.read_text().splitlines()]
-    return {
-        e["name"]: Row(e["name"], 1.0, "identical", 1.0, note=e["note"])
-        for e in entries
-        if e["commit"] == _commit() and e["holds"]
-    }
+    now = _commit()
+    ends = [End(**entry) for entry in entries if entry.pop("commit") == now]
+    return {end.name: end for end in ends if end.holds}
 
 
 def _commit() -> str:

@@ -12,15 +12,19 @@ Hit = Literal["kill", "freeze", "full", "restart"]
 restart: SIGKILL, then `tributary up`"""
 
 MOMENTS = (
+    "before-submit",
+    "starting",
     "mid-generation",
+    "mid-reward",
     "mid-train",
     "mid-publish",
     "mid-checkpoint",
     "committing",
     "between-stages",
 )
-_RL_ONLY = MOMENTS[:-1]
-"""between two stages there is no job or rank to hit"""
+"""before-submit: the attempt is claimed, no job knows of it. starting: its job has no engines"""
+_IN_JOB = MOMENTS[1:-1]
+_WITH_ENGINES = MOMENTS[2:-1]
 _LONG = ("mid-generation", "mid-checkpoint", "committing")
 
 
@@ -38,13 +42,13 @@ class Part:
 
 
 PARTS = (
-    Part("job", "kill", _RL_ONLY),
-    Part("rank", "kill", _RL_ONLY),
+    Part("job", "kill", _IN_JOB),
+    Part("rank", "kill", _WITH_ENGINES),
     Part("server", "kill", MOMENTS),
     Part("manager", "kill", MOMENTS),
     Part("flow", "kill", MOMENTS),
     Part("router", "kill", ("mid-generation", "mid-train", "mid-publish", "between-stages")),
-    Part("pool", "kill", ("mid-generation", "mid-train", "between-stages")),
+    Part("pool", "kill", ("starting", "mid-generation", "mid-train", "between-stages")),
     Part("job-frozen", "freeze", ("mid-generation",)),
     Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint")),
     Part("server-frozen", "freeze", ("mid-generation", "mid-publish")),
@@ -55,7 +59,7 @@ PARTS = (
     Part("flow-and-worker", "restart", _LONG),
     Part("mlflow", "restart", _LONG),
     Part("ray-head", "restart", _LONG),
-    Part("whole-stack", "restart", ("mid-train", "mid-publish", *_LONG)),
+    Part("whole-stack", "restart", MOMENTS[:-1]),
 )
 """job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
 manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor"""

@@ -23,10 +23,21 @@ Test = Callable[..., bool]
 
 # moment -> module, object path in it, and which of its calls are meant
 MOMENTS: dict[str, tuple[str, str, Test]] = {
+    "before-submit": (
+        "tasks.attempts",
+        "_submit",
+        lambda work, place, claims, claim: work.spec.kind == "rl",
+    ),
+    "starting": ("tasks.rl", "run", lambda spec, context: True),
     "mid-generation": (
         "engines.rollout.journal",
         "RolloutJournal._note",
         lambda self, step, samples: step == 3,
+    ),
+    "mid-reward": (
+        "engines.rollout.episode",
+        "_judge",
+        lambda domain, sample, transcript: sample.group_id.startswith("3."),
     ),
     "mid-train": (
         "engines.megatron.training",

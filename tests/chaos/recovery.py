@@ -1,0 +1,53 @@
+"""How a cell ended, and how long it takes until work is written again after a hit."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.bench.rows import Row
+
+_BOUNDS = {
+    "server": (("server",), 10.0),
+    "rank or driver": (("rank", "job"), 20.0),
+    "flow, its worker alive": (("flow",), 20.0),
+    "flow and worker": (("flow-and-worker",), 120.0),
+    "whole stack": (("whole-stack",), 60.0),
+}
+"""what was killed -> its parts in the matrix, and the seconds that it may take"""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A cell's result, as the record keeps it."""
+
+    name: str
+    holds: bool
+    seconds: float
+    recovery: float
+    """seconds from the hit to the next work in the store; -1 where none was seen"""
+    said: str
+
+    @property
+    def part(self) -> str:
+        return self.name.partition(" ")[0]
+
+    @property
+    def row(self) -> Row:
+        note = f"{self.seconds:.1f} s, work again after {self.recovery:.1f} s; {self.said}"
+        return Row(self.name, float(self.holds), "identical", 1.0, note=note)
+
+
+def recovery_rows(ends: Sequence[End]) -> list[Row]:
+    """The slowest recovery of each kind of kill; kinds of which no cell was done are left out."""
+    rows: list[Row] = []
+    for kind, (parts, bound) in _BOUNDS.items():
+        took = {e.name: e.recovery for e in ends if e.part in parts and e.recovery >= 0}
+        if took:
+            slowest = max(took, key=lambda name: took[name])
+            note = (
+                f"slowest of {len(took)}: {slowest}; median {statistics.median(took.values()):.1f}"
+            )
+            rows.append(Row(f"work again: {kind}", took[slowest], "s", bound, True, note))
+    return rows

@@ -26,7 +26,13 @@ Set = Annotated[
 
 @app.command
 def run(
-    recipe: str, /, *, set_: Set | None = None, name: str = "", in_process: bool = False
+    recipe: str,
+    /,
+    *,
+    set_: Set | None = None,
+    expert: str = "",
+    name: str = "",
+    in_process: bool = False,
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
@@ -36,12 +42,13 @@ def run(
     Parameters
     ----------
     recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
+    expert: Run the stages of this expert only, and its evaluation.
     name: Another name for this run.
     in_process: Run here, without the Prefect server.
     """
     from flows.cli_run import start
 
-    return start(recipe, set_ or [], name, in_process, console)
+    return start(recipe, set_ or [], expert, name, in_process, console)
 
 
 @app.command

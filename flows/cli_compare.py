@@ -57,7 +57,7 @@ def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
                 model,
                 domain,
                 f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
-                f"{spread.standard_errors:.1f}",
+                "" if spread.standard_errors is None else f"{spread.standard_errors:.1f}",
                 ", ".join(f"{100 * value:+.1f}" for value in spread.values),
             )
     return table

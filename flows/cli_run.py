@@ -23,18 +23,22 @@ SILENT_SECONDS = 600.0
 """how long the command looks on while the Prefect server does not answer: the run needs it less"""
 
 
-def start(recipe: str, changes: list[str], name: str, in_process: bool, console: Console) -> int:
+def start(
+    recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
+) -> int:
+    """Run the recipe, or one expert of it; -> exit code."""
     from flows.check import cautions, check_recipe
     from flows.open import running_stack
 
     loaded = load_recipe(recipe, changes)
-    plan = plan_of("post-train", loaded, {})
+    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    plan = plan_of(flow, loaded, arguments)
     check_recipe(loaded, plan)
     for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
-        PrefectApi(running_stack().prefect_api).require("post-train")
-    record = new_run(loaded, "post-train", {}, name=name, in_process=in_process)
+        PrefectApi(running_stack().prefect_api).require(flow)
+    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
     return _watch(record, console)
 
 

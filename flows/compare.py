@@ -26,8 +26,11 @@ class Spread(Config):
         return cls(mean=statistics.fmean(values), deviation=deviation, values=list(values))
 
     @property
-    def standard_errors(self) -> float:
-        """How many standard errors of the mean it lies from 0; infinite where all runs agree."""
+    def standard_errors(self) -> float | None:
+        """How many standard errors of the mean it lies from 0; infinite where all runs agree, None
+        of a single run."""
+        if len(self.values) == 1:
+            return None
         error = self.deviation / math.sqrt(len(self.values))
         return self.mean / error if error else math.copysign(math.inf, self.mean)
 

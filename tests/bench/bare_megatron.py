@@ -52,6 +52,7 @@ def cross_entropy(logits_RV: Tensor, batch: MicroBatch) -> Tensor:
 def clipped_policy(logits_RV: Tensor, batch: MicroBatch) -> Tensor:
     """GRPO's token loss, clipped at 0.8 and 1.28."""
     assert batch.old_logprobs is not None
+    assert batch.advantages is not None
     logprobs = -F.cross_entropy(logits_RV, batch.pack.labels, reduction="none")
     ratio = (logprobs - batch.old_logprobs).exp()
     bounded = ratio.clamp(0.8, 1.28)

@@ -25,7 +25,7 @@ from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.episode import Roller
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
-from engines.rollout.seams import LiveDomain
+from engines.rollout.seams import LiveDomain, Values
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.types import Sample, Transcript
@@ -79,10 +79,22 @@ class HereTrainer:
     seen: list[int] = field(default_factory=list[int])
 
     async def rl_step(
-        self, samples: list[Sample], algorithm: Algorithm, gate: bool, version: int | None = None
+        self,
+        samples: list[Sample],
+        algorithm: Algorithm,
+        gate: bool,
+        version: int | None = None,
+        values: Values | None = None,
+        token_rewards: Values | None = None,
     ) -> dict[str, float]:
         self.seen.append(sum(sample.num_trained_tokens for sample in samples))
-        return self.trainer.rl_step(samples, algorithm, gate, version)
+        return self.trainer.rl_step(samples, algorithm, gate, version, values, token_rewards)
+
+    async def token_rewards(self, samples: list[Sample], algorithm: Algorithm) -> Values:
+        return self.trainer.token_rewards(samples, algorithm)
+
+    async def agreement(self, samples: list[Sample], algorithm: Algorithm) -> dict[str, float]:
+        return self.trainer.agreement(samples, algorithm)
 
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         report = self.trainer.publish(endpoints, version)

@@ -25,10 +25,11 @@ def main(model: str, prompts: Path, per_step: int, group: int, new_tokens: int, 
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(1)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     tokenizer = endless_tokenizer(model, policy.config.vocab_size)
     rows: list[dict[str, Any]] = json.loads(prompts.read_text())
     for row in rows:
@@ -47,7 +48,9 @@ def main(model: str, prompts: Path, per_step: int, group: int, new_tokens: int, 
     policy.generate = timed_generate
     marks: list[tuple[float, float]] = []
 
-    def reward(completions: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
+    def reward(
+        completions: list[str], completion_ids: list[list[int]], **_: object
+    ) -> list[float | None]:
         lengths.append(sum(map(len, completion_ids)))
         return [zlib.crc32(text.encode()) % 97 / 97 for text in completions]
 

@@ -75,13 +75,14 @@ def _defined(statement: ast.stmt) -> set[str]:
         case ast.Import() | ast.ImportFrom():
             return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
         case ast.Assign() | ast.AnnAssign():
-            return {n.id for n in ast.walk(statement) if _is_stored(n)}
+            return _stored_in(statement)
         case _:
             return set()
 
 
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _stored_in(statement: ast.stmt) -> set[str]:
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
 
 def _used(statement: ast.stmt) -> set[str]:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ COPIED = ("flows", "tasks", "curricula", "rewards", "engines", "infra", "tests",
 
 
 @contextmanager
-def workshop(files: Sequence[str], sources: dict[str, str]) -> Iterator[Workshop]:
+def workshop(files: Sequence[str], sources: dict[str, str]) -> Generator[Workshop]:
     """Everything runs in the copy while the block lasts; what killed tests leave goes with it."""
     root = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

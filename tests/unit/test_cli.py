@@ -166,6 +166,12 @@ def test_a_report_links_no_page_that_is_not_there(capsys: pytest.CaptureFixture[
     assert ".html" not in said
 
 
+def test_an_expert_that_the_recipe_lacks_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("run", "cpu-smoke", "--in-process", "--expert", "agnet") == 2
+    assert "did you mean `agent`" in capsys.readouterr().err
+    assert _exit_code("report") == 2, "no run is left on record"
+
+
 def test_a_run_cannot_begin_in_a_read_only_store(capsys: pytest.CaptureFixture[str]) -> None:
     root = "storage.root=/proc/tributary"
     assert _exit_code("run", "cpu-smoke", "--in-process", "--set", root) == 1

@@ -44,7 +44,11 @@ def test_a_gain_is_that_of_each_run_over_its_own_cold_start() -> None:
 
 def test_one_run_has_no_spread() -> None:
     assert Spread.of([0.4]).deviation == 0
-    assert Spread.of([0.4]).standard_errors == math.inf
+    assert Spread.of([0.4]).standard_errors is None
+
+
+def test_runs_that_agree_are_infinitely_far_from_nought() -> None:
+    assert Spread.of([0.4, 0.4]).standard_errors == math.inf
 
 
 def test_a_model_that_a_run_lacks_is_left_out() -> None:

@@ -116,6 +116,15 @@ KNOWN: Mapping[str, list[Survivor]] = {
             )
         ),
         Survivor(
+            "return torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE)",
+            (
+                "keyword: torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE) ->"
+                " torch.allclose(b.double(), a.double(), rtol=TOLERANCE, atol=TOLERANCE)",
+            ),
+            "as in the comparisons above",
+            is_equivalent=False,
+        ),
+        Survivor(
             "for low, high in ((0, 1), (1, 3)):",
             ("constant: 3 -> 4",),
             "there is no fourth sequence",
@@ -140,6 +149,13 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)",
             ("comparison: advantages_R < 0 -> advantages_R <= 0",),
             "at advantage 0 the loss and its ceiling are 0, and neither is above the other",
+        ),
+    ],
+    "engines/algorithms/value_loss.py": [
+        Survivor(
+            "is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)",
+            ("comparison: moved_R.abs() > clip -> moved_R.abs() >= clip",),
+            "a value exactly on the bound is its own bounded value",
         ),
     ],
     "engines/algorithms/sequence_sums.py": [

@@ -6,10 +6,7 @@ data-parallel (whole sequences dealt out); denominators are those of the whole m
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from typing import get_args
 
 import pytest
@@ -26,6 +23,7 @@ from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.sequence_sums import sequence_sums
 from engines.algorithms.supervised import supervised_loss
 from engines.algorithms.value_loss import value_loss
+from tests.gloo_ranks import over_ranks
 from tests.proof.cases import loss_cases, micro
 
 pytestmark = pytest.mark.unit
@@ -84,10 +82,8 @@ def computed(mine_R: Tensor, group: dist.ProcessGroup | None, reduce: object) ->
     return results
 
 
-def share(rank: int, rendezvous: str) -> dict[tuple[int, str], Found]:
+def share(rank: int) -> dict[tuple[int, str], Found]:
     """What this rank sees after the sums over ranks, by world size and layout."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
     results: dict[tuple[int, str], Found] = {}
     tokens, _ = whole()
     for size in SIZES:
@@ -104,8 +100,6 @@ def share(rank: int, rendezvous: str) -> dict[tuple[int, str], Found]:
             owner_R = places_R if layout == "cp" else tokens.segment_R
             cp_group = group if layout == "cp" else None
             results[size, layout] = computed(owner_R % size == rank, cp_group, reduce)
-    dist.barrier()
-    dist.destroy_process_group()
     return results
 
 
@@ -122,12 +116,7 @@ def check_the_upstream_gradient(group: dist.ProcessGroup) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[int, str], Found]]:
-    # Forked from a process that has imported torch: four imports would take most of the time.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
-    with ProcessPoolExecutor(WORLD, context) as pool:
-        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=500))
+    return over_ranks(share, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def alone() -> Found:

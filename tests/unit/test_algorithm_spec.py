@@ -97,6 +97,14 @@ def test_nonsense_is_refused_when_it_is_read(written: dict[str, object]) -> None
         Algorithm.model_validate(written)
 
 
+def test_a_value_of_the_wrong_type_is_named_as_it_was_written() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Algorithm.model_validate({"advantage": 5})
+    assert [error["input"] for error in caught.value.errors()] == [5]
+    with pytest.raises(ValidationError, match="valid dictionary or instance"):
+        Algorithm.model_validate(["grpo"])
+
+
 WEIGHT = {"correction": {"weight": {}}}
 
 

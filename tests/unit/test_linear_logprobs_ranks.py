@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +10,7 @@ from torch import Tensor
 
 from engines.algorithms import linear_logprobs as module
 from engines.algorithms.linear_logprobs import linear_logprobs
+from tests.gloo_ranks import over_ranks
 
 pytestmark = pytest.mark.unit
 
@@ -31,12 +28,10 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, labels, torch.randn(2, ROWS, generator=draw)
 
 
-def share(rank: int, rendezvous: str) -> dict[tuple[int, int], list[np.ndarray]]:
+def share(rank: int) -> dict[tuple[int, int], list[np.ndarray]]:
     """What this rank gets by number of ranks and columns of a tile: logprobs, entropies, gradients
     of hidden and of its part of the weight."""
-    torch.set_num_threads(1)
     module.MIN_COLUMNS, module.KEPT_BYTES = 1, 500
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
     results: dict[tuple[int, int], list[np.ndarray]] = {}
     hidden, whole, labels, upstream = inputs()
     for size in SIZES:
@@ -48,8 +43,6 @@ def share(rank: int, rendezvous: str) -> dict[tuple[int, int], list[np.ndarray]]
             found = linear_logprobs(*leaves, labels, temperature=TEMPERATURE, group=group)
             grads = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
             results[size, columns] = [t.detach().numpy() for t in (*found, *grads)]
-    dist.barrier()
-    dist.destroy_process_group()
     return results
 
 
@@ -57,12 +50,7 @@ def share(rank: int, rendezvous: str) -> dict[tuple[int, int], list[np.ndarray]]
 def ranks(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[dict[tuple[int, int], list[np.ndarray]]]:
-    # Forked from a process that has imported torch: four imports would take most of the time.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    rendezvous = f"file://{tmp_path_factory.mktemp('ranks')}/rendezvous"
-    with ProcessPoolExecutor(WORLD, context) as pool:
-        return list(pool.map(share, range(WORLD), repeat(rendezvous), timeout=500))
+    return over_ranks(share, WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("columns", COLUMNS)

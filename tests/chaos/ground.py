@@ -82,7 +82,7 @@ class Ground:
         began = time.monotonic()
         name = cell.name.replace(" ", "-")
         store = self._copy(name, _REDONE.get(cell.moment, ("rl",)))
-        with Progress(store, self._signals / "reached") as progress:
+        with Progress(store) as progress:
             said = self._disturbed(cell, name, store, delay)
         recovery = progress.after(self._hit_at)
         differs = self._differs(store)
@@ -231,11 +231,13 @@ class Ground:
 
 
 class Progress:
-    """Notes when the run wrote work into its store: rollouts, checkpoints, artifacts."""
+    """Notes when the run wrote work into its store (rollouts, checkpoints, artifacts), and when it
+    claimed an attempt."""
 
-    def __init__(self, store: Path, reached: Path) -> None:
-        self._store, self._reached = store, reached
-        self._times: list[float] = []
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._work: list[float] = []
+        self._claims: list[float] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -248,20 +250,27 @@ class Progress:
         self._thread.join()
 
     def after(self, hit: float) -> float:
-        """Seconds from the hit to the next work; -1 when none was seen."""
-        return min((t - hit for t in self._times if t > hit), default=-1.0)
+        """Seconds from the hit to the next work; -1 when none was seen.
+
+        Where the hit cost the attempt, what that one still wrote does not count.
+        """
+        begun = max([hit, *self._claims])
+        return min((t - hit for t in self._work if t > begun), default=-1.0)
 
     def _watch(self) -> None:
-        seen: set[Path] = set()
+        written: set[Path] = set()
+        claimed: set[Path] = set()
         while not self._over.wait(0.1):
-            found = {
-                path
-                for kind in ("checkpoints/rl", "artifacts")
-                for path in (self._store / kind).rglob("*")
-            }
-            if found - seen:
-                self._times.append(time.time())
-            seen = found
+            work = self._found("checkpoints/rl/**/*", "artifacts/**/*")
+            claims = self._found("attempts/rl/*/*.claim.json")
+            if claims - claimed:
+                self._claims.append(time.time())
+            if work - written:
+                self._work.append(time.time())
+            written, claimed = work, claims
+
+    def _found(self, *patterns: str) -> set[Path]:
+        return {path for pattern in patterns for path in self._store.glob(pattern)}
 
 
 def fresh_home() -> tuple[Path, dict[str, str]]:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import re
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,8 @@ from infra.home import SOURCE_ROOT
 
 ROOMS = frozenset({"flows", "tasks", "engines", "rewards", "curricula", "infra"})
 _MODULE_NAME = re.compile(rf"({'|'.join(sorted(ROOMS))})(\.\w+)+")
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of all threads' trees as one: mixed, they raise SystemError"""
 
 
 class CodeIdentity(Config):
@@ -104,7 +107,9 @@ def _package_of(root: Path, file: Path) -> str:
 @lru_cache(maxsize=4096)
 def _imported(file: Path, package: str, _mtime_ns: int, _size: int) -> tuple[str, ...]:
     """Dotted names that a file imports; parsed again only when the file changes."""
-    return tuple(sorted(set(_names_in(ast.parse(file.read_bytes()), package))))
+    with _PARSING:
+        tree = ast.parse(file.read_bytes())
+    return tuple(sorted(set(_names_in(tree, package))))
 
 
 def _names_in(node: ast.AST, package: str) -> Iterator[str]:

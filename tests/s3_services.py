@@ -6,14 +6,20 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock, Thread
 from typing import Any
 
 import boto3
 import httpx
 import pytest
 from botocore.config import Config
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
 from s3fs import S3FileSystem
+from werkzeug.serving import make_server
 
 from infra.ports import free_ports
 
@@ -73,8 +79,16 @@ class Service:
 def moto() -> Generator[Service]:
     """A server in this process that checks keys and signatures, as a real one does."""
     (port,) = free_ports(1)
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
+    app, turn = DomainDispatcherApplication(create_backend_app), Lock()
+
+    def one_at_a_time(*request: Any) -> Any:
+        # moto looks for an object and writes it in two steps, a real service in one.
+        with turn:
+            return app(*request)
+
+    server = make_server("127.0.0.1", port, one_at_a_time, True, request_handler=MotoRequestHandler)
+    serving = Thread(target=server.serve_forever, daemon=True)
+    serving.start()
     endpoint = f"http://127.0.0.1:{port}"
     try:
         iam = boto3.client(
@@ -89,7 +103,8 @@ def moto() -> Generator[Service]:
     finally:
         _check_keys_after(endpoint, "inf")  # the setting is the whole process's
         httpx.post(f"{endpoint}/moto-api/reset").raise_for_status()
-        server.stop()
+        server.shutdown()
+        serving.join()
 
 
 @contextmanager

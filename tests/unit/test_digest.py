@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,3 +97,34 @@ def test_a_hook_counts_by_name_and_content_not_by_folder(tmp_path: Path) -> None
     assert one.hash == two.hash
     (tmp_path / "two/hook.py").write_text("A = 2\n")
     assert code_identity(["infra.errors"], [tmp_path / "two/hook.py"]).hash != one.hash
+
+
+@pytest.fixture
+def others_run_while_garbage_is_collected() -> Iterator[None]:
+    """As where finalizers are Python code: often, so that a few files are enough."""
+    before = gc.get_threshold()
+
+    def yield_to_others(_phase: str, _info: object) -> None:
+        time.sleep(0)
+
+    gc.set_threshold(500)
+    gc.callbacks.append(yield_to_others)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(yield_to_others)
+        gc.set_threshold(*before)
+
+
+def test_stages_that_begin_together_read_the_code_at_once(
+    tmp_path: Path, others_run_while_garbage_is_collected: None
+) -> None:
+    roots = [tmp_path / str(number) for number in range(16)]
+    for root in roots:
+        (root / "infra").mkdir(parents=True)
+        shutil.copy(SOURCE_ROOT / "infra/artifacts.py", root / "infra")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(lambda root: code_identity(["infra.artifacts"], [], root=root), roots)
+        )
+    assert len({identity.hash for identity in found}) == 1

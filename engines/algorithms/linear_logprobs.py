@@ -12,7 +12,7 @@ Axes: R rows, H hidden size, V this rank's part of the vocabulary, N tiles, C co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ processor's cache; a GPU wants larger products and fewer launches"""
 MIN_COLUMNS = 1024
 """narrower matrix products are slow"""
 KEPT_BYTES = 512 * 2**20
-"""of logits kept for the backward pass; those beyond are computed again"""
+"""of logits kept for the backward pass beside those that the weight's gradient has room for; the
+others are computed again"""
 
 
 def linear_logprobs(
@@ -61,7 +62,10 @@ class _LinearLogprobs(torch.autograd.Function):
         kept_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         tiles = _Tiles.of(hidden_RH, weight_VH, labels_R, temperature, group)
-        sums, ctx.kept = _walk(tiles, kept_bytes)
+        needs_weight = kept_bytes > 0 and ctx.needs_input_grad[1]
+        room_VH = weight_VH.new_empty(weight_VH.shape) if needs_weight else None
+        ctx.kept = _Kept(room_VH, kept_bytes)
+        sums = _walk(tiles, ctx.kept)
         logprob_R, *saved = _over_ranks(sums, tiles.is_here_R, temperature, group)
         ctx.save_for_backward(hidden_RH, weight_VH, labels_R, *saved)
         ctx.temperature, ctx.group = temperature, group
@@ -78,9 +82,9 @@ class _LinearLogprobs(torch.autograd.Function):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         # Summed over tiles, so in fp32; the weight's parts are not.
         hidden_grad = torch.zeros_like(hidden_RH, dtype=torch.float32) if needs_hidden else None
-        weight_grad = torch.empty_like(weight_VH) if needs_weight else None
+        weight_grad = ctx.kept.take_room(weight_VH) if needs_weight else None
         for start, end in tiles.spans:
-            logits_RC = ctx.kept.pop(start, None)
+            logits_RC = ctx.kept.logits.pop(start, None)
             if logits_RC is None:
                 logits_RC = tiles.logits(start, end, tiles.buffers[0])
             grad_RC = _logits_gradient(tiles, start, logits_RC, saved, *upstream)
@@ -158,6 +162,41 @@ class _Tiles:
         return column_R.clamp(0, end - start - 1)[:, None], is_here_R
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Logits that wait for the backward pass.
+
+    The first tiles' lie in what becomes the weight's gradient: tile after tile is used up before
+    its place is written, as a tile's logits begin no earlier than its part of the gradient.
+    """
+
+    room_VH: Tensor | None
+    """None where the weight needs no gradient, or has it already"""
+    num_bytes: int
+    """what may be taken beside it"""
+    logits: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """[R, C] by first column"""
+
+    def place(self, tiles: _Tiles, start: int, end: int) -> Tensor | None:
+        """Flat memory for a tile's logits; None if there is no more."""
+        num_rows, size = tiles.hidden_RH.shape
+        if self.room_VH is not None:
+            first = max(num_rows, size) * start
+            last = first + num_rows * (end - start)
+            if last <= self.room_VH.numel():
+                return self.room_VH.view(-1)[first:last]
+        shared = tiles.buffers[0]
+        if shared.nbytes > self.num_bytes:
+            return None
+        self.num_bytes -= shared.nbytes
+        return torch.empty_like(shared)
+
+    def take_room(self, weight_VH: Tensor) -> Tensor:
+        """Memory for the weight's gradient; fresh where a backward pass went before."""
+        room_VH, self.room_VH = self.room_VH, None
+        return weight_VH.new_empty(weight_VH.shape) if room_VH is None else room_VH
+
+
 @dataclass(frozen=True, slots=True)
 class _Sums:
     """Of each tile, relative to its own peak, and the labels' logits."""
@@ -172,18 +211,15 @@ class _Sums:
     """the label's logit before temperature; 0 where another rank has it"""
 
 
-def _walk(tiles: _Tiles, kept_bytes: int) -> tuple[_Sums, dict[int, Tensor]]:
-    """The forward pass over this rank's part, and the first tiles' logits by first column."""
-    kept: dict[int, Tensor] = {}
+def _walk(tiles: _Tiles, kept: _Kept) -> _Sums:
+    """The forward pass over this rank's part; what there is room for is kept."""
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     chosen_R = torch.zeros_like(tiles.local_R, dtype=torch.float32)
     for start, end in tiles.spans:
-        shared = tiles.buffers[0]
-        is_kept = shared.nbytes <= kept_bytes
-        logits_RC = tiles.logits(start, end, torch.empty_like(shared) if is_kept else shared)
-        if is_kept:
-            kept_bytes -= shared.nbytes
-            kept[start] = logits_RC
+        place = kept.place(tiles, start, end)
+        logits_RC = tiles.logits(start, end, tiles.buffers[0] if place is None else place)
+        if place is not None:
+            kept.logits[start] = logits_RC
         peak_R = logits_RC.amax(1).float()
         shifted_RC = tiles.shifted(logits_RC, peak_R)
         exp_RC = tiles.exp(shifted_RC)
@@ -192,7 +228,7 @@ def _walk(tiles: _Tiles, kept_bytes: int) -> tuple[_Sums, dict[int, Tensor]]:
         column_R1, is_here_R = tiles.labels(start, end)
         chosen_R += logits_RC.gather(1, column_R1)[:, 0].float().where(is_here_R, 0.0)
     peak_NR, total_NR, weighted_NR = (torch.stack(parts) for parts in zip(*found, strict=True))
-    return _Sums(peak_NR, total_NR, weighted_NR, chosen_R), kept
+    return _Sums(peak_NR, total_NR, weighted_NR, chosen_R)
 
 
 def _over_ranks(

@@ -16,6 +16,8 @@ from engines.algorithms.linear_logprobs import linear_logprobs
 pytestmark = pytest.mark.unit
 
 ROWS, HIDDEN = 7, 6
+TILE = 4 * ROWS * 6
+"""bytes of one of 6 columns"""
 
 
 def inputs(rows: int = ROWS, vocab: int = 23) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,23 +72,23 @@ def test_a_tile_is_worked_on_in_the_same_memory_as_the_last(monkeypatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("num_kept", "needed", "products"),
+    ("kept_bytes", "needed", "products"),
     [
         # Four tiles. Forward one product each, backward one each for what needs a gradient, and
-        # one each for those that were not kept.
-        (4, "both", 4 + 8),
-        (2, "both", 4 + 8 + 2),
+        # one each for those that were not kept. A tile has 42 entries, the weight 144: three fit.
+        (TILE, "both", 4 + 8),
+        (TILE - 1, "both", 4 + 8 + 1),
         (0, "both", 4 + 8 + 4),
-        (4, "hidden", 4 + 4),
-        (4, "weight", 4 + 4),
+        (4 * TILE, "hidden", 4 + 4),
+        (2 * TILE, "hidden", 4 + 4 + 2),
+        (TILE, "weight", 4 + 4),
     ],
 )
 def test_kept_logits_are_not_computed_again(
-    num_kept: int, needed: str, products: int, monkeypatch: pytest.MonkeyPatch
+    kept_bytes: int, needed: str, products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tile_bytes = 4 * ROWS * 6
-    monkeypatch.setitem(module.TILE_BYTES, "cpu", tile_bytes)
-    monkeypatch.setattr(module, "KEPT_BYTES", num_kept * tile_bytes)
+    monkeypatch.setitem(module.TILE_BYTES, "cpu", TILE)
+    monkeypatch.setattr(module, "KEPT_BYTES", kept_bytes)
     monkeypatch.setattr(module, "MIN_COLUMNS", 1)
     hidden, weight, labels = inputs(vocab=24)
     hidden.requires_grad_(needed != "weight")
@@ -129,3 +131,18 @@ def test_the_sizes_that_were_measured() -> None:
     assert module.TILE_BYTES == {"cpu": 8_388_608, "cuda": 67_108_864}
     assert module.MIN_COLUMNS == 1024
     assert module.KEPT_BYTES == 536_870_912
+
+
+@pytest.mark.parametrize("rows", [3, 6, 7])
+def test_a_second_backward_pass_makes_again_what_the_first_used_up(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.TILE_BYTES, "cpu", 4 * rows * 5)
+    monkeypatch.setattr(module, "MIN_COLUMNS", 1)
+    hidden, weight, labels = inputs(rows)
+    logprobs, entropies = linear_logprobs(hidden, weight, labels)
+    total = (2 * logprobs - entropies).sum()
+    first, again = (torch.autograd.grad(total, [hidden, weight], retain_graph=True) for _ in "ab")
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one, other)
+        assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()

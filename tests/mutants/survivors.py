@@ -27,6 +27,28 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a tile has more bytes than one",
         ),
         Survivor(
+            "return buffer[: num_rows * width].view(num_rows, width)",
+            (
+                "keyword: buffer[:num_rows * width].view(num_rows, width) -> buffer[:num_rows *"
+                " width].view(width, num_rows)",
+            ),
+            "an operation gives its result's shape to what it writes into",
+        ),
+        Survivor(
+            "spans = [(start, min(start + width, size)) for start in range(0, size, width)]",
+            ("bound: min(start + width, size) -> start + width",),
+            "slices end at the size, and results give their shape to what they are written into",
+        ),
+        Survivor(
+            "return weight_VH.new_empty(weight_VH.shape) if room_VH is None else room_VH",
+            (
+                "return: weight_VH.new_empty(weight_VH.shape) if room_VH is None else room_VH ->"
+                " weight_VH.new_empty(weight_VH.shape) if True else room_VH",
+            ),
+            "the same gradient in other memory: `make bench` measures the peak, no test does",
+            is_equivalent=False,
+        ),
+        Survivor(
             "return out if self.temperature == 1.0 else out.div_(self.temperature)",
             (
                 "return: out if self.temperature == 1.0 else out.div_(self.temperature) -> out if"

@@ -1,5 +1,8 @@
 """Survivors that are known, and why each is left."""
 
+# Lines of other files are quoted whole.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -21,6 +24,23 @@ class Survivor:
 
 KNOWN: Mapping[str, list[Survivor]] = {
     "engines/algorithms/linear_logprobs.py": [
+        Survivor(
+            "if last <= self.room_VH.numel():",
+            ("comparison: last <= self.room_VH.numel() -> last < self.room_VH.numel()",),
+            "whether a tile that just fits is kept here or beside: the same numbers",
+        ),
+        Survivor(
+            "dist.all_reduce(values, op=op, group=group)",
+            (
+                "keyword: dist.all_reduce(values, op=op, group=group) -> dist.all_reduce(values, group=group)",
+            ),
+            "any shift of the exponents that all ranks share gives the same result",
+        ),
+        Survivor(
+            "needs_weight = kept_bytes > 0 and ctx.needs_input_grad[1]",
+            ("constant: 0 -> 1",),
+            "less than a tile, and without gradients there is no room either",
+        ),
         Survivor(
             "kept_bytes = KEPT_BYTES if has_backward else 0",
             ("constant: 0 -> 1",),
@@ -89,6 +109,28 @@ KNOWN: Mapping[str, list[Survivor]] = {
     ],
     "engines/algorithms/contract.py": [
         Survivor(
+            "log_ratio_R = torch.tensor([0.05, -0.1, 0.9, -0.9, 0.02, 2.0], dtype=torch.float64)",
+            (
+                "keyword: torch.tensor([0.05, -0.1, 0.9, -0.9, 0.02, 2.0], dtype=torch.float64) -> torch.tensor([0.05, -0.1, 0.9, -0.9, 0.02, 2.0])",
+            ),
+            "numbers of a trial, to fewer digits",
+        ),
+        Survivor(
+            "moved = replace(",
+            (
+                "keyword: replace(tokens, rewards_N=tokens.rewards_N[order_N], group_N=tokens.group_N[order_N], r... -> replace(tokens, rewards_N=tokens.rewards_N[order_N], group_N=tokens.group_N[order_N], r...",
+            ),
+            "one of several ways that it looks for order",
+            is_equivalent=False,
+        ),
+        Survivor(
+            "return torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE)",
+            (
+                "keyword: torch.allclose(a.double(), b.double(), rtol=TOLERANCE, atol=TOLERANCE) -> torch.allclose(a.double(), b.double(), atol=TOLERANCE)",
+            ),
+            "torch's own default is the same number",
+        ),
+        Survivor(
             "if any(not torch.equal(a, b) for a, b in zip(_tensors(tokens), copies, strict=True)):",
             (
                 "keyword: torch.equal(a, b) -> torch.equal(b, a)",
@@ -154,6 +196,12 @@ KNOWN: Mapping[str, list[Survivor]] = {
     ],
     "engines/algorithms/build.py": [
         Survivor(
+            "return partial(function, **options)",
+            ("keyword: partial(function, **options) -> partial(function)",),
+            "a custom part's options: a gap of these tests",
+            is_equivalent=False,
+        ),
+        Survivor(
             "num_rollouts = int(tokens.rollout_N.max()) + 1",
             ("constant: 1 -> 2",),
             "one more sum, which no rollout reads",
@@ -176,6 +224,12 @@ KNOWN: Mapping[str, list[Survivor]] = {
     "engines/algorithms/value_loss.py": [
         Survivor(
             "is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)",
+            ("comparison: bounded_R > error_R -> bounded_R >= error_R",),
+            "a tie of both errors: the loss is the same, only the share that was held differs",
+            is_equivalent=False,
+        ),
+        Survivor(
+            "is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)",
             ("comparison: moved_R.abs() > clip -> moved_R.abs() >= clip",),
             "a value exactly on the bound is its own bounded value",
         ),
@@ -189,24 +243,70 @@ KNOWN: Mapping[str, list[Survivor]] = {
     ],
     "engines/algorithms/combinations.py": [
         Survivor(
-            line,
+            '""',
             (
-                f"keyword: {part}.model_dump(mode='json') -> {part}.model_dump()",
-                "constant: 'json' -> 'jsonX'",
+                "return: '' if isinstance(algorithm.loss, GspoLoss | ReinforceLoss) else ', or `old_logprobs: en... -> '' if False else ', or `old_logprobs: engine`'",
             ),
-            "what a choice holds is plain in either mode",
-        )
-        for part, line in (
-            ("a.advantage", '_part("advantage", a.advantage.model_dump(mode="json")),'),
-            ("a.loss", '_part("loss", a.loss.model_dump(mode="json")),'),
-            ("a.aggregation", '_part("aggregation", a.aggregation.model_dump(mode="json")),'),
+            "words of a warning",
+            is_equivalent=False,
+        ),
+        Survivor(
+            "if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):",
             (
-                "r",
-                'parts += [_part("reject", r.model_dump(mode="json")) for r in correction.reject]',
+                "keyword: isinstance(advantage, DistillationAdvantage | CustomAdvantage) -> isinstance(DistillationAdvantage | CustomAdvantage, advantage)",
+                "operator: DistillationAdvantage | CustomAdvantage -> DistillationAdvantage & CustomAdvantage",
+                "operator: not isinstance(advantage, DistillationAdvantage | CustomAdvantage) -> isinstance(advantage, DistillationAdvantage | CustomAdvantage)",
+                "return: if has_teachers and (not isinstance(advantage, DistillationAdvantage | CustomAdvantage)) -> if False",
             ),
-        )
+            "what an `opd` stage refuses is tested with its plan, beside this subset of the tests",
+            is_equivalent=False,
+        ),
+        *(
+            Survivor(
+                line,
+                (
+                    f"keyword: {part}.model_dump(mode='json') -> {part}.model_dump()",
+                    "constant: 'json' -> 'jsonX'",
+                ),
+                "what a choice holds is plain in either mode",
+            )
+            for part, line in (
+                ("a.advantage", '_part("advantage", a.advantage.model_dump(mode="json")),'),
+                ("a.loss", '_part("loss", a.loss.model_dump(mode="json")),'),
+                ("a.aggregation", '_part("aggregation", a.aggregation.model_dump(mode="json")),'),
+                (
+                    "r",
+                    'parts += [_part("reject", r.model_dump(mode="json")) for r in correction.reject]',
+                ),
+            )
+        ),
     ],
     "engines/batching.py": [
+        Survivor(
+            "heap = [(-_cost(batch, costs), n) for n, batch in enumerate(batches) if len(batch) > 1]",
+            (
+                "comparison: len(batch) > 1 -> len(batch) >= 1",
+                "constant: 1 -> 0",
+            ),
+            "which of several batches is halved when one cannot be: a gap of the tests",
+            is_equivalent=False,
+        ),
+        Survivor(
+            "for place in (n, len(batches) - 1):",
+            ("constant: 1 -> 2",),
+            "as above",
+            is_equivalent=False,
+        ),
+        Survivor(
+            "if len(batches[place]) > 1:",
+            (
+                "comparison: len(batches[place]) > 1 -> len(batches[place]) >= 1",
+                "constant: 1 -> 0",
+                "return: if len(batches[place]) > 1 -> if True",
+            ),
+            "as above",
+            is_equivalent=False,
+        ),
         Survivor(
             "num_most = 2 * sum(lengths[i] for i in indices) // max_tokens",
             (
@@ -251,6 +351,30 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "heapq.heapreplace(loads, (load + costs[index], number + 1, share))",
             ("constant: 1 -> 2",),
             "every share counts in the same steps",
+        ),
+    ],
+    "engines/algorithms/correction.py": [
+        Survivor(
+            "if TYPE_CHECKING:",
+            ("return: if TYPE_CHECKING -> if False",),
+            "for type checkers only",
+        ),
+    ],
+    "engines/algorithms/reinforce.py": [
+        Survivor(
+            "never_R = torch.zeros_like(tokens.advantages_R, dtype=torch.bool)",
+            (
+                "keyword: torch.zeros_like(tokens.advantages_R, dtype=torch.bool) -> torch.zeros_like(tokens.advantages_R)",
+            ),
+            "nothing is clipped: 0 and False are averaged alike",
+        ),
+    ],
+    "engines/algorithms/spec.py": [
+        Survivor(
+            "return isinstance(self.advantage, GaeAdvantage)",
+            ("return: return isinstance(self.advantage, GaeAdvantage) -> return None",),
+            "None is as false; where it is true is tested with the critic, beside this subset",
+            is_equivalent=False,
         ),
     ],
 }

@@ -32,7 +32,7 @@ from tasks.rl import RlSpec
 from tasks.stage import Resources, StageResources
 from tests.bench.rows import Row
 
-UP, COLD = 5, 2
+TIMES = 5
 EXPERT = "reasoning"
 GONE_S = 30.0
 
@@ -42,9 +42,9 @@ def measure(model: Path) -> list[Row]:
     with _own_stack() as stack:
         stages = _Stages.on(stack, model)
         first = stages.overhead()
-        warm = [stages.overhead() for _ in range(UP)]
+        warm = [stages.overhead() for _ in range(TIMES)]
         cold: list[float] = []
-        for _ in range(COLD):
+        for _ in range(TIMES):
             _end_fleet()
             cold.append(stages.overhead())
     return [

@@ -65,8 +65,7 @@ def _run_in(place: Ground, seed: int, cells: list[Cell], done: dict[str, End], k
 
     print(f"reference: {place.reference():.0f} s", file=sys.stderr, flush=True)
     for cell in cells:
-        result = place.run(cell, jitter(seed, cell))
-        end = End(cell.name, result.holds, result.seconds, result.recovery, result.said)
+        end = place.run(cell, jitter(seed, cell))
         done[cell.name] = end
         with kept.open("a") as file:
             file.write(json.dumps(asdict(end) | {"commit": _commit()}) + "\n")

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.chaos.cells import Cell
+from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
 
 RUN_S = 180.0
@@ -44,19 +44,6 @@ CLI = ("-P", "-c", "import sys; from flows.cli import main; main(sys.argv[1:])")
 _REDONE = {"between-stages": ("rl", "evaluate")}
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a cell ended."""
-
-    cell: Cell
-    holds: bool
-    seconds: float
-    recovery: float
-    """seconds from the hit until a rollout, a step, a checkpoint or an artifact is written again"""
-    said: str
-    """why it does not hold, or how it went on"""
-
-
 class Ground:
     """A home, a cluster, and the reference's store."""
 
@@ -77,7 +64,7 @@ class Ground:
             raise RuntimeError(f"the undisturbed run failed: {self._log('reference')}")
         return time.monotonic() - began
 
-    def run(self, cell: Cell, delay: float) -> Result:
+    def run(self, cell: Cell, delay: float) -> End:
         """Disturb a run of the stages that the cell redoes; everything else is cached."""
         began = time.monotonic()
         name = cell.name.replace(" ", "-")
@@ -93,7 +80,7 @@ class Ground:
         problem = "; ".join(part for part in (failed, differs, leftovers) if part)
         seconds = time.monotonic() - began
         shutil.rmtree(store.parent, ignore_errors=True)
-        return Result(cell, not problem, seconds, recovery, problem or said)
+        return End(cell.name, not problem, seconds, recovery, problem or said)
 
     def _disturbed(self, cell: Cell, name: str, store: Path, delay: float) -> str:
         """Run, kill, resume until it is done; -> what was needed. A leading ! says it failed."""

@@ -26,8 +26,10 @@ class End:
     holds: bool
     seconds: float
     recovery: float
-    """seconds from the hit to the next work in the store; -1 where none was seen"""
+    """seconds from the hit until a rollout, a step, a checkpoint or an artifact is written again;
+    -1 where none was seen"""
     said: str
+    """why it does not hold, or how it went on"""
 
     @property
     def part(self) -> str:

@@ -50,6 +50,7 @@ bench: install
 SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
+	$(BIN)/python -m tests.chaos.beside
 
 # Half an hour of runs in which a part is killed every minute.
 soak: install

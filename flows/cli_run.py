@@ -55,7 +55,7 @@ def continue_run(run: str, console: Console) -> int:
     return _watch(record, console)
 
 
-LOST_SECONDS = 30.0
+LOST_SECONDS = 15.0
 """how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
 to see that a flow and its worker died"""
 _LOST = "LOST"
@@ -136,7 +136,7 @@ class _Deployed:
         stack = running_stack()
         self._record, self._api = record, PrefectApi(stack.prefect_api)
         known = record.state().flow_run
-        if known and (is_going(record.run) or self._api.is_waiting(known)):
+        if known and self._goes_on(known):
             console.print(f"{record.run} is going on: following it", markup=False, soft_wrap=True)
             self._flow_run = known
         else:
@@ -150,6 +150,15 @@ class _Deployed:
         console.print(
             f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
         )
+
+    def _goes_on(self, flow_run: str) -> bool:
+        """One that Prefect has given up while its process lives hangs: its successor ends it."""
+        if not is_going(self._record.run):
+            return self._api.is_waiting(flow_run)
+        try:
+            return self._api.state(flow_run)[0] != "CRASHED"
+        except InfrastructureError:  # a server that is away is no sign of anything
+            return True
 
     def _start(self) -> str:
         head = self._record.head()
@@ -170,6 +179,7 @@ class _Deployed:
         """Take the flow's state up. Raises InfrastructureError after a long silence."""
         try:
             self._state, self._message = self._api.state(self._flow_run)
+            lives = self._has_a_process()
         except InfrastructureError as error:
             silent = time.monotonic() - self._answered
             if silent > SILENT_SECONDS:
@@ -181,10 +191,20 @@ class _Deployed:
             return
         now = time.monotonic()
         self._answered, self._silent = now, False
-        if self._state != "RUNNING" or is_going(self._record.run):
+        if lives:
             self._lived = now
         elif now - self._lived > LOST_SECONDS:
             self._state, self._message = _LOST, "its process is gone"
+
+    def _has_a_process(self) -> bool:
+        """Or needs none as yet."""
+        match self._state:
+            case "RUNNING":
+                return is_going(self._record.run)
+            case "PENDING":
+                return self._api.is_waiting(self._flow_run)
+            case _:
+                return True
 
     def detach(self, console: Console) -> None:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import plan_of
 from flows.finish import conclude, publish
+from flows.give_way import giving_way
 from flows.going import working_on
 from flows.open import open_run
 from flows.plan import PlannedStage
@@ -42,14 +43,16 @@ def task_runner() -> Any:
 def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a flow's plan as tasks of the current flow run; returns the report as JSON."""
     plan = plan_of(name, recipe, arguments)
-    record = find_run(run) if run else new_run(recipe, name, arguments, in_process=False)
-    _remember(record.run)
+    flow_run = str(current.id)
+    known = run or _remembered(flow_run)
+    record = find_run(known) if known else new_run(recipe, name, arguments, in_process=False)
+    _remember(flow_run, record.run)
     links = {"Prefect run": current.ui_url or ""}
     # The report is made last: once the run's end is on record.
     with (
-        working_on(record.run),
+        working_on(record.run, flow_run, _is_given_up),
         ExitStack() as after,
-        recorded(record, links, str(current.id)),
+        recorded(record, links, flow_run),
     ):
         opened = open_run(record)
         after.callback(_publish, opened, plan)
@@ -74,14 +77,17 @@ def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactR
     futures = execute(plan, start)
     artifacts: dict[str, ArtifactRecord] = {}
     errors: list[Exception] = []
-    with _stopping_when_cancelled(run):
+    with (
+        giving_way(UUID(str(current.id)), run.place.let_go),
+        _stopping_when_cancelled(run),
+    ):
         for name, future in futures.items():
             try:
                 artifacts[name] = future.result()
             except Exception as error:
                 errors.append(error)
-    if errors:
-        raise first_error(errors)
+        if errors:
+            raise first_error(errors)
     return artifacts
 
 
@@ -104,9 +110,18 @@ def _stopping_when_cancelled(run: RecipeRun) -> Generator[None]:
 
 
 def _is_cancelled() -> bool:
-    with get_client(sync_client=True) as client:
-        state = client.read_flow_run(UUID(str(current.id))).state
+    state = _state(str(current.id))
     return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def _is_given_up(flow_run: str) -> bool:
+    state = _state(flow_run)
+    return state is not None and state.is_crashed()
+
+
+def _state(flow_run: str) -> State[Any] | None:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(flow_run)).state
 
 
 def _show_links(run: RecipeRun) -> None:
@@ -118,17 +133,23 @@ def _show_links(run: RecipeRun) -> None:
 
 def stop_stages(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Hook of a cancelled flow run: its own jobs stop after a checkpoint."""
-    marker = _marker(str(flow_run.id))
-    if not marker.is_file():
-        return
-    stop_run(find_run(marker.read_text()))
+    run = _remembered(str(flow_run.id))
+    if run:
+        stop_run(find_run(run))
 
 
-def _remember(run: str) -> None:
-    """The hook of a cancelled run knows only its Prefect id."""
-    marker = _marker(str(current.id))
+def _remember(flow_run: str, run: str) -> None:
+    """The hook of a cancelled run knows only its Prefect id, and so does a flow that was resumed or
+    retried on Prefect's page."""
+    marker = _marker(flow_run)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text(run)
+
+
+def _remembered(flow_run: str) -> str:
+    """The run that a flow run has worked on; empty when it is new."""
+    marker = _marker(flow_run)
+    return marker.read_text() if marker.is_file() else ""
 
 
 def _marker(flow_run: str) -> Path:

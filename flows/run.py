@@ -18,7 +18,7 @@ from flows.runs import RunRecord, RunState, StageRecord
 from flows.tracked import Tracked
 from infra.artifacts import ArtifactRecord
 from infra.errors import StageFailed, TributaryError
-from tasks.attempts import Place, StageStopped, StageWork, run_stage
+from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.identity import stage_code, stage_digest
 from tasks.protocol import Watch
 
@@ -71,6 +71,8 @@ class RecipeRun:
         except StageStopped as error:
             progress.end("stopped", str(error))
             raise
+        except StageLetGo:
+            raise  # its job goes on, and so its record
         except Exception as error:
             progress.end("failed", str(error))
             raise
@@ -146,11 +148,9 @@ def recorded(record: RunRecord, links: Mapping[str, str], flow_run: str = "") ->
 
     try:
         yield
-    except (StageStopped, KeyboardInterrupt) as error:
-        end("stopped", str(error))
-        raise
-    except Exception as error:
-        end("failed", str(error))
+    except BaseException as error:  # also a signal, and Prefect's pause
+        failed = isinstance(error, Exception) and not isinstance(error, StageStopped)
+        end("failed" if failed else "stopped", str(error))
         raise
     end("completed")
 

@@ -14,7 +14,7 @@ from infra.artifacts import ArtifactRecord
 from infra.errors import TributaryError
 from infra.spool import LaterRun, RunRef
 from infra.tracking import Tracker
-from tasks.attempts import StageWork
+from tasks.attempts import StageLetGo, StageWork
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Tracked:
                 yield dataclasses.replace(work, mlflow_later=run)
             else:
                 yield dataclasses.replace(work, mlflow_run=run)
+        except StageLetGo:
+            raise  # its job goes on, and so its run
         except BaseException:
             self.tracker.finish(run, "FAILED")
             raise

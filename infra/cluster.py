@@ -7,6 +7,7 @@ of the head is waited out. Job history dies with the head: an id may become `unk
 from __future__ import annotations
 
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,11 +90,13 @@ class Cluster:
         self,
         job: str,
         on_line: Callable[[str], None],
+        let_go: threading.Event,
         *,
         poll: float = POLL_SECONDS,
         outage: float = OUTAGE_SECONDS,
     ) -> JobState:
-        """Hand over the job's lines from its first one until it is over, or unknown; its state.
+        """Hand over the job's lines from its first one until it is over, unknown, or let go; its
+        state.
 
         A head that does not answer is waited for `outage` seconds, then InfrastructureError.
         """
@@ -108,10 +111,9 @@ class Cluster:
                 if time.monotonic() - answered > outage:
                     raise
                 state = "pending"
-            if state in OVER or state == "unknown":
+            if state in OVER or state == "unknown" or let_go.wait(poll):
                 log.close()
                 return state
-            time.sleep(poll)
 
     def stop(self, job: str, *, wait: float = STOP_SECONDS + 10) -> JobState:
         """Ask the job to leave a checkpoint and end; its state when it is over, or after `wait`."""

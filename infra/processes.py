@@ -59,9 +59,14 @@ def find(record: ProcessRecord) -> psutil.Process | None:
     child = _children.get(record.pid)
     if child is not None:
         child.poll()  # reaps it, should it be over
+    return same_process(record.pid, record.created)
+
+
+def same_process(pid: int, created: float) -> psutil.Process | None:
+    """The process of that pid if it is the one created then and still runs; a zombie does not."""
     try:
-        process = psutil.Process(record.pid)
-        same = abs(process.create_time() - record.created) < 0.5
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - created) < 0.5
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
         return None

@@ -34,6 +34,8 @@ EXPIRY_SECONDS = 60.0
 """silence after which a heartbeat that we only see through the store counts as dead"""
 SILENT_SECONDS = 120.0
 """silence after which a job that we can reach is stopped; its own way to the store may be slow"""
+BEGIN_SECONDS = 600.0
+"""what such a job may take to its first heartbeat"""
 SUBMIT_SECONDS = 10.0
 """what a claim's owner may take until its job is known"""
 TAIL_LINES = 40
@@ -41,6 +43,10 @@ TAIL_LINES = 40
 
 class StageStopped(Exception):
     """The stage's job ended after a checkpoint because someone asked it to."""
+
+
+class StageLetGo(Exception):
+    """The stage's job goes on without us; whoever continues the run attaches to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +82,18 @@ class Place:
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+    """the run goes on elsewhere, or later: its jobs are left alone, and none is started"""
     poll_seconds: float = 0.5
     expiry_seconds: float = EXPIRY_SECONDS
     silent_seconds: float = SILENT_SECONDS
+    begin_seconds: float = BEGIN_SECONDS
 
 
 def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactRecord, bool]:
     """The stage's artifact, and whether it was there before we came.
 
-    Raises `StageFailed` with the last lines of its log, or `StageStopped`.
+    Raises `StageFailed` with the last lines of its log, `StageStopped` or `StageLetGo`.
     """
     found = place.artifacts.find(work.spec.kind, work.digest)
     if found is not None:
@@ -117,8 +126,9 @@ def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
 def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
     """The newest attempt while nothing says that it is over; else a new one of ours."""
     while True:
+        _unless_let_go(work, place)
         newest = claims.latest()
-        if newest is not None and newest.end is None and not _known_dead(place, newest):
+        if newest is not None and newest.end is None and not _known_dead(place, claims, newest):
             return newest
         number = 1 if newest is None else newest.number + 1
         job = job_id(work.spec.kind, work.digest, place.store.root, number)
@@ -129,14 +139,14 @@ def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
             return claim
 
 
-def _known_dead(place: Place, claim: Claim) -> bool:
+def _known_dead(place: Place, claims: Claims, claim: Claim) -> bool:
     """Whether an attempt of our own home has no live job; others are judged by their heartbeat."""
     if not _reachable(place, claim):
         return False
     deadline = time.monotonic() + SUBMIT_SECONDS
     # Between a claim and its submission the job is unknown; so it is when Ray's head was lost.
     while (state := place.launcher.state(claim.owner.job)) == "unknown":
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or claims.pulse(claim.number):
             return True
         place.cancelled.wait(place.poll_seconds)
     return state == "over"
@@ -183,11 +193,13 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     watch.started(claim.owner.job, claim.number, mine)
     if _reachable(place, claim):
         with _vigil(place, claims, claim):
-            place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch))
+            place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch), place.let_go)
+        _unless_let_go(work, place)
         withdraw(claim.owner.job)
     else:
         watch.line(f"attempt {claim.number} runs elsewhere (run {claim.owner.run}); waiting for it")
         _wait_elsewhere(work, place, claims, claim)
+        _unless_let_go(work, place)
     end = claims.end_of(claim.number)
     if end is None and place.cancelled.is_set() and not mine:
         raise StageStopped(f"stage {work.name}: left to the run {claim.owner.run} that started it")
@@ -202,6 +214,11 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     return end
 
 
+def _unless_let_go(work: StageWork, place: Place) -> None:
+    if place.let_go.is_set():
+        raise StageLetGo(f"stage {work.name} is left to whoever continues run {place.run}")
+
+
 @contextmanager
 def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
     """Stop a job that Ray calls running but whose heartbeat stands still: it hangs as a whole."""
@@ -211,9 +228,11 @@ def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
         pulse, changed = b"", time.monotonic()
         while not over.wait(place.silent_seconds / 12):
             latest = claims.pulse(claim.number)
-            if latest != pulse or not latest:  # not begun, or the store does not answer
+            if latest != pulse:
                 pulse, changed = latest, time.monotonic()
-            if time.monotonic() - changed > place.silent_seconds:
+            # None: it has not begun, or the store does not answer
+            bound = place.silent_seconds if latest else place.begin_seconds
+            if time.monotonic() - changed > bound:
                 place.launcher.stop(claim.owner.job)
                 return
 
@@ -229,6 +248,8 @@ def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim)
     pulse, changed = claims.pulse(claim.number), time.monotonic()
     while time.monotonic() - changed < place.expiry_seconds:
         if claims.end_of(claim.number) is not None or place.cancelled.is_set():
+            return
+        if place.let_go.is_set():
             return
         if place.artifacts.find(work.spec.kind, work.digest) is not None:
             return

@@ -21,10 +21,12 @@ from prefect.artifacts import (
 )
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from infra.artifacts import ArtifactRecord
+from tasks.attempts import StageLetGo
 from tasks.protocol import Watch
 
 PROGRESS_SECONDS = 2.0
@@ -55,7 +57,10 @@ def durable_stage(
 ) -> State[ArtifactRecord]:
     """Look the stage up or run it. The store, not Prefect, remembers what is done."""
     watch = _PrefectWatch(stage, job_url, mlflow_url)
-    record, cached = run_stage(stage, inputs, watch)
+    try:
+        record, cached = run_stage(stage, inputs, watch)
+    except StageLetGo as error:
+        raise Pause(str(error)) from error
     watch.link_mlflow()  # a cached stage has no job, but an entry of its own
     create_markdown_artifact(
         _result(stage, record, cached),

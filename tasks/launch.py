@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import psutil
 
 from infra.home import home
+from infra.processes import same_process
 
 JobState = Literal["unknown", "live", "over"]
 STOP_SECONDS = 28.0
@@ -29,8 +30,9 @@ class Launcher(Protocol):
 
     def state(self, job: str) -> JobState: ...
 
-    def follow(self, job: str, on_line: Callable[[str], None]) -> None:
-        """Hand over the job's lines from its first one; returns when the job is over or gone."""
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
+        """Hand over the job's lines from its first one; returns when the job is over or gone, or
+        when it is to be let go, which it does not notice."""
         ...
 
     def stop(self, job: str) -> None:
@@ -87,7 +89,7 @@ class LocalLauncher:
             return "unknown"
         return "over" if _process(pid_file) is None else "live"
 
-    def follow(self, job: str, on_line: Callable[[str], None]) -> None:
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
         with log_path(job).open(errors="replace") as log:
             part = ""
             while True:
@@ -97,9 +99,8 @@ class LocalLauncher:
                     if part.endswith("\n"):
                         on_line(part.rstrip("\n"))
                         part = ""
-                if not live:
+                if not live or let_go.wait(self.poll_seconds):
                     return
-                time.sleep(self.poll_seconds)
 
     def stop(self, job: str) -> None:
         child = self._children.get(job)
@@ -120,8 +121,6 @@ def _process(pid_file: Path) -> psutil.Process | None:
     """The recorded process if it is still the same one and alive."""
     try:
         pid, created = pid_file.read_text().split()
-        process = psutil.Process(int(pid))
-        same = abs(process.create_time() - float(created)) < 1.0
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except (OSError, ValueError, psutil.Error):
+        return same_process(int(pid), float(created))
+    except (OSError, ValueError):
         return None

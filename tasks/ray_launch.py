@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class RayLauncher:
             case state:
                 return "over" if state in OVER else "live"
 
-    def follow(self, job: str, on_line: Callable[[str], None]) -> None:
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
         """Lines also go to the home: Ray's own log is lost with its session."""
         path = log_path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +39,7 @@ class RayLauncher:
                 copy.write(line + "\n")
                 on_line(line)
 
-            self.cluster.follow(job, both)
+            self.cluster.follow(job, both, let_go)
 
     def stop(self, job: str) -> None:
         self.cluster.stop(job, wait=STOP_SECONDS)

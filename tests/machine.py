@@ -81,9 +81,13 @@ class Machine:
 
     def run_id(self, name: str) -> str:
         """Of the run, or of the recipe's only one; empty until it is on record."""
+        return next(iter(self.runs(name)), "")
+
+    def runs(self, name: str) -> list[str]:
+        """Ids of the runs of this name, or of the recipe of this name."""
         runs = Path(self.env["TRIBUTARY_HOME"]) / "runs"
         entries = [json.loads(file.read_text()) for file in runs.glob("*.json")]
-        return next((e["run"] for e in entries if name in (e["name"], e["recipe"])), "")
+        return [e["run"] for e in entries if name in (e["name"], e["recipe"])]
 
     def stage(self, run: str, stage: str) -> dict[str, Any]:
         """A stage's record as the store has it; empty before it is looked at."""

@@ -32,7 +32,8 @@ from infra.processes import (
     wait_ready,
 )
 from infra.stack.database import database, require_same
-from infra.stack.deploy import deploy, make_work_pool
+from infra.stack.deploy import deploy
+from infra.stack.prefect_server import furnish
 from infra.stack.record import (
     Stack,
     load_record,
@@ -226,7 +227,7 @@ class _Starter:
 
     def _deploy(self, server: Future[None]) -> None:
         server.result()
-        make_work_pool(self._stack)
+        furnish(self._stack)
         deploy(self._stack)
 
     def _note(self, name: str, record: ProcessRecord) -> None:

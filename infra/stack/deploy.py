@@ -5,44 +5,16 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import httpx
-import stamina
 import yaml
 
-from infra.access import basic
 from infra.digest import code_identity
 from infra.errors import InfrastructureError
 from infra.home import SOURCE_ROOT, home
 from infra.processes import log_tail
-from infra.stack.record import WORK_POOL, Stack
+from infra.stack.record import Stack
 from infra.stack.services import program, service_env
 
 DEPLOY_SECONDS = 240.0
-BUSY_SECONDS = 30.0
-
-
-def make_work_pool(stack: Stack) -> None:
-    """Create the pool that deployments name; its worker fills in the job template."""
-    body = {"name": WORK_POOL, "type": "process"}
-    url = f"{stack.prefect_api}/work_pools/"
-    try:
-        # On SQLite the server turns a write away while another one is going on.
-        for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):
-            with attempt:
-                reply = httpx.post(
-                    url, json=body, timeout=BUSY_SECONDS, trust_env=False, headers=basic()
-                )
-                if reply.status_code != 409:  # it is there already
-                    reply.raise_for_status()
-    except httpx.HTTPError as error:
-        raise InfrastructureError(f"Prefect refused the work pool {WORK_POOL}: {error}") from error
-
-
-def _may_pass(error: Exception) -> bool:
-    """No answer, or one that the server is too busy; a refusal stays one."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.is_server_error
-    return isinstance(error, httpx.TransportError)
 
 
 def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:

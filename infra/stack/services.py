@@ -16,6 +16,7 @@ from infra.mlflow_app import APP
 from infra.processes import MARK_VARIABLE
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
+from infra.stack.watch import HEARTBEAT_SECONDS
 
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
 # idle actors of a demo exist side by side.
@@ -86,8 +87,11 @@ def _prefect_server(stack: Stack) -> Service:
 def _prefect_worker(stack: Stack) -> Service:
     worker = f"{WORK_POOL}-{stack.mark[:6]}"
     command = ["worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", worker]
-    # Runs start within seconds instead of the default's ten.
-    env = service_env(stack, "prefect-worker") | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+    env = service_env(stack, "prefect-worker") | {
+        # Runs start within seconds instead of the default's ten.
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+    }
     return Service(
         "prefect-worker",
         f"{stack.prefect_ui}/work-pools/work-pool/{WORK_POOL}",

@@ -47,6 +47,8 @@ class StackGround(Ground):
         return done.returncode
 
     def hit(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
+        if cell.part == "whole-stack":  # the command that looks on dies with its machine
+            flow.kill()
         return self.kill_service(cell.part)
 
     def kill_service(self, part: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,21 @@ class Page:
             time.sleep(0.5)
         raise AssertionError(f"flow run {flow_run} did not end in {seconds:.0f} s")
 
-    def set_state(self, flow_run: str, **state: str) -> None:
-        self._ask("POST", f"/flow_runs/{flow_run}/set_state", {"state": state}).raise_for_status()
+    def set_state(self, flow_run: str, *, force: bool = True, **state: Any) -> None:
+        body = {"state": state, "force": force}
+        self._ask("POST", f"/flow_runs/{flow_run}/set_state", body).raise_for_status()
+
+    def suspend(self, flow_run: str) -> None:
+        timeout = (datetime.now(UTC) + timedelta(seconds=300)).isoformat()
+        details = {"pause_timeout": timeout, "pause_reschedule": True}
+        self.set_state(flow_run, type="PAUSED", name="Suspended", state_details=details)
+
+    def retry(self, flow_run: str) -> None:
+        self.set_state(flow_run, type="SCHEDULED", name="AwaitingRetry", force=False)
+
+    def state(self, flow_run: str) -> str:
+        found = self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status()
+        return found.json()["state"]["type"]
 
     def resume(self, flow_run: str) -> None:
         self._ask("POST", f"/flow_runs/{flow_run}/resume", {}).raise_for_status()
@@ -134,23 +148,31 @@ def test_a_recipe_that_cannot_work_fails_before_any_stage(
     assert "unified-sft" in message
 
 
-def _jobs(machine: Machine) -> list[int]:
-    """Processes of this machine's flows and stage jobs."""
+def _processes(machine: Machine, *of: str) -> set[int]:
+    """Processes of this machine's flows (`prefect.engine`) or stage jobs (`tasks.job`)."""
     home = machine.env["TRIBUTARY_HOME"]
-    found: list[int] = []
+    found: set[int] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             line = " ".join(process.cmdline())
             ours = process.environ().get("TRIBUTARY_HOME") == home
-            if ours and ("tasks.job" in line or "prefect.engine" in line):
-                found.append(process.pid)
+            if ours and any(name in line for name in of):
+                found.add(process.pid)
     return found
 
 
-def test_a_cancelled_run_leaves_a_checkpoint_and_no_process_and_is_resumed(
+def _flows(machine: Machine) -> set[int]:
+    return _processes(machine, "prefect.engine")
+
+
+def _is_idle(machine: Machine) -> bool:
+    return not _processes(machine, "prefect.engine", "tasks.job")
+
+
+def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
     machine: Machine, page: Page
 ) -> None:
-    """From the page, then with Ctrl-C twice; a pause in between lets the running stage go on."""
+    """One run, one process at a time; the stage's job goes on while nobody looks on."""
     steps = ["experts.reasoning.rl.steps=2000", "experts.reasoning.rl.checkpoint_every=50"]
     recipe = load_recipe("cpu-smoke", [f"storage.root={STORE}", "name=endless", *steps])
     given = {"recipe": recipe.model_dump(mode="json"), "name": "reasoning"}
@@ -164,25 +186,43 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_no_process_and_is_resumed(
         until(lambda: rl()["state"] == "running" and rl()["done"] >= wanted, 300)
 
     until(lambda: bool(machine.run_id("endless")), 120)
+    run = machine.run_id("endless")
     steps_more(2)
-    page.set_state(flow_run, type="PAUSED", name="Suspended")
-    steps_more(2)
+    job, first = rl()["job"], _flows(machine)
+
+    page.suspend(flow_run)
+    until(lambda: not _flows(machine), 60)
+    assert _processes(machine, "tasks.job"), "its job goes on"
+    assert page.state(flow_run) == "PAUSED"
     page.resume(flow_run)
+    steps_more(1)
+    second = _flows(machine)
+    assert second
+    assert not second & first
+
+    page.suspend(flow_run)
+    page.resume(flow_run)  # before the process has noticed
+    until(lambda: len(_flows(machine)) == 1 and not _flows(machine) & second, 60)
+    steps_more(1)
+    assert rl()["job"] == job, "one attempt all the time"
 
     page.set_state(flow_run, type="CANCELLING")
     assert page.ended(flow_run, 90)[0] == "CANCELLED"
-    until(lambda: not _jobs(machine), 90)
+    until(lambda: _is_idle(machine), 90)
     stopped = rl()
     assert stopped["state"] == "stopped"
     assert machine.report("endless")["state"] == "stopped"
 
-    command = machine.start("resume", "endless")
+    page.retry(flow_run)
     steps_more(1)
     assert rl()["done"] > stopped["done"] > 2, "it went on from the checkpoint of the stop"
+    assert machine.runs("endless") == [run], "as the run that it was"
+    command = machine.start("resume", "endless")
+    time.sleep(5)
     command.send_signal(signal.SIGINT)
     time.sleep(0.7)
     command.send_signal(signal.SIGINT)
     assert command.wait(90) == 130
-    until(lambda: not _jobs(machine), 90)
+    until(lambda: _is_idle(machine), 90)
     assert rl()["state"] == "stopped"
     assert machine.attempts(rl()) == 2

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import StageFailed
 from infra.storage import Store
 from tasks import launch
-from tasks.attempts import Place, StageStopped, StageWork, run_stage
+from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.base import BaseSettings, BaseSpec, RandomModel
 from tasks.claims import Claims, Owner
 from tasks.domain import HookSpec
@@ -189,7 +190,24 @@ def test_a_job_that_hangs_as_a_whole_is_ended_and_tried_again(
     monkeypatch.setattr(launch, "STOP_SECONDS", 0.5)  # it ignores SIGTERM
     bench.mood.write_text("freeze\n")
     seen = Seen()
-    bench.run(bench.place("run", silent=7.0), seen)  # a heartbeat comes every 5 s
+    place = replace(bench.place("run", silent=7.0), begin_seconds=60.0)
+    bench.run(place, seen)  # a heartbeat comes every 5 s
+    assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
+
+
+def test_a_job_that_hangs_before_its_first_heartbeat_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "STOP_SECONDS", 0.5)
+
+    class Freezing(LocalLauncher):
+        def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
+            stop = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+            super().submit(job, stop if job.endswith("-a1") else arguments, env)
+
+    place, seen = bench.place("run"), Seen()
+    bench.launchers.append(Freezing())
+    bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=15.0), seen)
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
 
 
@@ -225,6 +243,24 @@ def test_a_flow_that_comes_back_attaches_to_the_job_that_still_runs(bench: Bench
         bench.hold.unlink()
         assert first.result()[0] == second.result()[0]
     assert back.jobs == seen.jobs
+
+
+def test_a_flow_that_lets_go_leaves_its_job_to_its_successor(bench: Bench) -> None:
+    bench.mood.write_text("wait\n")
+    bench.hold.touch()
+    place, seen, successor = bench.place("run"), Seen(), Seen()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(bench.run, place, seen)
+        assert seen.begun.wait(30)
+        place.let_go.set()
+        with pytest.raises(StageLetGo, match="run run"):
+            running.result(timeout=10)
+    with pytest.raises(StageLetGo):
+        bench.run(place)  # nor does it start anything
+    bench.hold.unlink()
+    _, cached = bench.run(bench.place("run"), successor)
+    assert not cached
+    assert successor.jobs == seen.jobs
 
 
 def test_a_cancelled_run_stops_its_job(bench: Bench) -> None:

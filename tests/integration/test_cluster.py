@@ -28,6 +28,9 @@ while True:
 """
 
 
+NEVER = threading.Event()
+
+
 @pytest.fixture
 def cluster(stack: Stack) -> Cluster:
     return Cluster.of(stack)
@@ -45,12 +48,12 @@ def test_a_job_is_followed_to_its_last_line_and_its_id_is_never_used_twice(
     assert cluster.state(job) == "unknown"
     assert cluster.submit(job, [sys.executable, "-c", code], {"X": "1"}, {"run": "r"})
     assert not cluster.submit(job, [sys.executable, "-c", code], {"X": "2"}, {})
-    assert cluster.follow(job, lines.append) == "succeeded"
+    assert cluster.follow(job, lines.append, NEVER) == "succeeded"
     assert lines[-2:] == ["x is 1", "last"]
     assert cluster.metadata(job) == {"run": "r"}
     remote = Cluster(cluster.dashboard)
     from_api: list[str] = []
-    assert remote.follow(job, from_api.append) == "succeeded"
+    assert remote.follow(job, from_api.append, NEVER) == "succeeded"
     assert from_api[-2:] == ["x is 1", "last"], "without the head's disk its API gives the lines"
     assert remote.tail(job, 1) == ["last"]
 
@@ -65,7 +68,7 @@ def test_a_stopped_job_has_time_for_its_checkpoint(cluster: Cluster) -> None:
             ready.set()
 
     cluster.submit(job, [sys.executable, "-u", "-c", SLOW_TO_STOP], {}, {})
-    follower = threading.Thread(target=lambda: states.append(cluster.follow(job, on_line)))
+    follower = threading.Thread(target=lambda: states.append(cluster.follow(job, on_line, NEVER)))
     follower.start()
     assert ready.wait(120)
     assert cluster.stop(job) == "stopped"
@@ -77,12 +80,12 @@ def test_a_stopped_job_has_time_for_its_checkpoint(cluster: Cluster) -> None:
 def test_a_failed_job_says_so(cluster: Cluster) -> None:
     job = new_id()
     cluster.submit(job, [sys.executable, "-c", "raise SystemExit(4)"], {}, {})
-    assert cluster.follow(job, lambda line: None) == "failed"
+    assert cluster.follow(job, lambda line: None, NEVER) == "failed"
 
 
 def test_a_head_that_is_down_is_explained_after_the_window() -> None:
     (port,) = free_ports(1)
     cluster = Cluster(f"http://127.0.0.1:{port}")
     with pytest.raises(InfrastructureError, match="tributary up") as told:
-        cluster.follow("stage-x", lambda line: None, poll=0.05, outage=0.3)
+        cluster.follow("stage-x", lambda line: None, NEVER, poll=0.05, outage=0.3)
     assert told.value.retryable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -107,6 +108,50 @@ def test_a_run_belongs_to_one_process_until_it_dies(
     assert not is_going("one")
     with working_on("one"):
         assert is_going("one")
+
+
+@pytest.mark.parametrize(
+    ("flow_run", "given_up", "ended"),
+    [("its", [], True), ("other", ["its"], True), ("other", [], False), ("", ["its"], False)],
+)
+def test_a_flow_ends_the_hanging_process_of_its_own_or_a_lost_flow_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flow_run: str,
+    given_up: list[str],
+    ended: bool,
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.going.GIVE_WAY_SECONDS", 0.3)
+    code = (
+        "import os, signal\nfrom flows.going import working_on\n"
+        "with working_on('one', 'its'):\n    print(flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        if ended:
+            with working_on("one", flow_run, given_up.__contains__):
+                assert child.wait(10) == -signal.SIGKILL
+        else:
+            told = f"in process {child.pid}"
+            with (
+                pytest.raises(InputError, match=told),
+                working_on("one", flow_run, given_up.__contains__),
+            ):
+                pass
+            assert child.poll() is None
+        child.kill()
+
+
+def test_a_run_whose_flow_prefect_gave_up_is_started_though_its_process_lives(
+    api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.flow_state = "CRASHED"
+    with working_on(record.run), pytest.raises(StageFailed):
+        continue_run(record.run, Console(quiet=True))
+    assert record.state().flow_run == "started"
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -1,0 +1,79 @@
+"""One process a flow run: an older one gives way.
+
+Prefect starts a flow run in a new process when someone resumes or retries it. Whoever worked on it
+before may live: it follows a stage that takes hours. It lets go of its jobs, which go on, and ends
+without a word to the server; the new process attaches to them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.events import emit_event
+from prefect.exceptions import Pause
+
+from infra.stack.watch import LEFT
+
+POLL_SECONDS = 2.0
+
+
+@contextmanager
+def giving_way(flow_run: UUID, let_go: threading.Event) -> Generator[None]:
+    """Set `let_go` once the flow run is suspended or is to run in another process. What is raised
+    then becomes `Pause`, on which Prefect's engine ends and leaves the state as it is."""
+    over = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(flow_run, let_go, over), name="give-way", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    except (Exception, Pause) as error:
+        if let_go.is_set():
+            atexit.register(_say_left, flow_run)
+            raise Pause("suspended, or started anew: its jobs go on") from error
+        raise
+    finally:
+        over.set()
+        watcher.join(POLL_SECONDS)  # a server that is away answers much later
+
+
+def is_in_other_hands(states: Sequence[State[Any]]) -> bool:
+    """Whether a flow run's states, oldest first, say that the process which was the first to run it
+    is not to go on. A pause that does not reschedule the run expects its process to wait."""
+    first = next((i for i, state in enumerate(states) if state.is_running()), len(states))
+    return any(
+        state.type == StateType.SCHEDULED or state.state_details.pause_reschedule
+        for state in states[first + 1 :]
+    )
+
+
+def _watch(flow_run: UUID, let_go: threading.Event, over: threading.Event) -> None:
+    with get_client(sync_client=True) as client:
+        since = None
+        while not over.is_set():
+            try:
+                states = sorted(
+                    client.read_flow_run_states(flow_run), key=lambda state: state.timestamp
+                )
+                if since is None:
+                    since = max(state.timestamp for state in states if state.is_running())
+                if is_in_other_hands([s for s in states if s.timestamp >= since]):
+                    let_go.set()
+                    return
+            except httpx.HTTPError:
+                pass  # the server is away: nobody can have started the run anew
+            over.wait(POLL_SECONDS)
+
+
+def _say_left(flow_run: UUID) -> None:
+    """After the last heartbeat: its silence is not a death."""
+    emit_event(LEFT, {"prefect.resource.id": f"prefect.flow-run.{flow_run}"})

@@ -1,0 +1,61 @@
+"""What our Prefect server has to hold beside the deployments: the work pool and the automation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import stamina
+
+from infra.access import basic
+from infra.errors import InfrastructureError
+from infra.stack.record import WORK_POOL, Stack
+from infra.stack.watch import automation
+
+BUSY_SECONDS = 30.0
+
+
+def furnish(stack: Stack) -> None:
+    """Put there what is missing. Raises InfrastructureError when the server refuses it."""
+    try:
+        _make_work_pool(stack)
+        _watch_flows(stack)
+    except httpx.HTTPError as error:
+        raise InfrastructureError(f"Prefect refused a part of the stack: {error}") from error
+
+
+def _make_work_pool(stack: Stack) -> None:
+    """The pool that deployments name; its worker fills in the job template."""
+    body = {"name": WORK_POOL, "type": "process"}
+    _ask(stack, "POST", "/work_pools/", body, there_already=True)
+
+
+def _watch_flows(stack: Stack) -> None:
+    """One that someone turned off on Prefect's page stays off."""
+    wanted = automation()
+    named = {"automations": {"name": {"any_": [wanted["name"]]}}}
+    if not _ask(stack, "POST", "/automations/filter", named).json():
+        _ask(stack, "POST", "/automations/", wanted)
+
+
+def _ask(
+    stack: Stack, method: str, path: str, body: dict[str, Any], there_already: bool = False
+) -> httpx.Response:
+    # On SQLite the server turns a write away while another one is going on.
+    for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):
+        with attempt:
+            reply = httpx.request(
+                method, stack.prefect_api + path, json=body, timeout=BUSY_SECONDS,
+                trust_env=False, headers=basic(),
+            )  # fmt: skip
+            if not (there_already and reply.status_code == 409):
+                reply.raise_for_status()
+            return reply
+    raise AssertionError("stamina raises what the last try raised")
+
+
+def _may_pass(error: Exception) -> bool:
+    """No answer, or one that the server is too busy; a refusal stays one."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, httpx.TransportError)

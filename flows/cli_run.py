@@ -173,7 +173,9 @@ class _Deployed:
         if time.time() - self._asked >= SERVER_POLL_SECONDS:
             self._asked = time.time()
             self._ask()
-        return self._state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED", _LOST)
+        if self._state == "CRASHED":  # a flow that lives says so soon
+            return not is_going(self._record.run)
+        return self._state in ("COMPLETED", "FAILED", "CANCELLED", _LOST)
 
     def _ask(self) -> None:
         """Take the flow's state up. Raises InfrastructureError after a long silence."""
@@ -194,7 +196,9 @@ class _Deployed:
         if lives:
             self._lived = now
         elif now - self._lived > LOST_SECONDS:
-            self._state, self._message = _LOST, "its process is gone"
+            hangs = is_going(self._record.run)
+            self._state = _LOST
+            self._message = f"its process {'hangs; resume ends it' if hangs else 'is gone'}"
 
     def _has_a_process(self) -> bool:
         """Or needs none as yet."""
@@ -203,6 +207,8 @@ class _Deployed:
                 return is_going(self._record.run)
             case "PENDING":
                 return self._api.is_waiting(self._flow_run)
+            case "CRASHED":
+                return False
             case _:
                 return True
 
@@ -223,12 +229,11 @@ class _Deployed:
         if self._state == "COMPLETED":
             return
         state = self._record.state()
-        if state.state == "running" and not is_going(self._record.run):
-            self._record.put_state(
-                state.model_copy(
-                    update={"state": "failed", "message": f"flow {self._state}: {self._message}"}
-                )
-            )
+        if state.state == "running":
+            if not is_going(self._record.run):
+                message = f"flow {self._state}: {self._message}"
+                failed = state.model_copy(update={"state": "failed", "message": message})
+                self._record.put_state(failed)
             raise StageFailed(
                 f"run {self._record.run}: its flow is {self._state}: {self._message}\n"
                 f"resume with: tributary resume {self._record.run}"

@@ -2,25 +2,29 @@
 
 Prefect starts a flow run in a new process when someone resumes or retries it. Whoever worked on it
 before may live: it follows a stage that takes hours. It lets go of its jobs, which go on, and ends
-without a word to the server; the new process attaches to them.
+without a word to the server; the new process attaches to them. A flow that lives while Prefect
+takes it for dead, as after a time without its server, says so.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect import get_client
 from prefect.client.schemas.objects import State, StateType
-from prefect.events import emit_event
+from prefect.events import Event, Resource
 from prefect.exceptions import Pause
+from prefect.states import Running
 
-from infra.stack.watch import LEFT
+from infra.stack.watch import LEFT, RESOURCE
 
 POLL_SECONDS = 2.0
 
@@ -58,22 +62,27 @@ def is_in_other_hands(states: Sequence[State[Any]]) -> bool:
 
 def _watch(flow_run: UUID, let_go: threading.Event, over: threading.Event) -> None:
     with get_client(sync_client=True) as client:
-        since = None
+        began = None
         while not over.is_set():
-            try:
-                states = sorted(
-                    client.read_flow_run_states(flow_run), key=lambda state: state.timestamp
-                )
-                if since is None:
-                    since = max(state.timestamp for state in states if state.is_running())
-                if is_in_other_hands([s for s in states if s.timestamp >= since]):
+            # A server that is away is no sign of anything: nobody can have started the run anew.
+            with contextlib.suppress(httpx.HTTPError):
+                states = sorted(client.read_flow_run_states(flow_run), key=_timestamp)
+                began = began or max(_timestamp(state) for state in states if state.is_running())
+                if is_in_other_hands([state for state in states if _timestamp(state) >= began]):
                     let_go.set()
                     return
-            except httpx.HTTPError:
-                pass  # the server is away: nobody can have started the run anew
+                if states[-1].is_crashed():
+                    alive = Running(message="Its process lives; only its heartbeats were lost.")
+                    client.set_flow_run_state(flow_run, alive, force=True)
             over.wait(POLL_SECONDS)
 
 
+def _timestamp(state: State[Any]) -> datetime:
+    return state.timestamp
+
+
 def _say_left(flow_run: UUID) -> None:
-    """After the last heartbeat: its silence is not a death."""
-    emit_event(LEFT, {"prefect.resource.id": f"prefect.flow-run.{flow_run}"})
+    """After the last heartbeat, as the process ends: its silence is no death."""
+    event = Event(event=LEFT, resource=Resource({RESOURCE: f"prefect.flow-run.{flow_run}"}))
+    with contextlib.suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])

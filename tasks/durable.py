@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 from uuid import UUID
 
+import httpx
 from prefect import task
 from prefect.artifacts import (
     create_link_artifact,
@@ -61,12 +63,13 @@ def durable_stage(
         record, cached = run_stage(stage, inputs, watch)
     except StageLetGo as error:
         raise Pause(str(error)) from error
-    watch.link_mlflow()  # a cached stage has no job, but an entry of its own
-    create_markdown_artifact(
-        _result(stage, record, cached),
-        key=f"stage-{stage.name}",
-        description=f"Result of stage {stage.name}",
-    )
+    with watch.tolerated():
+        watch.link_mlflow()  # a cached stage has no job, but an entry of its own
+        create_markdown_artifact(
+            _result(stage, record, cached),
+            key=f"stage-{stage.name}",
+            description=f"Result of stage {stage.name}",
+        )
     name = "Cached" if cached else "Completed"
     return Completed(name=name, message=record.url, data=record)
 
@@ -90,6 +93,11 @@ class _PrefectWatch:
     def started(self, job: str, attempt: int, mine: bool) -> None:
         verb = "started" if mine else "joined"
         self._log.info("%s job %s (attempt %d)", verb, job, attempt)
+        with self.tolerated():
+            self._link_job(job)
+            self.link_mlflow()
+
+    def _link_job(self, job: str) -> None:
         url = self._job_url(job)
         if url:
             create_link_artifact(
@@ -98,7 +106,6 @@ class _PrefectWatch:
                 key=f"job-{self._stage.name}",
                 description=f"Ray job of stage {self._stage.name}",
             )
-        self.link_mlflow()
 
     def link_mlflow(self) -> None:
         """Once: the stage's curves."""
@@ -119,13 +126,22 @@ class _PrefectWatch:
         self._updated = now
         percent = 100.0 * done / max(total, 1)
         description = f"{self._stage.name}: {done} of {total} {message}".strip()
-        if self._artifact is None:
-            made = create_progress_artifact(
-                percent, key=f"progress-{self._stage.name}", description=description
-            )
-            self._artifact = cast("UUID", made)  # a coroutine only where the caller is async
-        else:
-            update_progress_artifact(self._artifact, percent, description=description)
+        with self.tolerated():
+            if self._artifact is None:
+                made = create_progress_artifact(
+                    percent, key=f"progress-{self._stage.name}", description=description
+                )
+                self._artifact = cast("UUID", made)  # a coroutine only where the caller is async
+            else:
+                update_progress_artifact(self._artifact, percent, description=description)
+
+    @contextmanager
+    def tolerated(self) -> Generator[None]:
+        """What is shown of a stage is not worth failing for: the server may come back."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self._log.warning("Prefect's server did not take what is shown: %r", error)
 
 
 def _result(stage: Stage, record: ArtifactRecord, cached: bool) -> str:

@@ -139,10 +139,17 @@ HELD: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/consumer.py:Consumer": {
         "_version": "state.json",
         "_trainer": "handle",
-        "_endpoints": "handle",
+        "_put": "handle",
         "_algorithm": "spec",
         "_critic": "handle",
         "_critic_only_steps": "spec",
+    },
+    "engines/rollout/served.py:ServedPolicy": {
+        "_version": "state.json",
+        "_trainer": "handle",
+        "_servers": "handle",
+        "_publishing": "empty",
+        "_mending": "empty",
     },
     "engines/rollout/episode.py:Roller": {
         "_generate": "handle",

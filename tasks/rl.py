@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engines.rollout.buffer import RolloutBuffer
     from engines.rollout.producer import Producer
     from engines.rollout.seams import LiveDomain
+    from engines.rollout.served import ServedPolicy
     from engines.sglang.fleet import Fleet
     from tasks.rl_record import RlRecord
     from tasks.rl_roles import Roles
@@ -98,6 +99,7 @@ async def train(
     from engines.rollout.bounds import Watch
     from engines.rollout.buffer import RolloutBuffer
     from engines.rollout.gallery import Gallery
+    from engines.rollout.served import ServedPolicy
     from tasks.resources import open_parts
     from tasks.rl_record import RlRecord
     from tasks.saving import Saving
@@ -117,7 +119,10 @@ async def train(
         if teachers:
             await roles.trainer.load_teachers(teachers)
         buffer = RolloutBuffer(max_staleness=spec.settings.max_staleness)
-        await _resume(context, record, buffer, roles, fleet)
+        served = ServedPolicy(roles.trainer, fleet, record.version)
+        stack.push_async_callback(served.close)
+        fleet.client.on_trouble = served.mend
+        await _resume(context, record, buffer, roles, served)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
         await _train(
@@ -128,7 +133,7 @@ async def train(
             saving,
             _producer(spec, context, chat, domains, fleet, has_teachers=bool(teachers)),
             roles,
-            fleet,
+            served,
         )
         worked = time.monotonic() - began
         await roles.export(context.out, model)
@@ -186,7 +191,11 @@ def _producer(
 
 
 async def _resume(
-    context: StageContext, record: RlRecord, buffer: RolloutBuffer, roles: Roles, fleet: Fleet
+    context: StageContext,
+    record: RlRecord,
+    buffer: RolloutBuffer,
+    roles: Roles,
+    served: ServedPolicy,
 ) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
@@ -196,7 +205,7 @@ async def _resume(
     record.restore(folder)
     buffer.restore(folder, record.version)
     await roles.load(folder)
-    await roles.trainer.publish(fleet.server_urls, record.version)
+    await served.publish(record.version)
 
 
 async def _train(
@@ -207,7 +216,7 @@ async def _train(
     saving: Saving,
     producer: Producer,
     roles: Roles,
-    fleet: Fleet,
+    served: ServedPolicy,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
     from engines.rollout.consumer import Consumer, StepResult
@@ -226,6 +235,10 @@ async def _train(
             raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
         return over
 
+    async def before_update() -> None:
+        await served.settled()
+        await saving.unchanged()
+
     sampled_to = buffer.cursor or record.cursor
     if sampled_to is not None:
         producer.source.seek(sampled_to)
@@ -233,7 +246,7 @@ async def _train(
         producer,
         Consumer(
             trainer=roles.trainer,
-            endpoints=fleet.server_urls,
+            publish=served.publish,
             algorithm=settings.algorithm,
             version=record.version,
             critic=roles.critic,
@@ -243,7 +256,7 @@ async def _train(
         first=record.step + 1,
         last=settings.steps,
         after_step=after_step,
-        before_update=saving.unchanged,
+        before_update=before_update,
     )
 
 

@@ -19,6 +19,7 @@ from engines.megatron.rank_calls import answers
 from engines.megatron.rank_group import STEP_S, WEIGHTS_S, RankGroup
 from engines.megatron.rank_lease import POOL_S, RankLease
 from engines.types import Sample
+from infra.errors import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,5 +129,11 @@ class TrainerGroup(RankGroup):
     async def publish(
         self, endpoints: Sequence[str], version: int, *, timeout_s: float = WEIGHTS_S
     ) -> PublishReport:
-        """Put the present weights on every server and label them `version`."""
-        return await self._call("publish", endpoints, version, timeout_s=timeout_s)
+        """Put the present weights on every server and label them `version`.
+
+        Raises EngineError if a server does not take them; the ranks work on, it can be repeated.
+        """
+        report = await self._call("publish", endpoints, version, timeout_s=timeout_s)
+        if report.refused:
+            raise EngineError(report.refused)
+        return report

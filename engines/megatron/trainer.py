@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,9 +24,8 @@ from engines.megatron.rl_step import agreement_of, token_rewards_of, train_on
 from engines.megatron.teachers import Teachers
 from engines.megatron.training import Training
 from engines.types import Sample
-
-if TYPE_CHECKING:
-    from engines.weight_sync.report import PublishReport
+from engines.weight_sync.report import PublishReport
+from infra.errors import EngineError
 
 __all__ = ["Trainer", "start_parallel", "stop_parallel"]
 
@@ -138,16 +137,21 @@ class Trainer(Training):
     def publish(self, endpoints: Sequence[str], version: int) -> PublishReport | None:
         """Give the current weights to generation servers as `version`; rank 0 sends.
 
-        Returns the report on rank 0, None elsewhere. Raises EngineError on rank 0 if a server
-        refuses.
+        Returns the report on rank 0, None elsewhere. A server that refuses is in the report: the
+        ranks stay in step, and the publish can be repeated.
         """
-        if self.layout.rank != 0:
-            for _ in self.hf_tensors():
-                pass
-            return None
-        from engines.weight_sync import publish
+        tensors = self.hf_tensors()
+        try:
+            if self.layout.rank != 0:
+                return None
+            from engines.weight_sync import publish
 
-        return publish(self.hf_tensors(), endpoints, version)
+            return publish(tensors, endpoints, version)
+        except EngineError as error:
+            return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
+        finally:
+            for _ in tensors:  # every rank takes part in gathering each of them
+                pass
 
     def export(self, folder: Path, source: Path) -> None:
         """Write a HF folder like `source` with the current weights; rank 0 writes."""

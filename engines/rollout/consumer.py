@@ -9,14 +9,13 @@ consumes: `StepBatch`     produces: policy version + 1, metrics
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.batch import StepBatch
 from engines.rollout.producer import trainable
-from engines.rollout.seams import PolicyTrainer, ValueTrainer
+from engines.rollout.seams import PolicyTrainer, Publish, ValueTrainer
 from engines.types import Sample
 from infra.together import together
 
@@ -55,7 +54,7 @@ class Consumer:
         self,
         *,
         trainer: PolicyTrainer,
-        endpoints: Sequence[str],
+        publish: Publish,
         algorithm: Algorithm,
         version: int,
         critic: ValueTrainer | None = None,
@@ -65,7 +64,7 @@ class Consumer:
         self._trainer = trainer
         self._critic = critic
         self._critic_only_steps = critic_only_steps
-        self._endpoints = endpoints
+        self._put = publish
         self._algorithm = algorithm
         self._version = version
 
@@ -123,7 +122,7 @@ class Consumer:
 
     async def _publish(self, result: StepResult) -> None:
         began = time.monotonic()
-        report = await self._trainer.publish(self._endpoints, self._version + 1)
+        report = await self._put(self._version + 1)
         self._version = result.version = self._version + 1
         result.publish_seconds = time.monotonic() - began
         result.publish_bytes = report.bytes

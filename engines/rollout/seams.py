@@ -99,7 +99,11 @@ class PolicyTrainer(Protocol):
 
     async def agreement(self, samples: list[Sample], algorithm: Algorithm) -> dict[str, float]: ...
 
-    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
+
+class Publish(Protocol):
+    """Puts the trainer's weights on the servers as `version`. Raises EngineError."""
+
+    async def __call__(self, version: int) -> PublishReport: ...
 
 
 class ValueTrainer(Protocol):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -22,8 +23,11 @@ from infra.access import bearer
 from infra.errors import EngineError
 
 _TRIES = 5
+"""where nobody answers: the router is gone, and another one has another address"""
+_PATIENCE_S = 60.0
+"""where the router answers for servers that do not: a lost server is back within seconds"""
 _FIRST_WAIT_S = 0.2
-_LONGEST_WAIT_S = 5.0
+_LONGEST_WAIT_S = 1.0
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -33,7 +37,11 @@ Pending: TypeAlias = "tuple[Sequence[int], Sampling, asyncio.Future[Generation]]
 
 
 class _Retryable(EngineError):
-    """Worth another try: no connection, a time limit, or a server's own fault (5xx)."""
+    """Worth another try: a server's own fault (5xx)."""
+
+
+class _NoAnswer(_Retryable):
+    """No connection to the router, or a time limit."""
 
 
 @dataclass(slots=True)
@@ -53,6 +61,8 @@ class GenerationClient:
         """`timeout` bounds one try of one request, in seconds."""
         self.router_url = router_url
         self.counts = ClientCounts()
+        self.on_trouble: Callable[[], None] = lambda: None
+        """called before each further try"""
         self._max_batch = max_batch
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -128,18 +138,7 @@ class GenerationClient:
         body = orjson.dumps(
             pack([list(ids) for ids, _ in turns], [_parameters(sampling) for _, sampling in turns])
         )
-        for attempt in range(1, _TRIES + 1):
-            try:
-                replies = await self._post(body)
-                break
-            except _Retryable as error:
-                if attempt == _TRIES:
-                    raise EngineError(f"gave up after {_TRIES} tries: {error}") from error
-                self.counts.retries += 1
-            wait = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-        else:
-            raise AssertionError("unreachable: the last try returns or raises")
+        replies = await self._answer(body)
         if not isinstance(replies, list) or len(replies) != len(turns):
             raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
         generations = [
@@ -149,6 +148,22 @@ class GenerationClient:
         self.counts.turns += len(turns)
         self.counts.new_tokens += sum(len(g.token_ids) for g in generations)
         return generations
+
+    async def _answer(self, body: bytes) -> Any:
+        """The router's answer, tried for as long as a lost server may take to come back."""
+        tries, unanswered, began = 0, 0, time.monotonic()
+        while True:
+            tries += 1
+            try:
+                return await self._post(body)
+            except _Retryable as error:
+                unanswered += isinstance(error, _NoAnswer)
+                if unanswered == _TRIES or time.monotonic() - began > _PATIENCE_S:
+                    raise EngineError(f"gave up after {tries} tries: {error}") from error
+            self.counts.retries += 1
+            self.on_trouble()
+            wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _post(self, body: bytes) -> Any:
         if self._session is None:
@@ -164,7 +179,7 @@ class GenerationClient:
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Retryable(f"POST {url}: {error!r} (limit {self._timeout:.0f} s)") from error
+            raise _NoAnswer(f"POST {url}: {error!r} (limit {self._timeout:.0f} s)") from error
         if status >= 400:
             kind = _Retryable if status >= 500 or status in (408, 429) else EngineError
             raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")

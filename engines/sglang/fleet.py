@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import Any, Self
 
 from engines.keeper import grant_of, keep_renewing, open_keeper
 from engines.raylink import code_tag, connect, driver_id
+from engines.sglang import http
 from engines.sglang.client import GenerationClient
 from engines.sglang.manager import HUNG_S, LEASE_TTL_S, FleetManager, Grant, Request
 from engines.sglang.spec import FleetSpec
@@ -26,6 +28,9 @@ _CODE = (
 )
 _START_S = 600.0
 _CALL_S = 30.0
+MEND_S = 60.0
+"""what a lost server may take to run again"""
+_LOOK_S = 0.25
 _LOAD_S = 600.0
 
 
@@ -89,6 +94,24 @@ class Fleet:
         bound = wait_s + _START_S
         return cls(manager, await grant_of(call, lambda c: _answer(c, bound, "leasing servers")))
 
+    async def whole(self, wait_s: float = MEND_S) -> None:
+        """Return when every server runs, whatever it serves. Raises EngineError after `wait_s`."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            call = self._manager.is_whole.remote(self._grant.lease_id, self._grant.token)
+            if await _answer(call, _CALL_S, "asking after the servers"):
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(f"a server that was lost is not back after {wait_s:.0f} s")
+            await asyncio.sleep(_LOOK_S)
+
+    async def versions(self) -> dict[str, str]:
+        """What each server says it serves; empty of one that does not answer."""
+        found = await asyncio.gather(
+            *[asyncio.to_thread(_version, url) for url in self.server_urls]
+        )
+        return dict(zip(self.server_urls, found, strict=True))
+
     async def load(self, model: Path, version: int) -> None:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""
         call = self._manager.load.remote(self._grant.lease_id, self._grant.token, model, version)
@@ -128,6 +151,13 @@ def _open_for(num_devices: int) -> Any:
     import ray
 
     return open_manager(num_gpus=num_devices if ray.cluster_resources().get("GPU") else 0)
+
+
+def _version(url: str) -> str:
+    try:
+        return str(http.call(url, "/model_info", timeout=_CALL_S)["weight_version"])
+    except EngineError:
+        return ""
 
 
 async def _answer(call: Any, timeout: float, what: str) -> Any:

@@ -132,6 +132,13 @@ class FleetManager:
     async def renew(self, lease_id: str, token: int) -> None:
         self._book.renew(lease_id, token, self._ttl_s, time.monotonic())
 
+    async def is_whole(self, lease_id: str, token: int) -> bool:
+        """Whether every server of the lease runs, and none is being restarted."""
+        lease = self._book.check(lease_id, token, time.monotonic())
+        slots = [self._slots[name] for name in lease.units]
+        alive = await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots))
+        return alive and not self._fleets[lease_id].restarting
+
     async def load(self, lease_id: str, token: int, model: Path, version: int) -> None:
         """Let the fleet serve a HF folder of the same architecture as `version`."""
         lease = self._book.check(lease_id, token, time.monotonic())
@@ -232,7 +239,8 @@ class FleetManager:
                 fleet.version = max(fleet.version, await _version(self._slots[name]))
         for name in fleet.down - fleet.restarting:
             with suppress(EngineError, ValueError):
-                if await _version(self._slots[name]) == fleet.version:
+                # A newer version was published after this sweep looked at the others.
+                if await _version(self._slots[name]) >= fleet.version:
                     fleet.down.discard(name)
                     await self._route(lease, fleet)
 

@@ -22,3 +22,5 @@ class PublishReport:
     """from the first pause to the last server's verified new version"""
     copy_seconds: float = 0.0
     """of these, copying into the shared memory: what a bare memcpy would cost"""
+    refused: str = ""
+    """why a server did not take them; the trainer is as it was"""

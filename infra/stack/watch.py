@@ -11,6 +11,7 @@ from typing import Any
 HEARTBEAT_SECONDS = 30
 """the shortest that Prefect allows"""
 SILENT_SECONDS = 90
+RESOURCE = "prefect.resource.id"
 LEFT = "tributary.flow-run.left"
 """event of a flow whose process ended while its run is suspended or in other hands"""
 _ENDED = ("Completed", "Failed", "Crashed", "Cancelled", "TimedOut")
@@ -27,8 +28,8 @@ def automation() -> dict[str, Any]:
         "trigger": {
             "type": "event",
             "posture": "Proactive",
-            "match": {"prefect.resource.id": "prefect.flow-run.*"},
-            "for_each": ["prefect.resource.id"],
+            "match": {RESOURCE: "prefect.flow-run.*"},
+            "for_each": [RESOURCE],
             "after": [beat],
             "expect": [beat, LEFT, *(f"prefect.flow-run.{name}" for name in _ENDED)],
             "threshold": 1,

@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class HereTrainer:
 
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         report = self.trainer.publish(endpoints, version)
-        assert report is not None
+        if report is None or report.refused:
+            raise RuntimeError(f"the servers did not take the weights: {report}")
         return report
 
 
@@ -154,7 +156,10 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
         await train_loop(
             _producer(bench, client),
             Consumer(
-                trainer=trainer, endpoints=urls, algorithm=Algorithm(mini_batches=1), version=0
+                trainer=trainer,
+                publish=partial(trainer.publish, urls),
+                algorithm=Algorithm(mini_batches=1),
+                version=0,
             ),
             RolloutBuffer(max_staleness=0, version=0),
             first=1,

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Ground:
         name = cell.name.replace(" ", "-")
         store = self._copy(name, _REDONE.get(cell.moment, ("rl",)))
         with Progress(store) as progress:
-            said = self._disturbed(cell, name, store, delay)
+            said = self._disturbed(cell, name, store, delay, progress)
         recovery = progress.after(self._hit_at)
         differs = self._differs(store)
         leftovers = self._leftovers(store)
@@ -82,7 +82,9 @@ class Ground:
         shutil.rmtree(store.parent, ignore_errors=True)
         return End(cell.name, not problem, seconds, recovery, problem or said)
 
-    def _disturbed(self, cell: Cell, name: str, store: Path, delay: float) -> str:
+    def _disturbed(
+        self, cell: Cell, name: str, store: Path, delay: float, progress: Progress
+    ) -> str:
         """Run, kill, resume until it is done; -> what was needed. A leading ! says it failed."""
         (self._signals / "reached").unlink(missing_ok=True)
         if cell.moment != "between-stages":
@@ -96,6 +98,8 @@ class Ground:
                 return "! the moment never came: " + self._log(name)
             time.sleep(delay)
             self._hit_at = time.time()
+            if cell.part == "server":
+                progress.await_part(self._new_servers())
             killed = self.hit(cell, store, flow)
             (self._signals / "reached").unlink(missing_ok=True)
             self.mend(cell)
@@ -145,6 +149,15 @@ class Ground:
         for process in found[:1]:
             process.send_signal(signal.SIGSTOP if cell.hit == "freeze" else signal.SIGKILL)
         return bool(found)
+
+    def _new_servers(self) -> Callable[[], bool]:
+        """Whether there is a server that was not there when this was asked for."""
+
+        def servers() -> set[int]:
+            return {p.pid for p in self.processes() if is_part(p, "server", "")}
+
+        known = servers()
+        return lambda: not servers() <= known
 
     def mend(self, cell: Cell) -> None:
         """What a person, or the world, does some time after the hit."""
@@ -218,13 +231,15 @@ class Ground:
 
 
 class Progress:
-    """Notes when the run wrote work into its store (rollouts, checkpoints, artifacts), and when it
-    claimed an attempt."""
+    """Notes when the run wrote work into its store (rollouts, checkpoints, artifacts), when it
+    claimed an attempt, and when the part that was killed was there again."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._work: list[float] = []
         self._claims: list[float] = []
+        self._back: list[float] = []
+        self._is_back: Callable[[], bool] | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -239,10 +254,14 @@ class Progress:
     def after(self, hit: float) -> float:
         """Seconds from the hit to the next work; -1 when none was seen.
 
-        Where the hit cost the attempt, what that one still wrote does not count.
+        Where the hit cost the attempt, what that one still wrote does not count, nor what was on
+        its way before the part was there again.
         """
-        begun = max([hit, *self._claims])
+        begun = max([hit, *self._claims, *self._back])
         return min((t - hit for t in self._work if t > begun), default=-1.0)
+
+    def await_part(self, is_back: Callable[[], bool]) -> None:
+        self._is_back = is_back
 
     def _watch(self) -> None:
         written: set[Path] = set()
@@ -255,6 +274,9 @@ class Progress:
             if work - written:
                 self._work.append(time.time())
             written, claimed = work, claims
+            if self._is_back is not None and self._is_back():
+                self._back.append(time.time())
+                self._is_back = None
 
     def _found(self, *patterns: str) -> set[Path]:
         return {path for pattern in patterns for path in self._store.glob(pattern)}

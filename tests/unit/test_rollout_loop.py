@@ -52,7 +52,7 @@ class Trainer:
     async def token_rewards(self, samples, algorithm):
         return "token rewards"
 
-    async def publish(self, endpoints, version):
+    async def publish(self, version):
         self.policy.version = version
         self.events.append(f"publish {version}")
         return SimpleNamespace(bytes=100, seconds=0.0)
@@ -72,7 +72,10 @@ def setup(say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0):
         temperature=1.0,
     )
     consumer = Consumer(
-        trainer=trainer, endpoints=["http://server"], algorithm=Algorithm(), version=version
+        trainer=trainer,
+        publish=lambda version: trainer.publish(version),
+        algorithm=Algorithm(),
+        version=version,
     )
     return made, consumer, RolloutBuffer(max_staleness=max_staleness, version=version), trainer
 
@@ -232,7 +235,7 @@ async def test_an_engine_error_of_the_producer_ends_the_loop_as_it_is():
 async def test_an_error_of_the_trainer_ends_the_loop_as_it_is():
     parts = setup(informative())
 
-    async def publish(endpoints, version):
+    async def publish(version):
         raise EngineError("publish refused")
 
     parts[3].publish = publish
@@ -274,7 +277,7 @@ def with_critic(**written):
     critic = Critic()
     consumer = Consumer(
         trainer=trainer,
-        endpoints=["http://server"],
+        publish=trainer.publish,
         algorithm=Algorithm(preset="ppo", **written),
         version=0,
         critic=critic,

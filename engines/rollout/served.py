@@ -1,0 +1,90 @@
+"""The policy as the servers serve it: published after each update, and again to a server that died
+and came back without it.
+
+Mending is asked for by a client whose turns fail, so it happens while rollouts are sampled; before
+the next update `settled` waits for it, because it publishes the weights of the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from infra.errors import EngineError
+
+if TYPE_CHECKING:
+    from engines.weight_sync.report import PublishReport
+
+_TRIES = 3
+_log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Who holds the weights."""
+
+    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
+
+
+class Servers(Protocol):
+    """Leased servers that someone restarts when they die."""
+
+    @property
+    def server_urls(self) -> Sequence[str]: ...
+
+    async def whole(self) -> None: ...
+
+    async def versions(self) -> Mapping[str, str]: ...
+
+
+class ServedPolicy:
+    """Not for use by two stages."""
+
+    def __init__(self, trainer: Publisher, servers: Servers, version: int) -> None:
+        """`version`: what the servers serve now."""
+        self._trainer, self._servers, self._version = trainer, servers, version
+        self._publishing = asyncio.Lock()
+        self._mending: asyncio.Task[None] | None = None
+
+    async def publish(self, version: int) -> PublishReport:
+        """Put the trainer's weights on all servers; waits for one that is lost. Raises EngineError
+        if it does not come back."""
+        self._version = version
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                async with self._publishing:
+                    return await self._trainer.publish(self._servers.server_urls, version)
+            except EngineError as error:
+                if not tries_left:
+                    raise
+                _log.warning("publishing version %d again: %s", version, error)
+                await self._servers.whole()
+        raise AssertionError("the last try returns or raises")
+
+    def mend(self) -> None:
+        """Give the present version to servers that lack it, in the background; never raises."""
+        if self._mending is None or self._mending.done():
+            self._mending = asyncio.create_task(self._mend())
+
+    async def settled(self) -> None:
+        """Return when nothing is being mended: from then on the weights may change."""
+        if self._mending is not None:
+            await self._mending
+
+    async def close(self) -> None:
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.gather(self._mending, return_exceptions=True)
+            self._mending = None
+
+    async def _mend(self) -> None:
+        try:
+            await self._servers.whole()
+            async with self._publishing:
+                served = await self._servers.versions()
+                lacking = [url for url, version in served.items() if version != str(self._version)]
+                if lacking:
+                    await self._trainer.publish(lacking, self._version)
+        except EngineError as error:  # whoever asked tries on, and asks again
+            _log.warning("a lost server has not got its weights yet: %s", error)

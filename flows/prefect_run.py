@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
+from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -47,6 +50,8 @@ def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> 
     known = run or _remembered(flow_run)
     record = find_run(known) if known else new_run(recipe, name, arguments, in_process=False)
     _remember(flow_run, record.run)
+    if deployment.id:
+        _write_to(home() / "logs" / "flows" / f"{record.run}.log")
     links = {"Prefect run": current.ui_url or ""}
     # The report is made last: once the run's end is on record.
     with (
@@ -60,6 +65,16 @@ def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> 
         _show_links(opened)
         conclude(opened, _run_stages(opened, plan))
     return build_report(record, [stage.name for stage in plan]).model_dump()
+
+
+def _write_to(log: Path) -> None:
+    """Let this process write to a file: the worker's pipe breaks when the worker dies, and who then
+    writes a line of log dies too."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
 
 
 def _publish(run: RecipeRun, plan: list[PlannedStage]) -> None:

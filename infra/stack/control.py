@@ -25,6 +25,7 @@ from infra.ports import is_free
 from infra.processes import (
     ProcessRecord,
     family,
+    find,
     is_alive,
     memory_bytes,
     start,
@@ -159,10 +160,21 @@ def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:
     """Ports that must be free for a repair, once what is left of the dead services is gone."""
     dead = [s.name for s in services(stack) if s.name not in living]
     for name in dead:
-        _end(stack, name)
+        _clear(stack, name)
     prefixes = {"ray": "ray_", "mlflow": "mlflow", "prefect-server": "prefect"}
     starts = tuple(prefixes[name] for name in dead if name in prefixes)
     return [port for name, port in stack.ports.items() if starts and name.startswith(starts)]
+
+
+def _clear(stack: Stack, service: str) -> None:
+    """End what is left of a service before it starts again. A worker's flows go on without it."""
+    if service != "prefect-worker":
+        _end(stack, service)
+        return
+    record = stack.services.get(service)
+    worker = None if record is None else find(record)
+    if worker is not None:
+        worker.kill()  # asked to end, it would end its flows
 
 
 def _end(stack: Stack, service: str | None) -> int:
@@ -207,14 +219,14 @@ class _Starter:
             if _answers_soon(service):
                 return
             self._say(f"{service.name} does not answer: restarting it")
-            _end(self._stack, service.name)
+            _clear(self._stack, service.name)
         began = time.monotonic()
         for tries in range(1, START_TRIES + 1):
             try:
                 self._start(service)
                 break
             except InfrastructureError:
-                _end(self._stack, service.name)
+                _clear(self._stack, service.name)
                 if tries == START_TRIES:
                     raise
                 self._say(f"{service.name} did not start; trying again")

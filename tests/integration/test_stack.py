@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 import ray
+from prefect.events import Event
 
 from infra.home import runtime_dir
 from infra.processes import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
 from infra.stack.record import load_record
+from infra.stack.watch import LEFT, RESOURCE, automation
+from tests.machine import until
 
 pytestmark = pytest.mark.integration
 
@@ -60,6 +67,57 @@ def test_up_repairs_what_died(stack: Stack) -> None:
     assert mended.services["ray"] == stack.services["ray"]
     assert all(state.answers for state in status())
     assert not any(process.is_running() for process in family), "its orphans are gone as well"
+
+
+def test_up_leaves_the_flows_of_a_dead_worker_alone(stack: Stack) -> None:
+    record = stack.services["prefect-worker"]
+    worker = find(record)
+    assert worker is not None
+    env = os.environ | {MARK_VARIABLE: f"{stack.mark}/prefect-worker"}
+    with subprocess.Popen(["sleep", "300"], env=env) as flow:
+        try:
+            worker.kill()
+            psutil.wait_procs([worker], 10)
+            assert up().services["prefect-worker"].pid != record.pid
+            assert flow.poll() is None
+        finally:
+            flow.kill()
+
+
+def test_a_flow_without_heartbeats_is_crashed_and_one_that_has_left_is_not(stack: Stack) -> None:
+    api = httpx.Client(base_url=stack.prefect_api, timeout=60)
+
+    def post(path: str, body: object) -> Any:
+        reply = api.post(path, json=body).raise_for_status()
+        return reply.json() if reply.content else None
+
+    def flow_run() -> str:
+        flow = post("/flows/", {"name": "silent"})["id"]
+        return post("/flow_runs/", {"flow_id": flow, "state": {"type": "RUNNING"}})["id"]
+
+    def say(run: str, event: str) -> None:
+        resource = {RESOURCE: f"prefect.flow-run.{run}"}
+        post("/events", [Event(event=event, resource=resource).model_dump(mode="json")])
+
+    def state(run: str) -> str:
+        return api.get(f"/flow_runs/{run}").raise_for_status().json()["state"]["type"]
+
+    wanted = automation()
+    (found,) = post("/automations/filter", {"automations": {"name": {"any_": [wanted["name"]]}}})
+    hasty = wanted | {"trigger": wanted["trigger"] | {"within": 10}}
+    api.put(f"/automations/{found['id']}", json=hasty).raise_for_status()
+    try:
+        dead, left = flow_run(), flow_run()
+        for run in (dead, left):
+            say(run, "prefect.flow-run.heartbeat")
+        time.sleep(1)
+        say(left, LEFT)
+        until(lambda: state(dead) == "CRASHED", 60)
+        time.sleep(10)
+        assert state(left) == "RUNNING"
+    finally:
+        api.put(f"/automations/{found['id']}", json=wanted).raise_for_status()
+        api.close()
 
 
 def test_a_second_home_shares_no_port_and_no_folder(stack: Stack, tmp_path: Path) -> None:

@@ -34,7 +34,12 @@ def private_folder(pid: int) -> Path:
 
 
 def note_torch_memory(name: str) -> None:
-    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home."""
+    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home.
+
+    Files of processes that are gone are removed: whoever comes after a rank that was killed cleans
+    up after it.
+    """
+    remove_traces(note for note in _notes() if _is_dead(_torch_pid(note)))
     folder = home() / "shared-memory"
     folder.mkdir(exist_ok=True)
     (folder / name.strip("/")).touch()
@@ -59,7 +64,7 @@ def dead_traces() -> list[Path]:
     for path in traces():
         match = owner.search(path.name)
         pid = int(match.group(1)) if match else _torch_pid(path)
-        if pid is not None and not psutil.pid_exists(pid):
+        if _is_dead(pid):
             found.append(path)
     return found
 
@@ -76,6 +81,10 @@ def remove_traces(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
         except OSError:
             continue
+
+
+def _is_dead(pid: int | None) -> bool:
+    return pid is not None and not psutil.pid_exists(pid)
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

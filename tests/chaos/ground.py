@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from infra.traces import SHARED_MEMORY
 from tests.chaos.cells import Cell
 from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
@@ -302,6 +303,8 @@ def ground() -> Generator[Ground]:
         with own_ray(settings, num_gpus=0) as address:
             yield Ground(home, address)
     finally:
+        for note in (home / "shared-memory").glob("torch_*"):  # of what was killed last
+            (SHARED_MEMORY / note.name).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
 
 

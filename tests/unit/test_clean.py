@@ -48,7 +48,7 @@ def _found() -> set[Path]:
 
 def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: int) -> None:
     mine: list[Path] = []
-    for pid in (dead, os.getpid()):
+    for pid in (os.getpid(), dead):
         folder = private_folder(pid)
         folder.mkdir()
         (folder / "socket").touch()
@@ -58,13 +58,24 @@ def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: 
             file.touch()
         note_torch_memory(f"/{torch.name}")
         mine += [folder, shared, home() / "shared-memory" / torch.name, torch]
-    gone, kept = mine[:4], mine[4:]
+    kept, gone = mine[:4], mine[4:]
     assert _found() == set(gone[:3])
     assert all(path.exists() for path in mine), "a dry look changes nothing"
     clean()
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in kept)
     traces_module.remove_traces(kept)
+
+
+def test_who_makes_shared_memory_removes_that_of_the_dead(memory: Path, dead: int) -> None:
+    """A rank that was killed again and again would fill the host's shared memory."""
+    left, own = memory / f"torch_{dead}_1_0", memory / f"torch_{os.getpid()}_2_0"
+    for file in (left, own):
+        file.touch()
+        note_torch_memory(file.name)
+    assert not left.exists()
+    assert own.exists()
+    assert _found() == set()
 
 
 def test_another_homes_things_stay(

@@ -12,6 +12,7 @@ raise it, and what the loop met meanwhile is only its context.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class Saving:
         with self._timed():
             await self._over()
             folder = self._scratch / f"checkpoint-{step}"
+            shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed in here
             folder.mkdir(parents=True)
             self._snapshot = asyncio.create_task(snapshot(folder))
             self._save = asyncio.create_task(self._finish(self._snapshot, step, folder, score))

@@ -68,6 +68,17 @@ class Machine:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
+    def follow(self, run: str) -> subprocess.Popen[bytes]:
+        """`tributary resume RUN`, once it looks on."""
+        log = Path(self.env["TRIBUTARY_HOME"]) / "follow.log"
+        with log.open("wb") as output:
+            command = subprocess.Popen(
+                [self.program, "resume", run], env=self.env, start_new_session=True,
+                stdout=output, stderr=output,
+            )  # fmt: skip
+        until(lambda: b"MLflow:" in log.read_bytes() or command.poll() is not None, 90)
+        return command
+
     @property
     def prefect_api(self) -> str:
         return f"http://127.0.0.1:{self.port('prefect')}/api"

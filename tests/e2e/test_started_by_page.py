@@ -217,8 +217,8 @@ def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
     steps_more(1)
     assert rl()["done"] > stopped["done"] > 2, "it went on from the checkpoint of the stop"
     assert machine.runs("endless") == [run], "as the run that it was"
-    command = machine.start("resume", "endless")
-    time.sleep(5)
+    command = machine.follow("endless")
+    time.sleep(2)
     command.send_signal(signal.SIGINT)
     time.sleep(0.7)
     command.send_signal(signal.SIGINT)

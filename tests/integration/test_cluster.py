@@ -49,13 +49,15 @@ def test_a_job_is_followed_to_its_last_line_and_its_id_is_never_used_twice(
     assert cluster.submit(job, [sys.executable, "-c", code], {"X": "1"}, {"run": "r"})
     assert not cluster.submit(job, [sys.executable, "-c", code], {"X": "2"}, {})
     assert cluster.follow(job, lines.append, NEVER) == "succeeded"
-    assert lines[-2:] == ["x is 1", "last"]
+    assert "x is 1" in lines
+    # Ray's own line on the job's start may come late, behind what has no newline.
+    assert any(line.startswith("last") for line in lines)
     assert cluster.metadata(job) == {"run": "r"}
     remote = Cluster(cluster.dashboard)
     from_api: list[str] = []
     assert remote.follow(job, from_api.append, NEVER) == "succeeded"
-    assert from_api[-2:] == ["x is 1", "last"], "without the head's disk its API gives the lines"
-    assert remote.tail(job, 1) == ["last"]
+    assert from_api == lines, "without the head's disk its API gives the lines"
+    assert remote.tail(job, 1) == lines[-1:]
 
 
 def test_a_stopped_job_has_time_for_its_checkpoint(cluster: Cluster) -> None:

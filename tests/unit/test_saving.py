@@ -83,6 +83,22 @@ async def reached(store: SlowStore) -> None:
     assert await asyncio.to_thread(store.reached.wait, 30)
 
 
+async def test_what_a_killed_attempt_left_in_the_folder_is_replaced(
+    around: StageContext, store: SlowStore
+) -> None:
+    ranks = Ranks()
+    left = around.scratch / "checkpoint-5" / "weight-9"
+    left.parent.mkdir(parents=True)
+    left.write_text("half a che")
+    store.let_go.set()
+    async with Saving(around, lambda seconds: None) as saving:
+        ranks.weight = 5
+        await saving.begin(5, 0.0, ranks.snapshot)
+    found = around.checkpoints.latest()
+    assert found is not None
+    assert not (found[1] / left.name).exists()
+
+
 async def test_steps_go_on_while_a_slow_store_writes_and_the_next_checkpoint_waits(
     around: StageContext, store: SlowStore
 ) -> None:

@@ -50,13 +50,11 @@ def giving_way(flow_run: UUID, let_go: threading.Event) -> Generator[None]:
         watcher.join(POLL_SECONDS)  # a server that is away answers much later
 
 
-def is_in_other_hands(states: Sequence[State[Any]]) -> bool:
-    """Whether a flow run's states, oldest first, say that the process which was the first to run it
-    is not to go on. A pause that does not reschedule the run expects its process to wait."""
-    first = next((i for i, state in enumerate(states) if state.is_running()), len(states))
+def is_in_other_hands(since: Sequence[State[Any]]) -> bool:
+    """Whether a flow run's states since a process began to run it say that this one is not to go
+    on. A pause that does not reschedule the run expects its process to wait."""
     return any(
-        state.type == StateType.SCHEDULED or state.state_details.pause_reschedule
-        for state in states[first + 1 :]
+        state.type == StateType.SCHEDULED or state.state_details.pause_reschedule for state in since
     )
 
 
@@ -68,7 +66,7 @@ def _watch(flow_run: UUID, let_go: threading.Event, over: threading.Event) -> No
             with contextlib.suppress(httpx.HTTPError):
                 states = sorted(client.read_flow_run_states(flow_run), key=_timestamp)
                 began = began or max(_timestamp(state) for state in states if state.is_running())
-                if is_in_other_hands([state for state in states if _timestamp(state) >= began]):
+                if is_in_other_hands([state for state in states if _timestamp(state) > began]):
                     let_go.set()
                     return
                 if states[-1].is_crashed():

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from infra.traces import SHARED_MEMORY
+from infra.traces import SHARED_MEMORY, dead_traces
 from tests.chaos.cells import Cell
 from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
@@ -202,8 +202,10 @@ class Ground:
         return psutil.Process().children(recursive=True)
 
     def _leftovers(self, store: Path) -> str:
-        left = self._jobs(store)
-        return f"{len(left)} jobs left" if left else ""
+        """What the run left that nobody needs any more; empty when nothing."""
+        jobs = [f"job {process.pid}" for process in self._jobs(store)]
+        left = [*jobs, *(str(path) for path in dead_traces())]
+        return f"left over: {', '.join(left)}" if left else ""
 
     def _jobs(self, store: Path) -> list[psutil.Process]:
         return [p for p in self.processes() if is_part(p, "job", str(store))]
@@ -265,11 +267,11 @@ class Progress:
         self._is_back = is_back
 
     def _watch(self) -> None:
-        written: set[Path] = set()
-        claimed: set[Path] = set()
+        written: set[str] = set()
+        claimed: set[str] = set()
         while not self._over.wait(0.1):
-            work = self._found("checkpoints/rl/**/*", "artifacts/**/*")
-            claims = self._found("attempts/rl/*/*.claim.json")
+            work = self._found("checkpoints/rl") | self._found("artifacts")
+            claims = {path for path in self._found("attempts/rl") if path.endswith(".claim.json")}
             if claims - claimed:
                 self._claims.append(time.time())
             if work - written:
@@ -279,8 +281,10 @@ class Progress:
                 self._back.append(time.time())
                 self._is_back = None
 
-    def _found(self, *patterns: str) -> set[Path]:
-        return {path for pattern in patterns for path in self._store.glob(pattern)}
+    def _found(self, folder: str) -> set[str]:
+        """All below a folder; unlike a glob, this stands what is removed meanwhile."""
+        below = os.walk(self._store / folder)
+        return {os.path.join(top, name) for top, *both in below for names in both for name in names}
 
 
 def fresh_home() -> tuple[Path, dict[str, str]]:

@@ -25,7 +25,7 @@ BY_PAGE = Suspended(timeout_seconds=300)
 
 
 @pytest.mark.parametrize(
-    ("later", "leaves"),
+    ("since", "leaves"),
     [
         ([], False),
         ([BY_PAGE], True),
@@ -39,7 +39,6 @@ BY_PAGE = Suspended(timeout_seconds=300)
     ],
 )
 def test_it_leaves_when_another_process_has_run_it_or_is_to(
-    later: list[State[None]], leaves: bool
+    since: list[State[None]], leaves: bool
 ) -> None:
-    before = [Scheduled(), Pending()]
-    assert is_in_other_hands([*before, Running(), *later]) is leaves
+    assert is_in_other_hands(since) is leaves

@@ -105,6 +105,7 @@ class RecipeRun:
         """An artifact that is there: another run's, or our own from before we were resumed."""
         made_here = known is not None and known.mine and not known.cached
         if made_here:
+            self.place.artifacts.tidy(planned.kind, found.digest)
             self.tracked.made(planned, found)
         else:
             self.tracked.cached(planned, found)

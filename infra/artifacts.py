@@ -32,6 +32,7 @@ __all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"step-\d+-a\d+")
+_ATTEMPT = re.compile(r"a\d+")
 
 
 class ArtifactStore:
@@ -101,8 +102,20 @@ class ArtifactStore:
             if winner is None or (winner.attempt, winner.created) != (attempt, manifest.created):
                 self.store.delete_tree(f"{place}/a{attempt}")
                 raise _fenced_out(kind, digest, attempt) from error
-        self.store.delete_tree(_checkpoints(kind, digest))
+        self.tidy(kind, digest)
         return self._record(manifest)
+
+    def tidy(self, kind: str, digest: str) -> None:
+        """Drop what nobody needs once the stage is done: its checkpoints, and the files of attempts
+        that were killed in their upload. `commit` does it; again where its job died meanwhile."""
+        manifest = self.manifest(kind, digest)
+        if manifest is None:
+            return
+        place = _folder(kind, digest)
+        for name in self.store.listdir(place):
+            if _ATTEMPT.fullmatch(name) and name != manifest.folder:
+                self.store.delete_tree(f"{place}/{name}")
+        self.store.delete_tree(_checkpoints(kind, digest))
 
     def local(self, record: ArtifactRecord) -> Path:
         """The artifact's files on this machine, verified. Raises CorruptArtifact.

@@ -1,16 +1,21 @@
-"""What a process of ours leaves outside the home: named by home and pid, removed once it is over.
+"""What a process of ours leaves when it is killed, and who can tell that it is dead.
 
     /tmp/tributary-<home>-<pid>[-...]            its temporary folders
     /dev/shm/*tributary-<home>-<pid>[_-...]      its shared memory
     HOME/shared-memory/<name>                    a note of shared memory that others named
+    HOME/work/<job>                              see `infra.work`
 
-Where a process that owns none of these dies, nothing has to be done. A pid that was given to
-another process keeps its traces until that one ends as well: too late rather than too early.
+It is removed by whoever comes next: a rank or a server that starts, a job that begins or ends,
+`tributary down`, `doctor --clean`. A pid that was given to another process keeps its traces until
+that one ends as well: too late rather than too early.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +23,7 @@ import psutil
 
 from infra.home import home, runtime_dir
 from infra.scratch import remove
+from infra.work import abandoned_work
 
 SHARED_MEMORY = Path("/dev/shm")
 _PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")
@@ -33,13 +39,22 @@ def private_folder(pid: int) -> Path:
     return runtime_dir().parent / trace_name(pid)
 
 
-def note_torch_memory(name: str) -> None:
-    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home.
+def claim_private_folder() -> None:
+    """From now on this process, and those that it starts, keep temporary files in its folder.
 
-    Files of processes that are gone are removed: whoever comes after a rank that was killed cleans
-    up after it.
+    What processes that are gone left is removed.
     """
-    remove_traces(note for note in _notes() if _is_dead(_torch_pid(note)))
+    remove_traces(dead_traces())
+    # what is compiled for one process serves the next one too
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    folder = private_folder(os.getpid())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+
+
+def note_torch_memory(name: str) -> None:
+    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home."""
     folder = home() / "shared-memory"
     folder.mkdir(exist_ok=True)
     (folder / name.strip("/")).touch()
@@ -58,15 +73,15 @@ def traces(pid: int | None = None) -> list[Path]:
 
 
 def dead_traces() -> list[Path]:
-    """Traces of this home whose process is gone."""
+    """Traces of this home whose process is gone, and folders of jobs that were killed."""
     owner = re.compile(re.escape(runtime_dir().name) + r"-(\d+)")
     found: list[Path] = []
     for path in traces():
         match = owner.search(path.name)
         pid = int(match.group(1)) if match else _torch_pid(path)
-        if _is_dead(pid):
+        if pid is not None and not psutil.pid_exists(pid):
             found.append(path)
-    return found
+    return [*found, *abandoned_work()]
 
 
 def remove_traces(paths: Iterable[Path]) -> None:
@@ -81,10 +96,6 @@ def remove_traces(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
         except OSError:
             continue
-
-
-def _is_dead(pid: int | None) -> bool:
-    return pid is not None and not psutil.pid_exists(pid)
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -105,6 +105,8 @@ def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactReco
         end = _follow(work, place, claims, claim, _Tail(watch, tail))
         found = place.artifacts.find(work.spec.kind, work.digest)
         if found is not None:
+            if end.outcome != "done":
+                place.artifacts.tidy(work.spec.kind, work.digest)
             return found, False
         stopped = end.outcome == "stopped"
         if place.cancelled.is_set() or (stopped and claim.owner.run == place.run):

@@ -30,7 +30,9 @@ from infra.errors import FencedOut, StageStalled, TributaryError
 from infra.handover import take_over
 from infra.home import home
 from infra.storage import Store
+from infra.traces import dead_traces, remove_traces
 from infra.user_files import install_hooks
+from infra.work import work_folder, work_path
 from tasks.claims import Claims, End
 from tasks.protocol import JobInput, emit, job_path
 from tasks.registry import body_of, spec_of
@@ -57,10 +59,11 @@ def main(root: str, job: str) -> int:
     def give_up(error: StageStalled) -> None:
         """Nothing of this process can be relied on, so it ends as if it had been killed."""
         claims.finish(given.attempt, _failed(error, error.retryable, error.exit_code))
-        shutil.rmtree(_work_folder(job), ignore_errors=True)
+        shutil.rmtree(work_path(job), ignore_errors=True)
         os._exit(EXIT_FAILED)
 
     with (
+        _swept(),
         _heartbeat(claims, given.attempt),
         watchdog(pulse, given.resources.stall_seconds, job, give_up),
     ):
@@ -183,6 +186,7 @@ def _commit(
             seconds=seconds,
         )
     except FencedOut:
+        artifacts.tidy(given.kind, given.digest)  # what it saved after the other had committed
         winner = artifacts.find(given.kind, given.digest)
         if winner is None:
             raise
@@ -194,19 +198,21 @@ def _commit(
 @contextlib.contextmanager
 def _folders(job: str) -> Generator[tuple[Path, Path]]:
     """Empty `out` and `scratch` of this attempt, removed when it ends."""
-    folder = _work_folder(job)
-    out, scratch = folder / "out", folder / "scratch"
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in (out, scratch):
-        path.mkdir(parents=True)
-    try:
+    with work_folder(job) as folder:
+        out, scratch = folder / "out", folder / "scratch"
+        for path in (out, scratch):
+            path.mkdir()
         yield out, scratch
+
+
+@contextlib.contextmanager
+def _swept() -> Generator[None]:
+    """What killed processes left on this machine goes before the stage and after it."""
+    remove_traces(dead_traces())
+    try:
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _work_folder(job: str) -> Path:
-    return home() / "work" / job
+        remove_traces(dead_traces())
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
+
+from infra.traces import dead_traces, remove_traces
 
 TRIES = 5
 
@@ -43,15 +45,32 @@ def own_ray(settings: Mapping[str, str] | None = None, **options: Any) -> Genera
                     raise
         yield context.address_info["gcs_address"]
     finally:
+        workers = _workers(folder)
         ray.shutdown()
         _end(folder)
+        psutil.wait_procs(workers, timeout=10)
+        remove_traces(dead_traces())
         for name, value in kept.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
+def _parts(folder: str) -> list[psutil.Process]:
+    """The processes of the cluster in `folder`, less those that changed their titles."""
+    return [p for p in psutil.Process().children(recursive=True) if _names(p, folder)]
+
+
+def _workers(folder: str) -> list[psutil.Process]:
+    """What those started: actors with titles of their own, and their servers."""
+    found: list[psutil.Process] = []
+    for part in _parts(folder):
+        with suppress(psutil.NoSuchProcess):
+            found += part.children(recursive=True)
+    return found
+
+
 def _end(folder: str) -> None:
     """Kill what Ray left of the cluster in `folder`, and remove that."""
-    left = [p for p in psutil.Process().children(recursive=True) if _names(p, folder)]
+    left = _parts(folder)
     for process in left:
         process.kill()
     psutil.wait_procs(left, timeout=10)

@@ -22,6 +22,7 @@ from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
 from infra.errors import EngineError, TributaryError
+from infra.traces import claim_private_folder
 from infra.user_files import install_hooks
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class TrainerRank:
         # Before torch loads OpenMP. A Ray runtime environment would do the same, but it keeps
         # the rank from using a worker process that Ray has started ahead.
         os.environ.update(environment)
+        claim_private_folder()
         for warm in ("parallel", "trainer", "critic"):
             import_module(f"engines.megatron.{warm}")
         # Imports stay for good, and Megatron collects garbage in every checkpoint: looking through

@@ -6,25 +6,17 @@ nobody can tell from a living one's.
 
 from __future__ import annotations
 
-import getpass
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from infra.traces import private_folder, remove_traces, trace_name, traces
+from infra.traces import claim_private_folder, remove_traces, trace_name, traces
 
 
 def adopt() -> None:
     """From now on this process, and those that it starts, leave traces under its own name only."""
     from sglang.srt.server_args import PortArgs
 
-    # what is compiled for one server serves the next one too
-    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    folder = private_folder(os.getpid())
-    folder.mkdir(mode=0o700, exist_ok=True)
-    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    claim_private_folder()
     name = trace_name(os.getpid())
     stock = PortArgs.init_new
 

@@ -1,9 +1,10 @@
 """What a crash of the machine left of this home, and its removal.
 
 Looked at: the folder of the stack's sockets, temporary folders and shared memory of processes that
-are gone, drafts of records, and a record of a stack of which nothing runs. A thing of a living
-process, or of another home, is never touched; what may still be of use is not ours to judge:
-artifacts, checkpoints, logs and databases stay.
+are gone, folders of jobs that were killed, drafts of records, of the store's files and of copies,
+and a record of a stack of which nothing runs. A thing of a living process, or of another home, is
+never touched; what may still be of use is not ours to judge: artifacts, checkpoints, logs and
+databases stay.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ DRAFT_SECONDS = 24 * 3600.0
 """a draft of one write is that of a dead process by then"""
 _RECORD_DRAFT = re.compile(r"(?:stack|\.doctor)\.(\d+)")
 _STORE_DRAFT = re.compile(r"\..+\.[0-9a-f]{12}")
+_COPY_DRAFT = re.compile(r"a\d+\.[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ def _leftovers() -> Iterator[Leftover]:
     for path in (home() / "store").rglob(".*"):
         if _STORE_DRAFT.fullmatch(path.name) and _age(path) > DRAFT_SECONDS:
             yield Leftover("draft in the store", path, lambda path=path: path.unlink(True))
+    for path in (home() / "cache").glob("artifacts/*/*/a*"):
+        if _COPY_DRAFT.fullmatch(path.name) and _age(path) > DRAFT_SECONDS:
+            yield Leftover("part of a copy", path, lambda path=path: shutil.rmtree(path, True))
 
 
 def _stack() -> Iterator[Leftover]:

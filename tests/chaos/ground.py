@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from infra.traces import SHARED_MEMORY, dead_traces
+from infra.traces import dead_traces
 from tests.chaos.cells import Cell
 from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
@@ -204,7 +204,11 @@ class Ground:
     def _leftovers(self, store: Path) -> str:
         """What the run left that nobody needs any more; empty when nothing."""
         jobs = [f"job {process.pid}" for process in self._jobs(store)]
-        left = [*jobs, *(str(path) for path in dead_traces())]
+        manifests = store.glob("artifacts/*/*/manifest.json")
+        made = {path.parent / f"a{json.loads(path.read_text())['attempt']}" for path in manifests}
+        rivals = set(store.glob("artifacts/*/*/a*")) - made
+        paths = [*dead_traces(), *store.glob("checkpoints/*/*"), *rivals]
+        left = [*jobs, *(str(path) for path in paths)]
         return f"left over: {', '.join(left)}" if left else ""
 
     def _jobs(self, store: Path) -> list[psutil.Process]:
@@ -307,8 +311,6 @@ def ground() -> Generator[Ground]:
         with own_ray(settings, num_gpus=0) as address:
             yield Ground(home, address)
     finally:
-        for note in (home / "shared-memory").glob("torch_*"):  # of what was killed last
-            (SHARED_MEMORY / note.name).unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
 
 

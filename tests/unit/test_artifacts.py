@@ -210,3 +210,30 @@ def test_a_committed_stage_needs_no_checkpoints(
     checkpoints.save(1, folder(tmp_path / "step"))
     commit(artifacts, folder(tmp_path / "out"))
     assert checkpoints.latest() is None
+
+
+def test_what_killed_attempts_uploaded_goes_once_the_stage_is_done(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
+) -> None:
+    killed = folder(tmp_path / "killed")
+    store.upload_folder(killed, f"artifacts/sft/{DIGEST[:12]}/a1")
+    commit(artifacts, folder(tmp_path / "out"), attempt=2)
+    place = f"artifacts/sft/{DIGEST[:12]}"
+    assert store.listdir(place) == ["a2", "manifest.json"]
+
+    # killed between its manifest and the rest, or saved after the other had committed
+    checkpoints = StageCheckpoints(store, "sft", DIGEST, 1, tmp_path / "scratch")
+    checkpoints.save(1, folder(tmp_path / "step"))
+    store.upload_folder(killed, f"{place}/a3")
+    artifacts.tidy("sft", DIGEST)
+    assert store.listdir(place) == ["a2", "manifest.json"]
+    assert checkpoints.latest() is None
+
+
+def test_a_stage_that_is_not_done_keeps_all_it_has(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
+) -> None:
+    checkpoints = StageCheckpoints(store, "sft", DIGEST, 1, tmp_path / "scratch")
+    checkpoints.save(1, folder(tmp_path / "step"))
+    artifacts.tidy("sft", DIGEST)
+    assert checkpoints.latest() is not None

@@ -19,6 +19,7 @@ from infra.scratch import scratch_folder
 from infra.stack.clean import clean
 from infra.stack.record import load_record, new_stack, save_record
 from infra.traces import note_torch_memory, private_folder, trace_name
+from infra.work import work_folder, work_path
 
 pytestmark = pytest.mark.unit
 
@@ -67,15 +68,39 @@ def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: 
     traces_module.remove_traces(kept)
 
 
-def test_who_makes_shared_memory_removes_that_of_the_dead(memory: Path, dead: int) -> None:
+def test_who_comes_next_removes_what_the_killed_left(memory: Path, dead: int) -> None:
     """A rank that was killed again and again would fill the host's shared memory."""
     left, own = memory / f"torch_{dead}_1_0", memory / f"torch_{os.getpid()}_2_0"
     for file in (left, own):
         file.touch()
         note_torch_memory(file.name)
+    private_folder(dead).mkdir()
+    code = (
+        "import sys; from pathlib import Path; from infra import traces;"
+        "traces.SHARED_MEMORY = Path(sys.argv[1]); traces.claim_private_folder();"
+        "import tempfile; print(tempfile.mkdtemp())"
+    )
+    command = [sys.executable, "-c", code, str(memory)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert not left.exists()
+    assert not private_folder(dead).exists()
     assert own.exists()
-    assert _found() == set()
+    assert _found() == {Path(said.strip()).parent}, "its own folder, for it is gone as well"
+
+
+def test_a_killed_jobs_folder_is_told_from_a_living_ones(memory: Path) -> None:
+    code = (
+        "import os, sys; from infra.work import work_folder; w = work_folder(sys.argv[1]);"
+        "(w.__enter__() / 'checkpoint').mkdir(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, "killed"], check=True)
+    with work_folder("lives") as mine:
+        assert _found() == {work_path("killed")}
+        clean()
+        assert not work_path("killed").exists()
+        assert mine == work_path("lives")
+        assert mine.exists()
+    assert list(mine.parent.iterdir()) == []
 
 
 def test_another_homes_things_stay(
@@ -150,9 +175,13 @@ def test_old_drafts_go_and_new_ones_stay(memory: Path) -> None:
     old, new, other = (place / n for n in (".a.json.0123456789ab", ".b.json.0123456789ab", ".keep"))
     for path in (old, new, other):
         path.touch()
-    for path in (old, other):
+    copies = home() / "cache" / "artifacts" / "rl" / "0123456789ab"
+    copy, part, young = (copies / name for name in ("a1", "a1.3f2a", "a2.3f2b"))
+    for folder in (copy, part, young):
+        folder.mkdir(parents=True)
+    for path in (old, other, copy, part):
         os.utime(path, (1, 1))
-    assert _found() == {old}
+    assert _found() == {old, part}
 
 
 def test_a_sandbox_that_is_used_stays_and_one_left_by_a_crash_goes(memory: Path) -> None:

@@ -38,6 +38,8 @@ BEGIN_SECONDS = 600.0
 """what such a job may take to its first heartbeat"""
 SUBMIT_SECONDS = 10.0
 """what a claim's owner may take until its job is known"""
+IN_FLIGHT_SECONDS = 2.0
+"""the same where the owner is gone: only what it had sent already can still arrive"""
 TAIL_LINES = 40
 
 
@@ -82,6 +84,8 @@ class Place:
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
+    claimed: set[str] = field(default_factory=set[str])
+    """jobs of claims that this process has made, or is making"""
     let_go: threading.Event = field(default_factory=threading.Event)
     """the run goes on elsewhere, or later: its jobs are left alone, and none is started"""
     poll_seconds: float = 0.5
@@ -134,6 +138,7 @@ def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
             return newest
         number = 1 if newest is None else newest.number + 1
         job = job_id(work.spec.kind, work.digest, place.store.root, number)
+        place.claimed.add(job)
         owner = Owner(home=place.home_id, launcher=place.launcher.name, job=job, run=place.run)
         claim = claims.take(number, owner)
         if claim is not None:
@@ -145,10 +150,13 @@ def _known_dead(place: Place, claims: Claims, claim: Claim) -> bool:
     """Whether an attempt of our own home has no live job; others are judged by their heartbeat."""
     if not _reachable(place, claim):
         return False
-    deadline = time.monotonic() + SUBMIT_SECONDS
+    began = time.monotonic()
+    # A run has one process at a time: what it claimed without us, a process did that is gone.
+    is_orphan = claim.owner.run == place.run and claim.owner.job not in place.claimed
+    bound = IN_FLIGHT_SECONDS if is_orphan else SUBMIT_SECONDS
     # Between a claim and its submission the job is unknown; so it is when Ray's head was lost.
     while (state := place.launcher.state(claim.owner.job)) == "unknown":
-        if time.monotonic() > deadline or claims.pulse(claim.number):
+        if time.monotonic() - began > bound or claims.pulse(claim.number):
             return True
         place.cancelled.wait(place.poll_seconds)
     return state == "over"

@@ -168,11 +168,18 @@ class TrainerPool:
                 self._replace(slot)
 
     async def _sweep(self) -> None:
-        """Reclaim what expired or whose driver is gone, for as long as the pool lives."""
+        """Reclaim what expired or whose driver is gone, and replace ready ranks that died, for as
+        long as the pool lives."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             for lease in await ended_leases(self._book, self._drivers):
                 self._reclaim(lease, clean=False)
+            for slot in [slot for slot in self._slots.values() if slot.ready]:
+                process = slot.process
+                if process is None or not await self._is_dead(process):
+                    continue
+                if slot.ready and slot.process is process:  # nobody leased it meanwhile
+                    self._replace(slot)
 
     async def _start(self, slot: _Slot) -> None:
         try:
@@ -206,6 +213,18 @@ class TrainerPool:
             if slot.process is not None:
                 await asyncio.wait_for(slot.process.actor.place.remote(), _ALIVE_S)
                 return True
+        return False
+
+    async def _is_dead(self, process: RankProcess) -> bool:
+        """Whether Ray knows that it died; one that was leased just now answers late."""
+        from ray.exceptions import ActorDiedError
+
+        try:
+            await asyncio.wait_for(process.actor.place.remote(), _ALIVE_S)
+        except ActorDiedError:
+            return True
+        except Exception:
+            return False
         return False
 
     def _replace(self, slot: _Slot) -> None:

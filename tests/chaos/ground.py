@@ -32,6 +32,8 @@ FULL_S = 3.0
 """how long a store that is full stays so"""
 STALL_S = 20
 """what a stage whose parts may hang can stand still; a busy machine alone must not reach it"""
+LEFT_S = 15.0
+"""until a rank that died idle has a successor, which cleans up"""
 _TITLES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
@@ -202,14 +204,19 @@ class Ground:
         return psutil.Process().children(recursive=True)
 
     def _leftovers(self, store: Path) -> str:
-        """What the run left that nobody needs any more; empty when nothing."""
+        """What the run left that nobody needs any more, and nobody removed within seconds."""
+        deadline = time.monotonic() + LEFT_S
+        while (left := self._left(store)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return f"left over: {', '.join(left)}" if left else ""
+
+    def _left(self, store: Path) -> list[str]:
         jobs = [f"job {process.pid}" for process in self._jobs(store)]
         manifests = store.glob("artifacts/*/*/manifest.json")
         made = {path.parent / f"a{json.loads(path.read_text())['attempt']}" for path in manifests}
         rivals = set(store.glob("artifacts/*/*/a*")) - made
         paths = [*dead_traces(), *store.glob("checkpoints/*/*"), *rivals]
-        left = [*jobs, *(str(path) for path in paths)]
-        return f"left over: {', '.join(left)}" if left else ""
+        return [*jobs, *(str(path) for path in paths)]
 
     def _jobs(self, store: Path) -> list[psutil.Process]:
         return [p for p in self.processes() if is_part(p, "job", str(store))]

@@ -20,7 +20,7 @@ import pytest
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import StageFailed
 from infra.storage import Store
-from tasks import launch
+from tasks import attempts, launch
 from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.base import BaseSettings, BaseSpec, RandomModel
 from tasks.claims import Claims, Owner
@@ -225,6 +225,29 @@ def test_a_silent_attempt_of_another_home_expires(bench: Bench) -> None:
     assert not cached
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
     assert "/a2" in record.url
+
+
+@pytest.mark.parametrize(
+    ("run", "is_ours", "waits"),
+    [
+        ("run", False, "IN_FLIGHT_SECONDS"),  # its process is gone: a run has one at a time
+        ("run", True, "SUBMIT_SECONDS"),  # another thread of this process is about to submit it
+        ("other", False, "SUBMIT_SECONDS"),
+    ],
+)
+def test_a_claim_whose_job_never_came_is_waited_for_as_long_as_its_owner_may_live(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, run: str, is_ours: bool, waits: str
+) -> None:
+    for name in ("IN_FLIGHT_SECONDS", "SUBMIT_SECONDS"):
+        monkeypatch.setattr(attempts, name, 0.2 if name == waits else 3600.0)
+    place, seen = bench.place("run"), Seen()
+    job = attempts.job_id("base", bench.work.digest, bench.store.root, 1)
+    if is_ours:
+        place.claimed.add(job)
+    owner = Owner(home=place.home_id, launcher="local", job=job, run=run)
+    assert bench.claims.take(1, owner) is not None
+    bench.run(place, seen)
+    assert [attempt for _, attempt, _ in seen.jobs] == [2]
 
 
 def test_a_flow_that_comes_back_attaches_to_the_job_that_still_runs(bench: Bench) -> None:

@@ -265,6 +265,20 @@ async def test_a_rank_that_died_idle_is_replaced_before_it_is_leased(pool: Any) 
         assert await pid(group) != before
 
 
+async def test_a_rank_that_died_idle_is_replaced_without_a_lease(pool: Any) -> None:
+    await settled(pool)
+    async with await leased(pool) as group:
+        before = await pid(group)
+    await settled(pool)
+    os.kill(before, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while (status := await pool.status.remote()).ready == status.size:
+            await asyncio.sleep(0.01)
+        await settled(pool)
+    async with await leased(pool, status.size, pool_ranks=9) as group:
+        assert await pid(group) != before
+
+
 async def test_ranks_that_cannot_start_are_an_error_that_says_why(cluster: str) -> None:
     del cluster
     broken = new_pool(BrokenRank)

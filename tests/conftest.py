@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.ports import free_ports
 from infra.stack import Stack, load_stack
+from infra.traces import dead_traces, remove_traces
 from tests.machine import BUCKET, Machine, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
@@ -39,6 +40,15 @@ _TOGETHER = (
 )
 """files that share servers or ranks, which each process would have to start for itself, or that
 look for what the other leaves"""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:  # pyright: ignore
+    """A home for tests that name none: the user's own is none of their business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_HOME", str(tmp_path_factory.mktemp("home-of-tests")))
+        yield
+        remove_traces(dead_traces())
 
 
 class WholeFiles(LoadScopeScheduling):

@@ -65,10 +65,12 @@ def test_a_folder_comes_back_as_it_went(tmp_path: Path) -> None:
         store.download_folder("x/y", files, tmp_path / "again")
 
 
-def test_the_home_in_a_root_needs_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_in_a_root_needs_no_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRIBUTARY_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/tmp")
-    assert Store("file://$TRIBUTARY_HOME/store").root == "file:///tmp/.tributary/store"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Store("file://$TRIBUTARY_HOME/store").root == f"file://{tmp_path}/.tributary/store"
 
 
 def test_a_path_that_leaves_the_store_is_refused(tmp_path: Path) -> None:

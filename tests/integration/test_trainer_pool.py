@@ -121,6 +121,16 @@ async def leased(pool: Any, ranks: int = 1, holder: str = "h", **more: Any) -> T
     )
 
 
+async def killed_idle(pool: Any) -> int:
+    """Kill a ready rank that nobody holds; -> its pid."""
+    await settled(pool)
+    async with await leased(pool) as group:
+        idle = await pid(group)
+    await settled(pool)
+    os.kill(idle, signal.SIGKILL)
+    return idle
+
+
 async def pid(group: TrainerGroup) -> int:
     return int((await group.logprobs([[0]]))[0][0])
 
@@ -256,21 +266,13 @@ async def test_a_broken_rank_says_where_and_is_replaced(pool: Any, deed: str, sa
 
 
 async def test_a_rank_that_died_idle_is_replaced_before_it_is_leased(pool: Any) -> None:
-    await settled(pool)
-    async with await leased(pool) as group:
-        before = await pid(group)
-    await settled(pool)
-    os.kill(before, signal.SIGKILL)
+    before = await killed_idle(pool)
     async with await leased(pool, (await pool.status.remote()).size, pool_ranks=9) as group:
         assert await pid(group) != before
 
 
 async def test_a_rank_that_died_idle_is_replaced_without_a_lease(pool: Any) -> None:
-    await settled(pool)
-    async with await leased(pool) as group:
-        before = await pid(group)
-    await settled(pool)
-    os.kill(before, signal.SIGKILL)
+    before = await killed_idle(pool)
     async with asyncio.timeout(30):
         while (status := await pool.status.remote()).ready == status.size:
             await asyncio.sleep(0.01)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 """the folder that holds our six packages"""
+_OURS = re.compile(r"tributary-[0-9a-f]{8}(-\d+)?")
 
 
 def home() -> Path:
@@ -42,6 +44,21 @@ def runtime_dir() -> Path:
     Not made here; `stack.down` removes it. Example: /tmp/tributary-3f09c2b1
     """
     tag = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
-    base = Path(tempfile.gettempdir())
+    base = _temporary_base()
     # Ray's sockets are ~66 bytes deep below it; a long $TMPDIR would break them.
     return (base if len(str(base)) <= 20 else Path("/tmp")) / f"tributary-{tag}"
+
+
+def stack_temporary_dir() -> Path:
+    """`$TMPDIR` of the stack's services and of what they start: who is killed leaves nothing
+    outside of it. Not made here."""
+    return runtime_dir() / "tmp"
+
+
+def _temporary_base() -> Path:
+    """Where the user wants temporary files: `$TMPDIR` of our processes is a folder below it."""
+    folder = Path(tempfile.gettempdir())
+    for inner in (folder, *folder.parents):
+        if _OURS.fullmatch(inner.name):
+            return inner.parent
+    return folder

@@ -46,7 +46,7 @@ def claim_private_folder() -> None:
     """
     remove_traces(dead_traces())
     # what is compiled for one process serves the next one too
-    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    compiled = runtime_dir().parent / f"torchinductor_{getpass.getuser()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     folder = private_folder(os.getpid())
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from infra.access import prepare_key
 from infra.errors import InfrastructureError
-from infra.home import home, runtime_dir
+from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.ports import is_free
 from infra.processes import (
     ProcessRecord,
@@ -85,7 +85,7 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS) -> Stack:
         records = database()
         if records is not None:
             records.prepare()
-        runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folders(anew=not stack.services)
         save_record(stack)
         _Starter(stack, say, timeout).run()
     return stack
@@ -164,6 +164,14 @@ def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:
     prefixes = {"ray": "ray_", "mlflow": "mlflow", "prefect-server": "prefect"}
     starts = tuple(prefixes[name] for name in dead if name in prefixes)
     return [port for name, port in stack.ports.items() if starts and name.startswith(starts)]
+
+
+def _make_folders(*, anew: bool) -> None:
+    """Those outside of the home; what a stack of which nothing lives left is removed before."""
+    if anew:
+        shutil.rmtree(stack_temporary_dir(), ignore_errors=True)
+    runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+    stack_temporary_dir().mkdir(mode=0o700, exist_ok=True)
 
 
 def _clear(stack: Stack, service: str) -> None:

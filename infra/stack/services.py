@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from infra.access import USER, basic, bearer, is_loopback, key, reachable
-from infra.home import home, runtime_dir
+from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.mlflow_app import APP
 from infra.processes import MARK_VARIABLE
 from infra.stack.database import mlflow_env, prefect_env
@@ -46,12 +46,13 @@ def services(stack: Stack) -> list[Service]:
 
 
 def service_env(stack: Stack, service: str) -> dict[str, str]:
-    """The caller's environment without foreign settings, plus what reaches this stack, and the
-    mark of what the service starts."""
+    """The caller's environment without foreign settings, plus what reaches this stack, the mark of
+    what the service starts, and where that keeps temporary files."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
-    return threads | kept | stack.env() | stack.secret_env() | marks
+    places = {"TMPDIR": str(stack_temporary_dir())}
+    return threads | kept | stack.env() | stack.secret_env() | marks | places
 
 
 def program(name: str) -> str:

@@ -2,8 +2,9 @@
 
 Usage: python -m tests.chaos [--seed N] [CELL...]; a cell is `PART MOMENT` in quotes. What a seed
 has done on this commit is kept in `build/chaos-<seed>.jsonl`: an interrupted run goes on there.
-Below the cells: how long it took until work was written again, by what was hit. Exit 1 if a cell
-does not end with the bits of the undisturbed run, or if a recovery takes longer than it may.
+Below the cells: how long it took until work was written again, by what was hit, and what is left in
+/tmp and /dev/shm once all has ended. Exit 1 if a cell does not end with the bits of the undisturbed
+run, if a recovery takes longer than it may, or if anything is left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tests.bench.rows import show, write
 from tests.chaos.cells import Cell, matrix
-from tests.chaos.recovery import End, recovery_rows
+from tests.chaos.recovery import End, left_row, recovery_rows
 
 if TYPE_CHECKING:
     from tests.chaos.ground import Ground
@@ -41,23 +42,27 @@ def main(arguments: list[str]) -> int:
     BUILD.mkdir(exist_ok=True)
     kept = BUILD / f"chaos-{given.seed}.jsonl"
     done = _done(kept)
-    _run(given.seed, [c for c in cells if c.name not in done], done, kept)
+    left = _run(given.seed, [c for c in cells if c.name not in done], done, kept)
     wanted = [done[c.name] for c in cells if c.name in done]
-    rows = [*(end.row for end in wanted), *recovery_rows(wanted)]
+    rows = [*(end.row for end in wanted), *recovery_rows(wanted), left_row(left)]
     show(rows, f"chaos, seed {given.seed}")
     write(rows, BUILD / "chaos.json")
     return 0 if all(row.holds for row in rows) else 1
 
 
-def _run(seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> None:
+def _run(seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> list[str]:
+    """Adds to `done`; -> what is left of the cells' machines."""
     from tests.chaos.ground import ground
     from tests.chaos.stack_ground import stack_ground
 
+    left: list[str] = []
     for needs_stack, open_ground in ((False, ground), (True, stack_ground)):
         chosen = [cell for cell in cells if cell.needs_stack is needs_stack]
         if chosen:
             with open_ground() as place:
                 _run_in(place, seed, chosen, done, kept)
+            left += place.left
+    return left
 
 
 def _run_in(place: Ground, seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from infra.traces import dead_traces
+from infra.traces import SHARED_MEMORY, dead_traces
 from tests.chaos.cells import Cell
 from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
@@ -44,6 +44,10 @@ _COUNTS = ("steps", "version", "generated_tokens", "train_tokens")
 """what a lost or doubled sample would change"""
 CLI = ("-P", "-c", "import sys; from flows.cli import main; main(sys.argv[1:])")
 """Python's arguments for the command `tributary`, without its start script"""
+_ROOT = Path(__file__).resolve().parents[2]
+_TEMPORARY = tempfile.gettempdir()
+_COMPILED = "torchinductor_*"
+"""what torch compiles for one process serves the next"""
 _REDONE = {"between-stages": ("rl", "evaluate")}
 
 
@@ -56,8 +60,17 @@ class Ground:
     def __init__(self, home: Path, address: str) -> None:
         self.home, self._signals = home, home / "chaos"
         self._signals.mkdir()
-        self._env = os.environ | {"TRIBUTARY_HOME": str(home), "RAY_ADDRESS": address}
+        self._env = os.environ | {"RAY_ADDRESS": address}
         self._hit_at = 0.0
+        self._shared = set(SHARED_MEMORY.iterdir())
+        self.left: list[str] = []
+        """what is left of this ground outside of its home once it is closed"""
+
+    def close(self) -> None:
+        """Called when everything of this ground has ended."""
+        temporary = Path(self._env["TMPDIR"])
+        files = set(temporary.iterdir()) - set(temporary.glob(_COMPILED))
+        self.left = sorted(map(str, files | set(SHARED_MEMORY.iterdir()) - self._shared))
 
     def reference(self) -> float:
         """Run the expert undisturbed; -> seconds."""
@@ -298,27 +311,40 @@ class Progress:
         return {os.path.join(top, name) for top, *both in below for names in both for name in names}
 
 
-def fresh_home() -> tuple[Path, dict[str, str]]:
-    """An empty home, and the environment in which its processes can be stopped at a moment."""
-    home = Path(tempfile.mkdtemp(prefix="tr-chaos-"))
-    inject = Path(__file__).with_name("inject")
-    root = Path(__file__).resolve().parents[2]
-    return home, {
+@contextmanager
+def fresh_home() -> Generator[Path]:
+    """An empty home, and the environment in which its processes can be stopped at a moment. They,
+    and this process, have a folder for temporary files of their own; its name is short, for Ray's
+    sockets are below it."""
+    home = Path(tempfile.mkdtemp(prefix="tr-chaos-", dir=_TEMPORARY))
+    temporary = tempfile.mkdtemp(prefix="tr-", dir=_TEMPORARY)
+    settings = {
         "TRIBUTARY_HOME": str(home),
         "CHAOS_FOLDER": str(home / "chaos"),
-        "PYTHONPATH": f"{inject}{os.pathsep}{root}",
+        "PYTHONPATH": f"{Path(__file__).with_name('inject')}{os.pathsep}{_ROOT}",
+        "TMPDIR": temporary,
     }
+    kept = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    tempfile.tempdir = temporary
+    try:
+        yield home
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+        tempfile.tempdir = kept["TMPDIR"]
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def ground() -> Generator[Ground]:
     """A fresh home with a cluster; both end with the block."""
-    home, settings = fresh_home()
-    try:
-        with own_ray(settings, num_gpus=0) as address:
-            yield Ground(home, address)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    with fresh_home() as home:
+        with own_ray(num_gpus=0) as address:
+            place = Ground(home, address)
+            yield place
+        place.close()
 
 
 def jitter(seed: int, cell: Cell) -> float:

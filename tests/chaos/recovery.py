@@ -1,4 +1,4 @@
-"""How a cell ended, and how long it takes until work is written again after a hit."""
+"""How a cell ended, how long it takes until work is written again after a hit, and what is left."""
 
 from __future__ import annotations
 
@@ -53,3 +53,9 @@ def recovery_rows(ends: Sequence[End]) -> list[Row]:
             )
             rows.append(Row(f"work again: {kind}", took[slowest], "s", bound, True, note))
     return rows
+
+
+def left_row(paths: Sequence[str]) -> Row:
+    """What a machine has left once everything on it has ended."""
+    note = ", ".join(paths) or "temporary files and shared memory, after `tributary down`"
+    return Row("left over at the end", float(len(paths)), "files", 0.0, True, note)

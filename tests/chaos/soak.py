@@ -2,7 +2,8 @@
 
 Usage: python -m tests.chaos.soak [--minutes N] [--seed N]. Each run has a store of its own, so it
 makes every stage; all it made is compared with what an undisturbed run made. After each run the
-stack's memory, open files and disk are read. Exit 1 on a wrong result or on growth.
+stack's memory, open files and disk are read. Exit 1 on a wrong result, on growth, or if
+anything is left in /tmp or /dev/shm at the end.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from infra.processes import memory_bytes
 from infra.traces import SHARED_MEMORY
 from tests.bench.rows import Row, show, write
 from tests.chaos.ground import checksums, is_part, pin_threads
+from tests.chaos.recovery import left_row
 from tests.chaos.stack_ground import StackGround, stack_ground
 
 KILL_EVERY_S = 60.0
@@ -106,7 +108,7 @@ def main(arguments: list[str]) -> int:
                 print(
                     f"{name}: {told} in {seconds:.0f} s, {usage[-1]}", file=sys.stderr, flush=True
                 )
-    rows = _rows(usage, wrong, killer.killed)
+    rows = [*_rows(usage, wrong, killer.killed), left_row(place.left)]
     show(rows, f"soak of {given.minutes:.0f} minutes, seed {given.seed}")
     write(rows, Path("build/soak.json"))
     return 0 if all(row.holds for row in rows) else 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +28,6 @@ class StackGround(Ground):
     def __init__(self, home: Path) -> None:
         super().__init__(home, "")
         self._env.pop("RAY_ADDRESS")
-        self.command("up")
 
     def command(self, name: str) -> None:
         """`up`, which has to succeed, or `down`."""
@@ -95,16 +92,11 @@ def _stack() -> Stack:
 @contextmanager
 def stack_ground() -> Generator[StackGround]:
     """A fresh home with its stack; both end with the block."""
-    home, settings = fresh_home()
-    kept = {name: os.environ.get(name) for name in settings}
-    os.environ |= settings
-    place = None
-    try:
+    with fresh_home() as home:
         place = StackGround(home)
-        yield place
-    finally:
-        if place is not None:
+        try:
+            place.command("up")
+            yield place
+        finally:
             place.command("down")
-        for name, value in kept.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-        shutil.rmtree(home, ignore_errors=True)
+            place.close()

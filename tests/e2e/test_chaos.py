@@ -17,6 +17,7 @@ def place() -> Iterator[Ground]:
     with ground() as made:
         made.reference()
         yield made
+    assert made.left == []
 
 
 @pytest.mark.parametrize("cell", worst(), ids=lambda cell: cell.name)

@@ -14,7 +14,7 @@ import pytest
 import ray
 from prefect.events import Event
 
-from infra.home import runtime_dir
+from infra.home import runtime_dir, stack_temporary_dir
 from infra.processes import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
 from infra.stack.record import load_record
@@ -67,6 +67,13 @@ def test_up_repairs_what_died(stack: Stack) -> None:
     assert mended.services["ray"] == stack.services["ray"]
     assert all(state.answers for state in status())
     assert not any(process.is_running() for process in family), "its orphans are gone as well"
+
+
+def test_services_keep_temporary_files_where_down_removes_them(stack: Stack) -> None:
+    for name, record in stack.services.items():
+        service = find(record)
+        assert service is not None
+        assert service.environ()["TMPDIR"] == str(stack_temporary_dir()), name
 
 
 def test_up_leaves_the_flows_of_a_dead_worker_alone(stack: Stack) -> None:

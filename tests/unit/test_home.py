@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
 from infra.errors import InputError
-from infra.home import SOURCE_ROOT, home, runtime_dir
+from infra.home import SOURCE_ROOT, home, runtime_dir, stack_temporary_dir
 from infra.processes import ProcessRecord
 from infra.stack import up
 from infra.stack.record import load_record, new_stack, require_ours, save_record
+from infra.traces import private_folder
 
 pytestmark = pytest.mark.unit
 
@@ -50,6 +52,21 @@ def test_the_home_of_a_clone_that_is_gone_is_taken_over(shared: Path, tmp_path: 
     home()
     _recorded_by(tmp_path / "deleted")
     assert home() == shared
+
+
+def test_who_keeps_temporary_files_with_the_stack_finds_the_stack(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow that found another folder would look for the jobs' logs there."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t-") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        ours = runtime_dir()
+        assert ours.parent == Path(base)
+        for folder in (stack_temporary_dir(), private_folder(77), private_folder(77) / "inner"):
+            monkeypatch.setattr(tempfile, "tempdir", str(folder))
+            assert runtime_dir() == ours
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert runtime_dir().parent == Path("/tmp"), "too long for Ray's sockets"
 
 
 def test_a_damaged_record_owns_nothing(shared: Path) -> None:

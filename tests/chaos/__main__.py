@@ -2,9 +2,9 @@
 
 Usage: python -m tests.chaos [--seed N] [CELL...]; a cell is `PART MOMENT` in quotes. What a seed
 has done on this commit is kept in `build/chaos-<seed>.jsonl`: an interrupted run goes on there.
-Below the cells: how long it took until work was written again, by what was hit, and what is left in
-/tmp and /dev/shm once all has ended. Exit 1 if a cell does not end with the bits of the undisturbed
-run, if a recovery takes longer than it may, or if anything is left.
+Below the cells: how long it took until work was written again, by what was hit, and which
+temporary files and shared memory are left once all has ended. Exit 1 if a cell does not end with
+the bits of the undisturbed run, if a recovery takes longer than it may, or if anything is left.
 """
 
 from __future__ import annotations

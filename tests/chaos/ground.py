@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from infra.traces import SHARED_MEMORY, dead_traces
+from infra.traces import dead_traces
 from tests.chaos.cells import Cell
 from tests.chaos.recovery import End
 from tests.ray_parts import own_ray
@@ -62,15 +62,14 @@ class Ground:
         self._signals.mkdir()
         self._env = os.environ | {"RAY_ADDRESS": address}
         self._hit_at = 0.0
-        self._shared = set(SHARED_MEMORY.iterdir())
         self.left: list[str] = []
-        """what is left of this ground outside of its home once it is closed"""
+        """temporary files and shared memory that are left once it is closed"""
 
     def close(self) -> None:
         """Called when everything of this ground has ended."""
         temporary = Path(self._env["TMPDIR"])
         files = set(temporary.iterdir()) - set(temporary.glob(_COMPILED))
-        self.left = sorted(map(str, files | set(SHARED_MEMORY.iterdir()) - self._shared))
+        self.left = sorted(map(str, files | set(dead_traces())))
 
     def reference(self) -> float:
         """Run the expert undisturbed; -> seconds."""

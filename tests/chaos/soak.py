@@ -2,8 +2,8 @@
 
 Usage: python -m tests.chaos.soak [--minutes N] [--seed N]. Each run has a store of its own, so it
 makes every stage; all it made is compared with what an undisturbed run made. After each run the
-stack's memory, open files and disk are read. Exit 1 on a wrong result, on growth, or if
-anything is left in /tmp or /dev/shm at the end.
+stack's memory, open files and disk are read. Exit 1 on a wrong result, on growth, or if any
+temporary file or shared memory is left at the end.
 """
 
 from __future__ import annotations

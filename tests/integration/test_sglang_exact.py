@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from engines.sglang.client import GenerationClient
-from engines.sglang.http import call
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weight_sync import disk, publish
+from engines.weight_sync.update import flush
 from tests.integration.conftest import SglangPair
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ async def test_tokens_and_logprobs_have_the_same_bits_alone_and_in_any_batch(
     turns = sampled(48)
     together = bits(await generate(sglang_pair, turns, 16))
     for url in sglang_pair.urls:
-        call(url, "/flush_cache", {}, timeout=30)
+        flush(url)
     alone: list[Generation] = []
     for turn in turns:
         alone += await generate(sglang_pair, [turn], 1)
@@ -62,7 +62,7 @@ async def test_a_cached_prefix_gives_the_same_bits_as_a_prompt_read_anew(
     ]
     cached = bits(await generate(sglang_pair, second, 16))
     for url in sglang_pair.urls:
-        call(url, "/flush_cache", {}, timeout=30)
+        flush(url)
     assert bits(await generate(sglang_pair, second, 3)) == cached
 
 
@@ -92,7 +92,7 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
     await asyncio.to_thread(publish, weights, pair.urls, 1)
     together = await generate(pair, turns, 16)
     for url in pair.urls:
-        call(url, "/flush_cache", {}, timeout=30)
+        flush(url)
     for max_batch in (1, 2, 5, 48):
         assert bits(await generate(pair, turns[::-1], max_batch))[::-1] == bits(together)
     assert {v for g in together for v in g.weight_versions} == {1}

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from flows.plan import PlannedStage
-from flows.report import build_report, notes, score_table
+from flows.report import build_report, notes, score_table, training_table
 from flows.report_page import report_path
 from flows.runs import RunRecord, StageRecord
 
@@ -89,6 +89,12 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
             for row in rows:
                 table.add_row(*row)
             console.print(table)
+    if report.gains:
+        header, rows = training_table(report)
+        table = Table(*header, title="cold start and RL, with 95% intervals")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     for note in notes(report, record.recipe()):
         console.print(f"- {note}", markup=False, soft_wrap=True)
     links, page = record.state().links, report_path(report.run)

@@ -7,14 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from flows.recipe import Recipe
 from flows.runs import RunRecord, StageRecord
 from infra.artifacts import ArtifactStore
 from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
+from tasks.score_statistics import mean as mean_of
+from tasks.score_statistics import paired_gain
 
 Scores = dict[str, dict[str, float]]
+Intervals = dict[str, dict[str, tuple[float, float]]]
 
 
 class ReportStage(Config):
@@ -24,6 +29,17 @@ class ReportStage(Config):
     cached: bool
     seconds: float
     artifact: str
+
+
+class Gain(Config):
+    """What training changed in the mean outcome, with its 95% interval; 0 to 1, not points."""
+
+    domain: str
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
 
 
 class Report(Config):
@@ -36,13 +52,19 @@ class Report(Config):
     scores: Scores
     """model -> domain -> mean outcome at temperature 1"""
     greedy: Scores
+    best_of: dict[str, Scores] = Field(default_factory=dict[str, Scores])
+    """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
+    intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
+    """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
+    gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
+    """by expert: RL against its cold start, on the same problems of its domain"""
 
 
 def build_report(record: RunRecord, order: list[str]) -> Report:
     """The report as far as the run got; `order` is the plan's stage names."""
     stages = record.stages()
     known = [stages[name] for name in order if name in stages]
-    scores, greedy = read_scores(record, stages.get("evaluate"))
+    content = read_scores(record, stages.get("evaluate"))
     state, now = record.state(), time.time()
     return Report(
         run=record.run,
@@ -59,15 +81,18 @@ def build_report(record: RunRecord, order: list[str]) -> Report:
             )
             for s in known
         ],
-        scores=scores,
-        greedy=greedy,
+        scores=content.get("scores", {}),
+        greedy=content.get("greedy", {}),
+        best_of=content.get("best_of", {}),
+        intervals=content.get("intervals", {}),
+        gains=_gains(content, record.recipe()) if content else {},
     )
 
 
-def read_scores(record: RunRecord, stage: StageRecord | None) -> tuple[Scores, Scores]:
-    """Sampled and greedy scores of the evaluate stage; empty while it is not done."""
+def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
+    """Content of the evaluate stage's `scores.json`; empty while it is not done."""
     if stage is None or not stage.artifact:
-        return {}, {}
+        return {}
     artifacts = ArtifactStore(record.store, home() / "cache")
     found = artifacts.find(stage.kind, stage.digest)
     if found is None:
@@ -75,8 +100,28 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> tuple[Scores, S
             f"run {record.run}: its evaluation {stage.artifact} is gone from the store; "
             f"make it again with `tributary resume {record.run}`"
         )
-    content: Mapping[str, Any] = json.loads((artifacts.local(found) / "scores.json").read_text())
-    return content["scores"], content["greedy"]
+    return json.loads((artifacts.local(found) / "scores.json").read_text())
+
+
+def _gains(content: Mapping[str, Any], recipe: Recipe) -> dict[str, Gain]:
+    """RL against the cold start in each expert's own domain, as far as both were sampled."""
+    means = {
+        (cell["model"], cell["domain"]): [mean_of(samples) for samples in cell["outcomes"]]
+        for cell in content["cells"]
+        if cell["kind"] == "score"
+    }
+    gains: dict[str, Gain] = {}
+    for name, expert in recipe.experts.items():
+        domain = expert.domain.name
+        before, after = means.get((f"{name}-sft", domain)), means.get((name, domain))
+        if before is None or after is None:
+            continue
+        centre, low, high = paired_gain(before, after)
+        gains[name] = Gain(
+            domain=domain, before=mean_of(before), after=mean_of(after),
+            mean=centre, low=low, high=high,
+        )  # fmt: skip
+    return gains
 
 
 def mean(row: Mapping[str, float]) -> float:
@@ -102,6 +147,31 @@ def score_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
     return ["model", *domains, "mean"], rows
 
 
+def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Each expert's cold start and RL in its own domain: sampled, greedy and best of k."""
+    kinds = {"temperature 1": ("scores", report.scores), "greedy": ("greedy", report.greedy)}
+    if report.best_of:
+        k = max(report.best_of, key=int)
+        kinds[f"best of {k}"] = (f"best_of_{k}", report.best_of[k])
+    rows: list[list[str]] = []
+    for expert, gain in report.gains.items():
+        for model in (f"{expert}-sft", expert):
+            cells = [
+                _with_interval(scores, report.intervals.get(name, {}), model, gain.domain)
+                for name, scores in kinds.values()
+            ]
+            rows.append([model, gain.domain, *cells])
+    return ["model", "domain", *kinds], rows
+
+
+def _with_interval(scores: Scores, intervals: Intervals, model: str, domain: str) -> str:
+    """Example: `0.727 (0.68 to 0.77)`"""
+    value = scores.get(model, {}).get(domain)
+    bounds = intervals.get(model, {}).get(domain)
+    shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
+    return _cell(value) + shown
+
+
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -119,7 +189,9 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
     """What a reader must know to read the scores honestly."""
     said = [
         "A score is the mean outcome of the domain's verifier on held-out problems, sampled at "
-        "temperature 1; no shaping, format or length term enters it."
+        "temperature 1. Other terms of the training reward, such as repetition or length, do not "
+        "enter it; a verifier may itself demand a well-formed answer. Intervals are at 95%, over "
+        "problems."
     ]
     if not report.scores:
         return ["The run has no scores yet: its evaluation is not done."]
@@ -137,7 +209,7 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
         )
     said += _operators(report)
     said += _demonstrators(recipe)
-    said += [line for name in experts if (line := _rl_gain(report, recipe, name))]
+    said += [_rl_gain(name, gain) for name, gain in report.gains.items()]
     return said
 
 
@@ -162,13 +234,12 @@ def _demonstrators(recipe: Recipe) -> list[str]:
     ]
 
 
-def _rl_gain(report: Report, recipe: Recipe, expert: str) -> str:
-    domain = recipe.experts[expert].domain.name
-    cold, best = report.scores[f"{expert}-sft"].get(domain), report.scores[expert].get(domain)
-    if cold is None or best is None:
-        return ""
-    moved = f"RL moved {expert} from {cold:.2f} to {best:.2f} in its own domain"
-    return f"{moved} ({100 * (best - cold):+.1f} points)."
+def _rl_gain(expert: str, gain: Gain) -> str:
+    return (
+        f"RL moved {expert} from {gain.before:.2f} to {gain.after:.2f} in its own domain"
+        f" ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
+        f" {100 * gain.high:+.1f})."
+    )
 
 
 def _cell(value: float | None) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from flows.report import Report, markdown_table, mean, notes, score_table, stage_table
+from flows.report import (
+    Report,
+    markdown_table,
+    mean,
+    notes,
+    score_table,
+    stage_table,
+    training_table,
+)
 from flows.runs import RunRecord, StageRecord
 from infra.home import home
 
@@ -48,6 +56,8 @@ def render(
         _bars(report),
         "<h2>Scores (greedy)</h2>",
         _table(*score_table(report.greedy)),
+        "<h2>Cold start and RL, with 95% intervals</h2>",
+        _table(*training_table(report)),
         "<h2>Notes</h2><ul>" + "".join(f"<li>{_text(n)}</li>" for n in said) + "</ul>",
         "<h2>Timeline</h2>",
         _timeline(report, stages),
@@ -70,6 +80,8 @@ def markdown(report: Report, said: list[str]) -> str:
             markdown_table(*score_table(report.scores)),
             "#### Scores (greedy)",
             markdown_table(*score_table(report.greedy)),
+            "#### Cold start and RL, with 95% intervals",
+            markdown_table(*training_table(report)),
             "#### Stages",
             markdown_table(*stage_table(report)),
             "\n".join(f"- {note}" for note in said),

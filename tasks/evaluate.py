@@ -26,7 +26,8 @@ class EvaluateSettings(Config):
     problems: PositiveInt = 128
     """held-out problems a domain, fixed by seed"""
     samples: PositiveInt = 4
-    """samples a problem at temperature 1 where a model is at home"""
+    """samples a problem at temperature 1 where a model is at home; with n of them the best of
+    2, 4, ..., n is scored too (pass@k)"""
     samples_elsewhere: PositiveInt = 1
     """samples a problem in the other domains"""
     fleet: FleetSpec = FleetSpec()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engines.rollout.episode import Roller, Rollout
 from engines.rollout.gallery import Gallery
-from engines.rollout.metrics import mean, most_frequent_reason, outcome, share
+from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.seams import LiveDomain
 from engines.rollout.sweep import Kept, sweep
 from engines.types import Problem, Status
 from tasks.evaluate import EvaluateSpec
+from tasks.score_statistics import best_of, interval, mean, powers_of_two, standard_error
 
 _SHOWN = 4
 """problems of a cell whose first rollout is kept for browsing"""
@@ -54,6 +54,16 @@ class CellResult:
     failed_share: float
     failure: str
     """most frequent reason of failed rollouts"""
+    outcomes: Sequence[Sequence[float]]
+    """of each problem's samples, problems in the order of the seed"""
+
+    @property
+    def problem_means(self) -> list[float]:
+        return [mean(samples) for samples in self.outcomes]
+
+    def best_of(self, k: int) -> list[float]:
+        """Expected best outcome of k samples, by problem."""
+        return [best_of(samples, k) for samples in self.outcomes]
 
 
 def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> list[Cell]:
@@ -128,19 +138,51 @@ async def roll_cells(
 
 
 def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
-    """The content of `scores.json`: scores, greedy and stderr by model and domain, and cells."""
-    tables: dict[str, Any] = {"scores": {}, "greedy": {}, "stderr": {}}
-    for result in results:
-        table = "scores" if result.kind == "score" else "greedy"
-        tables[table].setdefault(result.model, {})[result.domain] = result.score
-        if result.kind == "score":
-            tables["stderr"].setdefault(result.model, {})[result.domain] = result.stderr
-    return {**tables, "cells": [asdict(r) for r in results]}
+    """The content of `scores.json`: tables by model and domain, and every cell in full.
+
+    `scores` at temperature 1, `greedy`, `best_of` (by k) and 95% `intervals` of each of them.
+    """
+    sampled = [r for r in results if r.kind == "score"]
+    greedy = [r for r in results if r.kind == "greedy"]
+    best = {
+        str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if len(r.outcomes[0]) >= k}
+        for k in powers_of_two(max((len(r.outcomes[0]) for r in sampled), default=0))
+    }
+    by_problem = {
+        "scores": {(r.model, r.domain): r.problem_means for r in sampled},
+        "greedy": {(r.model, r.domain): r.problem_means for r in greedy},
+    }
+    return {
+        "scores": _table({(r.model, r.domain): r.score for r in sampled}),
+        "greedy": _table({(r.model, r.domain): r.score for r in greedy}),
+        "stderr": _table({(r.model, r.domain): r.stderr for r in sampled}),
+        "best_of": {k: _means(cells) for k, cells in best.items()},
+        "intervals": {name: _intervals(cells) for name, cells in by_problem.items()}
+        | {f"best_of_{k}": _intervals(cells) for k, cells in best.items()},
+        "cells": [asdict(r) for r in results],
+    }
+
+
+def _means(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return _table({key: mean(values) for key, values in cells.items()})
+
+
+def _intervals(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return _table({key: interval(values) for key, values in cells.items()})
+
+
+def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    """model -> domain -> value"""
+    table: dict[str, dict[str, Any]] = {}
+    for (model, domain), value in cells.items():
+        table.setdefault(model, {})[domain] = value
+    return table
 
 
 def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
     samples = [r.sample for group in groups for r in group]
-    means = [mean(outcome(r.sample) for r in group) for group in groups]
+    outcomes = [[outcome(r.sample) for r in group] for group in groups]
+    means = [mean(of) for of in outcomes]
     return CellResult(
         model=cell.model,
         domain=cell.domain.name,
@@ -153,13 +195,5 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
         malformed_share=share(samples, Status.MALFORMED),
         failed_share=share(samples, Status.FAILED),
         failure=most_frequent_reason(samples),
+        outcomes=outcomes,
     )
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent values; 0 for fewer than two."""
-    if len(values) < 2:
-        return 0.0
-    centre = mean(values)
-    variance = sum((v - centre) ** 2 for v in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

@@ -19,7 +19,6 @@ from tasks.evaluate_cells import (
     renamed,
     roll_cells,
     scores_of,
-    standard_error,
 )
 from tests.rollout_parts import CharChat, Counting, Policy, domain, roller
 from tests.stage_parts import stage_context
@@ -76,8 +75,8 @@ def test_without_thinking_only_thinking_domains_are_sampled_again():
     assert not any(p.thinking for c in again for p in c.problems)
 
 
-def result(model, name, kind="score", score=0.5):
-    return CellResult(model, name, kind, score, 0.1, 4, 9, 0.0, 0.0, 0.0, "")
+def result(model, name, kind="score", score=0.5, outcomes=((0.0, 1.0), (0.5, 0.5))):
+    return CellResult(model, name, kind, score, 0.1, 4, 9, 0.0, 0.0, 0.0, "", outcomes)
 
 
 def test_domains_that_never_think_keep_their_score_without_thinking():
@@ -99,6 +98,15 @@ def test_scores_and_greedy_are_separate_tables():
     assert len(tables["cells"]) == 2
 
 
+def test_the_best_of_k_is_scored_where_there_are_k_samples():
+    tables = scores_of([result("m", "a"), result("m", "b", outcomes=[[1.0], [0.0]])])
+    assert tables["best_of"] == {"2": {"m": {"a": 0.75}}}  # (1 + .5) / 2
+    assert set(tables["intervals"]) == {"scores", "greedy", "best_of_2"}
+    low, high = tables["intervals"]["best_of_2"]["m"]["a"]
+    assert 0 < low < 0.75 < high <= 1
+    assert set(tables["intervals"]["scores"]["m"]) == {"a", "b"}
+
+
 async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     def score(answer):
         if answer == "3":
@@ -115,6 +123,7 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     assert one.failure == "no verdict (2 of 2)"
     assert one.tokens == 16
     assert one.stderr == pytest.approx((4 * 0.25 / 3 / 4) ** 0.5)
+    assert one.outcomes == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
     gallery.write(tmp_path)
     rows = list(read_rollouts(tmp_path / "rollouts.parquet"))
     assert [r.response for r in rows] == ["0", "1", "2", "3"]
@@ -132,11 +141,6 @@ async def test_tokens_of_other_weights_are_refused(tmp_path):
             temperature=1.0,
             kept=await kept(tmp_path, version=2),
         )
-
-
-def test_the_standard_error_of_one_value_is_zero():
-    assert standard_error([0.3]) == 0.0
-    assert standard_error([0.0, 1.0]) == pytest.approx(0.5)
 
 
 def test_a_domain_needs_exactly_one_outcome():

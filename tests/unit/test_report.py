@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.load import load_recipe
 from flows.plan import plan_post_train
-from flows.report import Report, build_report, notes, score_table
+from flows.report import Report, build_report, notes, score_table, training_table
 from flows.report_page import markdown, render, write_page
 from flows.runs import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
 from infra.artifacts import ArtifactStore
@@ -28,6 +29,23 @@ SCORES = {
 }
 
 
+def _scores_file() -> dict[str, Any]:
+    """As an evaluation writes it: four problems of two samples in each expert's own domain."""
+    outcomes = {
+        "agent-sft": [[0, 0], [1, 0], [1, 0], [1, 1]],
+        "agent": [[1, 0], [1, 1], [1, 1], [1, 1]],
+    }
+    cells = [
+        {"model": model, "domain": "agent", "kind": "score", "outcomes": values}
+        for model, values in outcomes.items()
+    ]
+    tables = {
+        "best_of": {"2": {"agent": {"agent": 1.0}}},
+        "intervals": {"scores": {"agent": {"agent": [0.6, 1]}}},
+    }
+    return {"scores": SCORES, "greedy": {"base": {}}, "cells": cells, **tables}
+
+
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     """A run whose evaluation is in the store."""
@@ -35,7 +53,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
     folder = tmp_path / "made"
     folder.mkdir()
-    (folder / "scores.json").write_text(json.dumps({"scores": SCORES, "greedy": {"base": {}}}))
+    (folder / "scores.json").write_text(json.dumps(_scores_file()))
     artifacts = ArtifactStore(record.store, tmp_path / "cache")
     digest = "e" * 64
     made = artifacts.commit(
@@ -59,7 +77,9 @@ def _report(record: RunRecord) -> Report:
 
 def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
-    assert set(shown) == {"run", "state", "seconds", "stages", "scores", "greedy"}
+    assert set(shown) == {
+        "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains"
+    }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
     assert shown["stages"][0]["cached"] is True
@@ -93,7 +113,20 @@ def test_the_notes_say_that_the_gap_to_experts_is_large_by_construction(record: 
     said = " ".join(notes(_report(record), record.recipe()))
     assert "+50.0 points from the best expert's" in said  # 0.8 less the means 0.3 of both experts
     assert "a large gap between them and the unified model is by construction" in said
-    assert "RL moved agent from 0.50 to 0.90 in its own domain (+40.0 points)." in said
+    # each problem gained .5, .5, .5, 0: mean .375, error .125, so 37.5 -+ 24.5 points
+    assert (
+        "RL moved agent from 0.50 to 0.88 in its own domain (+37.5 points, 95% interval +13.0 to"
+        " +62.0)." in said
+    )
+
+
+def test_cold_start_and_rl_stand_side_by_side_with_intervals(record: RunRecord) -> None:
+    header, rows = training_table(_report(record))
+    assert header == ["model", "domain", "temperature 1", "greedy", "best of 2"]
+    assert rows == [
+        ["agent-sft", "agent", "0.500", "", ""],
+        ["agent", "agent", "0.900 (0.60 to 1.00)", "", "1.000"],
+    ]
 
 
 def test_a_run_without_scores_says_so(record: RunRecord) -> None:

@@ -1,0 +1,71 @@
+"""What a set of outcomes says: mean, standard error, best of k, and a 95% interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Z95 = 1.959964
+"""standard normal quantile at 97.5%"""
+
+
+def mean(values: Sequence[float]) -> float:
+    """0 of no values."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of independent values; 0 for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    variance = sum((v - centre) ** 2 for v in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))
+
+
+def best_of(outcomes: Sequence[float], k: int) -> float:
+    """Expected best outcome of k samples, estimated without bias from n >= k of one problem.
+
+    For outcomes of 0 and 1 this is pass@k = 1 - C(n - c, k) / C(n, k) with c right ones (Chen et
+    al., arXiv 2107.03374). Otherwise each outcome counts with the probability that it is the best
+    of k drawn without replacement. Raises ValueError for k below 1 or above n.
+    """
+    n = len(outcomes)
+    if not 1 <= k <= n:
+        raise ValueError(f"best of {k} needs at least {k} samples, and there are {n}")
+    ranked = sorted(outcomes)
+    chosen = math.comb(n, k)
+    return sum(value * math.comb(rank, k - 1) for rank, value in enumerate(ranked)) / chosen
+
+
+def powers_of_two(highest: int) -> list[int]:
+    """2, 4, 8, ... up to and with `highest`."""
+    return [2**power for power in range(1, highest.bit_length()) if 2**power <= highest]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of independent values in [0, 1], as (low, high).
+
+    Wilson's score interval with the number of yes-or-no trials that would have the values' standard
+    error (Korn and Graubard 1998), so that 128 of 128 right does not claim certainty.
+    """
+    if not values:
+        return 0.0, 1.0
+    centre, error = mean(values), standard_error(values)
+    spread = centre * (1 - centre)
+    trials = spread / error**2 if error and spread > 0 else float(len(values))
+    z2 = Z95**2
+    middle = (centre + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(spread / trials + z2 / (4 * trials**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def paired_gain(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high) of what each problem gained, with a 95% interval.
+
+    Both models answered the same problems, so the difference of a problem says more than the
+    difference of two means. Raises ValueError where the numbers of problems differ.
+    """
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    centre, half = mean(gains), Z95 * standard_error(gains)
+    return centre, centre - half, centre + half

@@ -1,0 +1,80 @@
+"""Best of k, standard errors and intervals, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.score_statistics import best_of, interval, paired_gain, powers_of_two, standard_error
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "k", "expected"),
+    [
+        ([1, 0, 0, 0], 1, 1 / 4),
+        ([1, 0, 0, 0], 2, 1 / 2),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
+        ([1, 1, 0, 0], 2, 5 / 6),  # 1 - C(2,2)/C(4,2) = 1 - 1/6
+        ([0, 0, 0, 0], 4, 0.0),
+        ([0, 0, 0, 1], 4, 1.0),
+        ([0.2, 0.6, 1.0], 2, (0.6 + 1.0 + 1.0) / 3),  # pairs: .2/.6, .2/1, .6/1
+    ],
+)
+def test_best_of_k_by_hand(outcomes, k, expected):
+    assert best_of(outcomes, k) == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_best_of_k_is_the_mean_over_all_draws_of_k(outcomes, data):
+    k = data.draw(st.integers(1, len(outcomes)))
+    draws = [max(draw) for draw in itertools.combinations(outcomes, k)]
+    assert best_of(outcomes, k) == pytest.approx(fmean(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_best_of_more_than_there_are_is_refused(k):
+    with pytest.raises(ValueError, match=f"best of {k} needs"):
+        best_of([1.0, 0.0, 1.0], k)
+
+
+def test_k_doubles_up_to_the_number_of_samples():
+    assert [powers_of_two(n) for n in (1, 2, 4, 7, 8)] == [[], [2], [2, 4], [2, 4], [2, 4, 8]]
+
+
+def test_the_standard_error_of_one_value_is_zero():
+    assert standard_error([0.3]) == 0.0
+    assert standard_error([0.0, 1.0]) == pytest.approx(0.5)
+
+
+def test_the_interval_of_all_right_does_not_claim_certainty():
+    # Wilson with p = 1: low = n / (n + z^2) = 128 / (128 + 3.8415)
+    assert interval([1.0] * 128) == pytest.approx((128 / 131.8415, 1.0), abs=1e-4)
+
+
+def test_the_interval_of_yes_or_no_outcomes_is_wilsons():
+    # p = 8/10, n = 10 with the variance of a sample (n - 1): n_eff = 9
+    # middle = (.8 + 3.8415/18) / (1 + 3.8415/9) = 1.01342 / 1.42683 = .71026
+    # half = 1.95996 / 1.42683 x sqrt(.16/9 + 3.8415/324) = 1.37365 x .17217 = .23650
+    low, high = interval([1.0] * 8 + [0.0] * 2)
+    assert (low, high) == pytest.approx((0.4738, 0.9468), abs=2e-4)
+
+
+def test_an_interval_of_nothing_is_everything():
+    assert interval([]) == (0.0, 1.0)
+
+
+def test_a_paired_gain_by_hand():
+    # gains .5, 0, .5, 0: mean .25, deviation sqrt(4 x .0625 / 3) = .28868, error .14434
+    mean, low, high = paired_gain([0.5, 1.0, 0.0, 0.25], [1.0, 1.0, 0.5, 0.25])
+    assert mean == pytest.approx(0.25)
+    assert (low, high) == pytest.approx((0.25 - 0.28290, 0.25 + 0.28290), abs=1e-4)
+
+
+def test_a_gain_of_different_problems_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        paired_gain([0.5, 1.0], [1.0])

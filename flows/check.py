@@ -8,13 +8,12 @@ from pathlib import Path
 
 from flows.exactness import inexact
 from flows.explain import nearest
+from flows.model_checks import folder_cautions, folder_problems
 from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
-from tasks.base import BaseSpec
 from tasks.domain import Domain
-from tasks.model_folder import local_folder
 
 RESERVED = ("base", "unified", "distill", "evaluate", "model")
 SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
@@ -26,7 +25,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
     if not problems:  # parts can only be built once their files are there
         install_hooks(read_hooks(recipe.hooks))
         problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
-    problems += [*_folders(plan), *_resources(recipe, plan), *_options(recipe, plan)]
+    problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     if recipe.determinism == "exact":
         problems += [f"{line}; say `determinism: close`" for line in inexact(recipe, plan)]
     if problems:
@@ -43,6 +42,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             "unify: opd starts the unified model from the base, which is random here: its answers"
             " hold nothing that a teacher could put right; use `sft+opd`"
         )
+    yield from folder_cautions(plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
 
@@ -115,19 +115,6 @@ def _rewards(where: str, domain: Domain) -> Iterator[str]:
             Term(t.name, t.weight, t.outcome, build(t.name, t.options)) for t in domain.rewards
         ]
         yield from _raises(where, lambda: Rubric(terms))
-
-
-def _folders(plan: list[PlannedStage]) -> Iterator[str]:
-    """Imported models that should be on this machine and are not."""
-    for stage in plan:
-        if not isinstance(stage.spec, BaseSpec) or stage.spec.settings.folder is None:
-            continue
-        compared = stage.name.startswith(MODEL)
-        where = f"models.{stage.name.removeprefix(MODEL)}" if compared else "base.folder"
-        folder = local_folder(stage.spec.settings.folder)
-        if folder is not None and not (folder / "config.json").is_file():
-            what = "has no config.json" if folder.is_dir() else "is missing"
-            yield f"{where}: {folder} {what}; give an HF model folder"
 
 
 def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

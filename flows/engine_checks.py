@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import fsspec
 
 from engines.megatron.options import check_layout
 from engines.megatron.spec import Parallel
 from engines.sglang.options import check_options
+from flows.model_checks import model_report
 from flows.plan import PlannedStage
 from infra.errors import InputError
 from tasks.base import BaseSettings
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
-from tasks.model_folder import expanded
 from tasks.opd import OpdSpec
 from tasks.rl import RlSpec
 from tasks.sft import SftSpec
 
 
-def model_config(base: BaseSettings) -> dict[str, Any] | None:
-    """The base model's `config.json` as far as it can be known; None when it is out of reach."""
+def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
+    """The base model's `config.json`; None when it is out of reach or describes no model."""
     if base.random is None:
-        return _folder_config(str(base.folder))
+        report = model_report(str(base.folder))
+        return report and report.config
     made = base.random
     return {
         "model_type": "qwen3",
@@ -38,15 +35,6 @@ def model_config(base: BaseSettings) -> dict[str, Any] | None:
         "intermediate_size": made.ffn_size,
         "vocab_size": made.vocab_size,
     }
-
-
-@functools.cache
-def _folder_config(folder: str) -> dict[str, Any] | None:
-    try:
-        fs, path = fsspec.core.url_to_fs(expanded(folder))
-        return json.loads(fs.cat_file(f"{path}/config.json"))
-    except Exception:  # the base stage says what is wrong with it; a check may lack its credentials
-        return None
 
 
 def _fitting(layout: Parallel) -> dict[str, Any]:

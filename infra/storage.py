@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -211,7 +210,6 @@ def _copy_hashed(source: Path, target: Path) -> str:
         while chunk := reader.read(CHUNK_BYTES):
             digest.update(chunk)
             writer.write(chunk)
-    shutil.copymode(source, target)
     return digest.hexdigest()
 
 

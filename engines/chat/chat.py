@@ -53,6 +53,11 @@ class Chat:
         return cls(load_chat_folder(folder))
 
     @property
+    def template_file(self) -> str:
+        """Name of the file that the chat template comes from."""
+        return self._pieces.template.name
+
+    @property
     def is_thinking_switchable(self) -> bool:
         """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
@@ -81,7 +86,7 @@ class Chat:
         if problem.tools and not self.can_call_tools:
             raise InputError(
                 f"problem {problem.id} has tools, but the chat template "
-                f"{self._pieces.template.name} writes no tool calls in the GLM or Hermes form"
+                f"{self.template_file} writes no tool calls in the GLM or Hermes form"
             )
         return self._encode(self._pieces.prompt(problem))
 

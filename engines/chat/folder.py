@@ -25,10 +25,10 @@ class ChatFolder:
 
 
 def load_chat_folder(folder: Path) -> ChatFolder:
-    """Read the chat parts of an HF folder. Raises InputError that names what is missing."""
+    """Read the chat parts of an HF folder. Raises InputError that begins with the file's name."""
     tokenizer = _tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
-    special = {k: _token_text(settings[k]) for k in _SPECIAL if settings.get(k) is not None}
+    special = {k: _token_text(k, settings[k]) for k in _SPECIAL if settings.get(k) is not None}
     text, name = _template_text(folder, settings)
     return ChatFolder(
         tokenizer=tokenizer,
@@ -42,43 +42,57 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text())
+        content = json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+        raise InputError(f"{path.name}: is not valid JSON: {error}; copy the file again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path.name}: must hold a JSON object; copy the file again")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path.name}: is not UTF-8 text: {error}; copy it again") from error
+    except OSError as error:
+        raise InputError(f"{path.name}: cannot be read: {error.strerror}") from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise InputError(
-            f"no tokenizer.json in {folder}: a model folder needs a fast tokenizer; make one with "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
+            "tokenizer.json: is missing; a model folder needs a fast tokenizer: make it with"
+            " AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
         )
+    text = _text(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises a bare Exception
-        raise InputError(f"{path} is no tokenizer: {error}") from error
+        raise InputError(f"tokenizer.json: holds no tokenizer: {error}; copy it again") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
 def _template_text(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """The template and where it was found, in the order that transformers looks."""
+    """The template and the file it was found in, in the order that transformers looks."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(), str(path)
+        return _text(path), path.name
     for file, found in (
         ("chat_template.json", read_json(folder / "chat_template.json").get("chat_template")),
         ("tokenizer_config.json", settings.get("chat_template")),
     ):
         if isinstance(found, list):
-            found = next((t["template"] for t in found if t["name"] == "default"), None)
+            named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
+            found = named[0].get("template") if named else None
         if isinstance(found, str):
-            return found, str(folder / file)
+            return found, file
     raise InputError(
-        f"no chat template in {folder}: expected chat_template.jinja (or `chat_template` in "
-        "tokenizer_config.json); put the template that the model shall be trained with there"
+        "chat_template.jinja: is missing, and tokenizer_config.json has no `chat_template`; put"
+        " the template there that the model shall be trained with"
     )
 
 
@@ -86,14 +100,34 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple
     for file in ("generation_config.json", "config.json"):
         found = read_json(folder / file).get("eos_token_id")
         if found is not None:
-            return tuple(found) if isinstance(found, list) else (int(found),)
+            ids = found if isinstance(found, list) else [found]
+            for token in ids or [found]:
+                _check_id(file, token, tokenizer)
+            return tuple(ids)
     eos = tokenizer.token_to_id(eos_token) if eos_token else None
     if eos is None:
         raise InputError(
-            f"{folder} names no end token: set `eos_token_id` in its generation_config.json"
+            "generation_config.json: names no end token; set `eos_token_id` in it to the id of the"
+            " token that ends an answer"
         )
     return (eos,)
 
 
-def _token_text(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
+def _check_id(file: str, token: Any, tokenizer: Tokenizer) -> None:
+    if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        raise InputError(
+            f"{file}: eos_token_id must be a token id or a list of them, got {token!r}"
+        )
+    if tokenizer.id_to_token(token) is None:
+        raise InputError(
+            f"{file}: eos_token_id {token} is no token of tokenizer.json, which has"
+            f" {tokenizer.get_vocab_size()}; correct the id, or copy the tokenizer that belongs to"
+            " the model"
+        )
+
+
+def _token_text(key: str, token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise InputError(f"tokenizer_config.json: {key} must be a token's text, got {token!r}")
+    return text

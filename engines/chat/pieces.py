@@ -46,7 +46,7 @@ class Pieces:
         text = self._rest(full, opening, "the header that opens the assistant's turn")
         if turn.reasoning and turn.reasoning.strip() not in text:
             raise InputError(
-                f"the chat template {self.template.name} drops a turn's reasoning; a thinking "
+                f"{self.template.name}: the chat template drops a turn's reasoning; a thinking "
                 "model needs a template that writes `reasoning_content`"
             )
         return text
@@ -102,7 +102,7 @@ class Pieces:
         at = next((i for i, (a, b) in enumerate(zip(full, expected, strict=False)) if a != b), None)
         at = min(len(full), len(expected)) if at is None else at
         raise InputError(
-            f"the chat template {self.template.name} does not keep the prefix: it changes {what} "
+            f"{self.template.name}: the chat template does not keep the prefix: it changes {what} "
             f"once more turns follow. At character {at} it writes {full[at : at + 40]!r} where "
             f"{expected[at : at + 40]!r} was. Append-only rollouts need a template that leaves "
             "earlier turns as they were: change it there, or use another"

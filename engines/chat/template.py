@@ -16,7 +16,7 @@ from infra.errors import InputError
 
 
 class ChatTemplate:
-    """Jinja text of a model folder. `name` says in messages which one it is.
+    """Jinja text of a model folder. `name` is the file it comes from; messages begin with it.
 
     `strftime_now` is left out on purpose: a prompt that changes with the date would make a resumed
     run differ. Templates that use it fall back to a fixed date.
@@ -28,7 +28,9 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(text)
         except TemplateError as error:
-            raise InputError(f"the chat template {name} does not compile: {error}") from error
+            raise InputError(
+                f"{name}: the chat template does not compile: {_reason(error)}"
+            ) from error
 
     def render(
         self,
@@ -47,11 +49,16 @@ class ChatTemplate:
                 enable_thinking=thinking,
                 add_generation_prompt=open_turn,
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:  # it is a program of the folder's
             roles = ", ".join(m.role for m in messages)
             raise InputError(
-                f"the chat template {self.name} cannot render the turns ({roles}): {error}"
+                f"{self.name}: the chat template cannot render the turns ({roles}): {error}"
             ) from error
+
+
+def _reason(error: TemplateError) -> str:
+    line = getattr(error, "lineno", None)
+    return f"line {line}: {error.message}" if line else str(error)
 
 
 class _Generation(Extension):

@@ -12,10 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engines.megatron.hf_tensors import INDEX, SINGLE, is_computed
 from infra.errors import InputError
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 class HfWeights:
@@ -83,15 +81,17 @@ def _stored(name: str, tensor: Tensor, source: HfWeights) -> Tensor:
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
     """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside its other files.
 
-    Same file names, same tensor types: what was not trained comes back bit for bit. Raises
-    InputError if a tensor of the source is missing.
+    Same file names, same tensor types: what was not trained comes back bit for bit, tables of
+    rotary angles that some models store among it. Raises InputError if a tensor of the source is
+    missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_file: dict[str, dict[str, Tensor]] = {}
     for name, file in source.file_of.items():
-        if name not in tensors:
+        kept = source.read(name)
+        if name not in tensors and not is_computed(name):
             raise InputError(f"{source.folder} holds {name}, which the trained model does not have")
-        stored = tensors[name].to(source.read(name).dtype)
+        stored = tensors.get(name, kept).to(kept.dtype)
         by_file.setdefault(file, {})[name] = stored.contiguous()
     for file, named in by_file.items():
         save_file(named, folder / file, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Names and layouts of weights: Megatron's on one side, HF's on the other.
+"""Layouts of weights: Megatron's on one side, HF's on the other.
 
 Megatron fuses q, k and v into one matrix, by KV group `[q..., k, v]`, and the feed-forward's gate
 and up projection into another; under tensor parallelism each rank holds a slice of both. This file
@@ -7,7 +7,6 @@ knows those layouts and nothing else: it reads and writes tensors through the ca
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,30 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engines.megatron.hf_config import ModelShape
+from engines.megatron.hf_tensors import EMBEDDING, OUTPUT, hf_names
 from engines.megatron.parallel import Layout
 
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
 VALUE_HEAD = {"output_layer.weight": "score.weight", "output_layer.bias": "score.bias"}
 """as transformers' token classifiers name it, so that they read an exported critic"""
-
-_TOP = {
-    "embedding.word_embeddings.weight": EMBEDDING,
-    "decoder.final_layernorm.weight": "model.norm.weight",
-    "output_layer.weight": OUTPUT,
-}
-_IN_LAYER = {
-    "input_layernorm.weight": ("input_layernorm.weight",),
-    "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),
-    "self_attention.linear_qkv.weight": tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
-    "self_attention.linear_qkv.bias": tuple(f"self_attn.{x}_proj.bias" for x in "qkv"),
-    "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",),
-    "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight",),
-    "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
-    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
-}
-_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +51,6 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
             # The last pipeline stage's own copy of the embedding.
             names = (EMBEDDING,)
         yield MappedWeight(param, names, split_dim)
-
-
-def hf_names(name: str, first_layer: int = 0) -> tuple[str, ...]:
-    """HF's names for a Megatron parameter of the stage that starts at layer `first_layer`.
-
-    Example: "decoder.layers.0.mlp.linear_fc2.weight", 4 -> ("model.layers.4.mlp.down_proj.weight",)
-    """
-    if name in _TOP:
-        return (_TOP[name],)
-    match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _IN_LAYER:
-        raise KeyError(f"no HF name for Megatron parameter {name}")
-    layer = int(match[1]) + first_layer
-    return tuple(f"model.layers.{layer}.{suffix}" for suffix in _IN_LAYER[match[2]])
 
 
 def _first_layer(model: nn.Module) -> int:

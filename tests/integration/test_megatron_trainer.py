@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,24 @@ def test_an_export_keeps_the_stored_type_and_the_other_files(
     assert len(set(before.file_of.values())) > 1
     assert all(torch.equal(before.read(n), after.read(n)) for n in before.file_of)
     assert (tmp_path / "out/chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_tables_of_rotary_angles_come_through_training_as_they_were(
+    models: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Old Llama folders store them; no engine reads them."""
+    from safetensors.torch import load_file, save_file
+
+    table = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    source = shutil.copytree(models["llama"][0], tmp_path / "source")
+    stored = load_file(source / "model.safetensors") | {table: torch.arange(4.0)}
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    trainer_of(source).export(tmp_path / "out", source)
+    assert torch.equal(HfWeights(tmp_path / "out").read(table), torch.arange(4.0))
+    stored["surplus.weight"] = torch.ones(1)
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"holds surplus\.weight"):
+        trainer_of(source).export(tmp_path / "out", source)
 
 
 def test_a_missing_tensor_is_named(models: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:

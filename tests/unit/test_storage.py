@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -48,6 +49,17 @@ def test_a_write_replaces_and_a_missing_file_is_a_file_not_found(tmp_path: Path)
     store.delete_tree("a")
     store.delete_tree("a")
     assert not store.exists("a/b")
+
+
+def test_a_stored_file_may_be_read_by_whom_the_umask_lets_read(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "model.safetensors").touch(0o600)  # as safetensors writes it
+    before = os.umask(0o027)
+    try:
+        Store(str(tmp_path / "store")).upload_folder(source, "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "store/x/model.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_folder_comes_back_as_it_went(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ _Ending = Literal["closed", "timeout", "quota"]
 Demand = Literal["confined", "full", "unsafe"]
 DEMANDS: tuple[Demand, ...] = ("confined", "full", "unsafe")
 QUOTA_POLL_SECONDS = 0.02
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""exit codes of the launcher: killed itself, or passing on that its child was"""
 LAUNCHER = Path(__file__).parent / "confine" / "launcher.py"
 
 
@@ -122,14 +124,20 @@ def run_python(
     demand: Demand = "confined",
     confinement: Level | None = None,
 ) -> SandboxResult:
-    """Runs `code` as a program; blocks until it ends or is ended.
+    """Runs `code` as a program; blocks until it ends or is ended. One that something else than its
+    limits kills, such as the kernel when memory is short, is run once more.
 
     `confinement` defaults to all that this machine offers. Raises `InputError` where it is not
     what is demanded, and `TributaryError` where it could not be set up.
     """
     confinement = confinement or level()
     require(confinement, demand)
-    return _run(code, limits or Limits(), confinement.mechanisms)
+    limits = limits or Limits()
+    result = _run(code, limits, confinement.mechanisms)
+    # Of the limits only that on CPU kills, and so much CPU takes as much time.
+    if result.exit_code in _KILLED and result.seconds < limits.cpu_seconds:
+        return _run(code, limits, confinement.mechanisms)
+    return result
 
 
 def _works(mechanism: Mechanism) -> bool:
@@ -219,6 +227,8 @@ def _result(
     if not stdout.startswith(READY):
         if ending == "timeout":
             return SandboxResult("timeout", "", "", None, False, seconds)
+        if exit_code in _KILLED:
+            return SandboxResult("killed", "", "", exit_code, False, seconds)
         raise TributaryError(
             f"the sandbox could not be set up (exit code {exit_code}): "
             f"{stderr.decode(errors='replace').strip().splitlines()[-1:]}"

@@ -25,7 +25,11 @@ WORKER = Path(__file__).with_name("math_worker.py")
 
 
 class TookTooLong(TributaryError):
-    """A comparison passed its time limit; the worker was replaced."""
+    """A comparison passed its time limit, or ended its worker twice; the worker was replaced."""
+
+
+class _WorkerDied(Exception):
+    """It ended while it had a question."""
 
 
 class MathJudge:
@@ -54,12 +58,25 @@ class MathJudge:
 
     def _ask(self, gold: str, answer: str) -> bool:
         with self._lock:
-            process = self._running()
-            assert process.stdin is not None
+            try:
+                return self._asked(gold, answer)
+            except _WorkerDied:
+                pass  # by its question, or by what has nothing to do with it: a second one knows
+            try:
+                return self._asked(gold, answer)
+            except _WorkerDied:
+                raise TookTooLong("math-verify: the worker died twice") from None
+
+    def _asked(self, gold: str, answer: str) -> bool:
+        process = self._running()
+        assert process.stdin is not None
+        try:
             process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
             process.stdin.flush()
-            reply = self._read(process, self.time_limit)
-        return bool(json.loads(reply))
+        except BrokenPipeError as error:
+            self.close()
+            raise _WorkerDied from error
+        return bool(json.loads(self._read(process, self.time_limit)))
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -75,7 +92,7 @@ class MathJudge:
         return self._process
 
     def _read(self, process: subprocess.Popen[bytes], limit: float) -> bytes:
-        """The worker's next line; it is killed where none comes in time."""
+        """The worker's next line; it is killed where none comes in time. Raises `_WorkerDied`."""
         assert process.stdout is not None
         deadline, line = time.monotonic() + limit, b""
         while not line.endswith(b"\n"):
@@ -84,7 +101,8 @@ class MathJudge:
             chunk = os.read(process.stdout.fileno(), 4096) if ready else b""
             if not chunk:
                 self.close()
-                why = "the worker died" if ready else f"no verdict within {limit:g} s"
-                raise TookTooLong(f"math-verify: {why}")
+                if ready:
+                    raise _WorkerDied
+                raise TookTooLong(f"math-verify: no verdict within {limit:g} s")
             line += chunk
         return line

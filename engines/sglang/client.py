@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import aiohttp
 import orjson
@@ -37,7 +37,7 @@ Pending: TypeAlias = "tuple[Sequence[int], Sampling, asyncio.Future[Generation]]
 
 
 class _Retryable(EngineError):
-    """Worth another try: a server's own fault (5xx)."""
+    """Worth another try: a server's own fault (5xx), or an answer that no engine gives."""
 
 
 class _NoAnswer(_Retryable):
@@ -138,24 +138,18 @@ class GenerationClient:
         body = orjson.dumps(
             pack([list(ids) for ids, _ in turns], [_parameters(sampling) for _, sampling in turns])
         )
-        replies = await self._answer(body)
-        if not isinstance(replies, list) or len(replies) != len(turns):
-            raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
-        generations = [
-            _parse(reply, sampling)
-            for reply, (_, sampling) in zip(cast(list[Any], replies), turns, strict=True)
-        ]
+        generations = await self._answer(body, [sampling for _, sampling in turns])
         self.counts.turns += len(turns)
         self.counts.new_tokens += sum(len(g.token_ids) for g in generations)
         return generations
 
-    async def _answer(self, body: bytes) -> Any:
-        """The router's answer, tried for as long as a lost server may take to come back."""
+    async def _answer(self, body: bytes, asked: Sequence[Sampling]) -> list[Generation]:
+        """What the engine generated, tried for as long as a lost server may take to come back."""
         tries, unanswered, began = 0, 0, time.monotonic()
         while True:
             tries += 1
             try:
-                return await self._post(body)
+                return _read(await self._post(body), asked)
             except _Retryable as error:
                 unanswered += isinstance(error, _NoAnswer)
                 if unanswered == _TRIES or time.monotonic() - began > _PATIENCE_S:
@@ -165,7 +159,7 @@ class GenerationClient:
             wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
-    async def _post(self, body: bytes) -> Any:
+    async def _post(self, body: bytes) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -183,7 +177,7 @@ class GenerationClient:
         if status >= 400:
             kind = _Retryable if status >= 500 or status in (408, 429) else EngineError
             raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")
-        return orjson.loads(text)
+        return text
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
@@ -199,6 +193,17 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = list(sampling.stop_token_ids)
     return parameters
+
+
+def _read(text: bytes, asked: Sequence[Sampling]) -> list[Generation]:
+    """The turns of a reply, checked against what was asked for."""
+    try:
+        replies: list[Any] = orjson.loads(text)
+        if len(replies) != len(asked):
+            raise EngineError(f"asked for {len(asked)} turns, got {str(replies)[:300]}")
+        return [_parse(reply, sampling) for reply, sampling in zip(replies, asked, strict=True)]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _Retryable(f"no engine answers this ({error!r}): {text[:300]!r}") from error
 
 
 def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:

@@ -15,15 +15,57 @@ from infra.access import bearer
 from infra.errors import EngineError
 
 
+class Reply(dict[str, Any]):
+    """A JSON object that a server answered. A missing key raises EngineError, not KeyError."""
+
+    def __init__(self, origin: str, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self._origin = origin
+
+    def __missing__(self, name: str) -> Any:
+        raise EngineError(f"{self._origin} answered without {name!r}: {str(dict(self))[:300]}")
+
+
 def call(
     url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
-) -> Any:
-    """POST `body` as JSON (GET without one) and return the JSON reply, or its text if it is none.
+) -> Reply:
+    """POST `body` as JSON (GET without one) and return the JSON object that is answered.
 
-    Raises EngineError on no answer within `timeout` seconds, a status of 400 or more, or a reply
-    that says `success: false`: SGLang answers 200 to some refusals.
+    Raises EngineError on no answer within `timeout` seconds, a status of 400 or more, an answer
+    that is no JSON object, or one that says `success: false`: SGLang answers 200 to some refusals.
     """
+    text, origin = _exchange(url, path, body, timeout, method)
+    try:
+        reply = json.loads(text)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise EngineError(f"{origin} answered no JSON object: {text[:300]!r}")
+    if reply.get("success") is False:
+        raise EngineError(f"{origin} failed: {reply.get('message') or text[:500]}")
+    return Reply(origin, reply)
+
+
+def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:
+    """The same for what changes a server's state: its answer has to say that this was done."""
+    reply = call(url, path, body, timeout=timeout)
+    if reply.get("success") is not True and reply.get("status") != "ok":
+        raise EngineError(f"POST {url}{path} was not confirmed: {str(dict(reply))[:300]}")
+
+
+def read_text(
+    url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
+) -> str:
+    """The same for what is answered as text. Raises EngineError as `call` does up to the status."""
+    return _exchange(url, path, body, timeout, method)[0]
+
+
+def _exchange(
+    url: str, path: str, body: dict[str, Any] | None, timeout: float, method: str
+) -> tuple[str, str]:
+    """The answer's text, and what was asked, for messages."""
     method = method or ("GET" if body is None else "POST")
+    origin = f"{method} {url}{path}"
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     payload = None if body is None else json.dumps(body).encode()
@@ -33,20 +75,12 @@ def call(
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise EngineError(
-            f"{method} {url}{path}: {error!r} (limit {timeout:.0f} s); is it alive?"
-        ) from error
+        raise EngineError(f"{origin}: {error!r} (limit {timeout:.0f} s); is it alive?") from error
     finally:
         connection.close()
     if response.status >= 400:
-        raise EngineError(f"{method} {url}{path} was refused ({response.status}): {text[:500]}")
-    try:
-        reply = json.loads(text)
-    except ValueError:
-        return text
-    if isinstance(reply, dict) and reply.get("success") is False:
-        raise EngineError(f"{method} {url}{path} failed: {reply.get('message') or text[:500]}")
-    return reply
+        raise EngineError(f"{origin} was refused ({response.status}): {text[:500]}")
+    return text, origin
 
 
 def free_port() -> int:

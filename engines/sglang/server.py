@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.sglang.arguments import server_options
-from engines.sglang.http import call, free_port
+from engines.sglang.http import call, free_port, order, read_text
 from engines.sglang.spec import FleetSpec
 from engines.sglang.zygote import Zygote, log_tail
 from infra.access import reachable
@@ -97,10 +97,10 @@ class Server:
 
         Requests end, an open weight update is closed, a pause is lifted, one token proves it.
         """
-        call(self.url, "/abort_request", {"abort_all": True}, timeout=_CONTROL_S)
+        read_text(self.url, "/abort_request", {"abort_all": True}, timeout=_CONTROL_S)
         with contextlib.suppress(EngineError):  # refused when no update is open
-            call(self.url, "/end_weight_update", {}, timeout=_CONTROL_S)
-        call(self.url, "/continue_generation", {}, timeout=_CONTROL_S)
+            order(self.url, "/end_weight_update", {}, timeout=_CONTROL_S)
+        order(self.url, "/continue_generation", {}, timeout=_CONTROL_S)
         self.probe()
 
     def stop(self) -> None:

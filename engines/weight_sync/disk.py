@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engines.sglang.http import call
+from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
 from engines.weight_sync.update import CONTROL_S, TRANSFER_S, Servers, flush
 from infra.errors import EngineError
@@ -25,12 +25,12 @@ def publish(folder: Path, endpoints: Sequence[str], version: int) -> PublishRepo
     body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": False}
 
     def load(url: str) -> None:
-        call(url, "/pause_generation", {"mode": "retract"}, timeout=CONTROL_S)
+        order(url, "/pause_generation", {"mode": "retract"}, timeout=CONTROL_S)
         try:
-            call(url, "/update_weights_from_disk", body, timeout=TRANSFER_S)
+            order(url, "/update_weights_from_disk", body, timeout=TRANSFER_S)
             flush(url)
         finally:
-            call(url, "/continue_generation", {}, timeout=CONTROL_S)
+            order(url, "/continue_generation", {}, timeout=CONTROL_S)
         found = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
         if found != str(version):
             raise EngineError(f"{url} has weight version {found} after loading {version}")

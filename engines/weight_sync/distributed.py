@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from engines.sglang.http import call
+from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
 from engines.weight_sync.update import CONTROL_S, TRANSFER_S, updating
 
@@ -52,7 +52,7 @@ class DistributedPublisher:
                 "backend": backend,
             }
             path = "/init_weights_update_group"
-            joins.append(self._pool.submit(call, url, path, body, timeout=_JOIN_S))
+            joins.append(self._pool.submit(order, url, path, body, timeout=_JOIN_S))
         address = f"tcp://{master_address}:{master_port}"
         self._group: ProcessGroup = _join(backend, address, world_size, name)
         for join in joins:
@@ -78,7 +78,7 @@ class DistributedPublisher:
         with updating(self._endpoints, version):
             path = "/update_weights_from_distributed"
             updates = [
-                self._pool.submit(call, url, path, body, timeout=TRANSFER_S)
+                self._pool.submit(order, url, path, body, timeout=TRANSFER_S)
                 for url in self._endpoints
             ]
             for _, tensor in tensors:
@@ -99,7 +99,7 @@ class DistributedPublisher:
         """Leave the group on every server."""
         body = {"group_name": self._name}
         for url in self._endpoints:
-            call(url, "/destroy_weights_update_group", body, timeout=CONTROL_S)
+            order(url, "/destroy_weights_update_group", body, timeout=CONTROL_S)
         self._pool.shutdown()
 
 

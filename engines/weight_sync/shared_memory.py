@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING
 
-from engines.sglang.http import call
+from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
 from engines.weight_sync.update import CONTROL_S, TRANSFER_S, Servers, updating
 from infra.traces import note_torch_memory
@@ -119,7 +119,7 @@ def _send(
         for url, num_ranks in ranks.items()
     }
     path = "/update_weights_from_tensor"
-    servers.each(lambda url: call(url, path, bodies[url], timeout=TRANSFER_S))
+    servers.each(lambda url: order(url, path, bodies[url], timeout=TRANSFER_S))
 
 
 def _handles(placed: list[tuple[str, Tensor]]) -> str:

@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engines.sglang.http import call
+from engines.sglang.http import call, order, read_text
 from infra.errors import EngineError
 
 CONTROL_S = 30.0
 TRANSFER_S = 600.0
 FLUSH_S = 10.0
+FLUSHED = "Cache flushed"
+"""what SGLang's answer begins with, which is text"""
 BROKEN = "broken"
 """the version of a server whose update failed half way: a client takes no token from it"""
 _log = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ class Servers:
             raise errors[0]
         return [future.result() for future in futures]
 
-    def post(self, path: str, body: dict[str, Any], timeout: float = CONTROL_S) -> list[Any]:
-        return self.each(lambda url: call(url, path, body, timeout=timeout))
+    def order(self, path: str, body: dict[str, Any], timeout: float = CONTROL_S) -> None:
+        self.each(lambda url: order(url, path, body, timeout=timeout))
 
 
 @contextmanager
@@ -58,15 +60,15 @@ def updating(endpoints: Sequence[str], version: int) -> Generator[Servers]:
     with ThreadPoolExecutor(len(endpoints), thread_name_prefix="publish") as pool:
         servers = Servers(endpoints, pool)
         try:
-            servers.post("/pause_generation", {"mode": "retract"})
-            servers.post("/begin_weight_update", {})
+            servers.order("/pause_generation", {"mode": "retract"})
+            servers.order("/begin_weight_update", {})
             yield servers
-            servers.post("/end_weight_update", {})
+            servers.order("/end_weight_update", {})
             servers.each(flush)
         except BaseException:
             _give_up(servers)
             raise
-        servers.post("/continue_generation", {})
+        servers.order("/continue_generation", {})
         _verify(servers, version)
 
 
@@ -79,7 +81,9 @@ def flush(url: str) -> None:
     deadline = time.monotonic() + FLUSH_S
     while True:
         try:
-            call(url, "/flush_cache", {}, timeout=CONTROL_S)
+            answer = read_text(url, "/flush_cache", {}, timeout=CONTROL_S)
+            if not answer.startswith(FLUSHED):
+                raise EngineError(f"POST {url}/flush_cache was not confirmed: {answer[:300]!r}")
             return
         except EngineError:
             if time.monotonic() > deadline:
@@ -97,7 +101,7 @@ def _give_up(servers: Servers) -> None:
             ("/continue_generation", {}),
         ):
             try:
-                call(url, path, body, timeout=CONTROL_S)
+                order(url, path, body, timeout=CONTROL_S)
             except EngineError as error:
                 _log.warning("after a failed weight update: %s", error)
 

@@ -2,6 +2,7 @@
 
 Usage: python -m tests.chaos [--seed N] [CELL...]; a cell is `PART MOMENT` in quotes. What a seed
 has done on this commit is kept in `build/chaos-<seed>.jsonl`: an interrupted run goes on there.
+Cells whose recovery has a bound run with nothing beside them, the others in three lanes.
 Below the cells: how long it took until work was written again, by what was hit, and which
 temporary files and shared memory are left once all has ended. Exit 1 if a cell does not end with
 the bits of the undisturbed run, if a recovery takes longer than it may, or if anything is left.
@@ -13,18 +14,22 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from queue import Queue
 
 from tests.bench.rows import show, write
 from tests.chaos.cells import Cell, matrix
+from tests.chaos.lane import Kind, run_lane
 from tests.chaos.recovery import End, left_row, recovery_rows
 
-if TYPE_CHECKING:
-    from tests.chaos.ground import Ground
-
 BUILD = Path("build")
+MANY = 8
+"""cells for which a second lane is worth its start"""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +47,7 @@ def main(arguments: list[str]) -> int:
     BUILD.mkdir(exist_ok=True)
     kept = BUILD / f"chaos-{given.seed}.jsonl"
     done = _done(kept)
-    left = _run(given.seed, [c for c in cells if c.name not in done], done, kept)
+    left = _run(given.seed, [c for c in cells if c.name not in done], _Record(done, kept))
     wanted = [done[c.name] for c in cells if c.name in done]
     rows = [*(end.row for end in wanted), *recovery_rows(wanted), left_row(left)]
     show(rows, f"chaos, seed {given.seed}")
@@ -50,31 +55,52 @@ def main(arguments: list[str]) -> int:
     return 0 if all(row.holds for row in rows) else 1
 
 
-def _run(seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> list[str]:
-    """Adds to `done`; -> what is left of the cells' machines."""
-    from tests.chaos.ground import ground
-    from tests.chaos.stack_ground import stack_ground
+class _Record:
+    """Cells that are done, also on disk."""
 
+    def __init__(self, done: dict[str, End], kept: Path) -> None:
+        self._done, self._kept, self._lock = done, kept, threading.Lock()
+
+    def add(self, end: End) -> None:
+        with self._lock, self._kept.open("a") as file:
+            file.write(json.dumps(asdict(end) | {"commit": _commit()}) + "\n")
+            self._done[end.name] = end
+        print(f"{end.name}: {end.holds} {end.row.note}", file=sys.stderr, flush=True)
+
+
+def _run(seed: int, cells: list[Cell], record: _Record) -> list[str]:
+    """-> what is left of the lanes' machines."""
+    timed = [cell for cell in cells if cell.is_timed]
+    others = [cell for cell in cells if not cell.is_timed]
+    phases: list[list[tuple[Kind, list[Cell]]]] = [
+        [("ray", [c for c in timed if not c.needs_stack])],
+        [("stack", [c for c in timed if c.needs_stack])],
+        [
+            ("ray", [c for c in others if not c.needs_stack]),
+            ("stack", [c for c in others if c.needs_stack]),
+        ],
+    ]
     left: list[str] = []
-    for needs_stack, open_ground in ((False, ground), (True, stack_ground)):
-        chosen = [cell for cell in cells if cell.needs_stack is needs_stack]
-        if chosen:
-            with open_ground() as place:
-                _run_in(place, seed, chosen, done, kept)
-            left += place.left
+    with tempfile.TemporaryDirectory(prefix="tr-references-") as references:
+        for phase in phases:
+            left += _phase(seed, Path(references), phase, record)
     return left
 
 
-def _run_in(place: Ground, seed: int, cells: list[Cell], done: dict[str, End], kept: Path) -> None:
-    from tests.chaos.ground import jitter
-
-    print(f"reference: {place.reference():.0f} s", file=sys.stderr, flush=True)
-    for cell in cells:
-        end = place.run(cell, jitter(seed, cell))
-        done[cell.name] = end
-        with kept.open("a") as file:
-            file.write(json.dumps(asdict(end) | {"commit": _commit()}) + "\n")
-        print(f"{end.name}: {end.holds} {end.row.note}", file=sys.stderr, flush=True)
+def _phase(
+    seed: int, references: Path, queues: Sequence[tuple[Kind, list[Cell]]], record: _Record
+) -> list[str]:
+    """All cells of the queues, side by side; two lanes share a long queue that needs no stack."""
+    with ThreadPoolExecutor(4) as pool:
+        lanes = []
+        for kind, cells in queues:
+            waiting: Queue[Cell] = Queue()
+            for cell in cells:
+                waiting.put(cell)
+            alone = len(queues) == 1 or kind == "stack" or len(cells) < MANY
+            for _ in range(min(len(cells), 1 if alone else 2)):
+                lanes.append(pool.submit(run_lane, kind, references, seed, waiting, record.add))
+        return [path for lane in lanes for path in lane.result()]
 
 
 def _done(kept: Path) -> dict[str, End]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.rows import Row, show, write
-from tests.chaos.flow import RECIPE
-from tests.chaos.ground import checksums, pin_threads
+from tests.chaos.compare import checksums
+from tests.chaos.ground import pin_threads
+from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.stack_ground import StackGround, stack_ground
 
 RUN_S = 600.0
@@ -53,7 +54,9 @@ def _alone(place: StackGround, rate: str) -> Made:
 def _run(place: StackGround, rate: str, store: Path) -> int:
     changes = (f"storage.root=file://{store}", f"experts.general.rl.optimizer.lr={rate}")
     sets = [word for change in changes for word in ("--set", change)]
-    return place.call("run", str(RECIPE), "--expert", "general", *sets, timeout=RUN_S)
+    return place.call(
+        "run", str(SCENARIOS["expert"].recipe), "--expert", "general", *sets, timeout=RUN_S
+    )
 
 
 def _made(store: Path) -> Made:

@@ -1,4 +1,4 @@
-"""The kill matrix: which part dies at which moment of the expert's RL stage."""
+"""The kill matrix: what is disturbed, how, and at which moment of which run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Hit = Literal["kill", "freeze", "full", "restart"]
-"""kill: SIGKILL. freeze: SIGSTOP. full: the store refuses for a while, as a full disk does.
+Hit = Literal[
+    "kill", "kill-all", "freeze", "full", "slow", "torn", "refusing", "garbage", "restart"
+]
+"""kill: SIGKILL. kill-all: SIGKILL of every such process at once, without a warning, as the kernel
+ends all of a container that passed its memory limit. freeze: SIGSTOP. Of the store, for a while:
+full: it refuses every write, slow: all it does takes a second longer; torn: one write stops half
+way and fails. Of the servers, for a while: refusing: they answer 500, garbage: 200 and nonsense.
 restart: SIGKILL, then `tributary up`"""
 
 MOMENTS = (
@@ -27,18 +32,29 @@ _IN_JOB = MOMENTS[1:-1]
 _WITH_ENGINES = MOMENTS[2:-1]
 _LONG = ("mid-generation", "mid-checkpoint", "committing")
 
+RECOVERIES = {
+    "server": (("server",), 10.0),
+    "rank or driver": (("rank", "job"), 20.0),
+    "flow, its worker alive": (("flow",), 20.0),
+    "flow and worker": (("flow-and-worker",), 120.0),
+    "whole stack": (("whole-stack",), 60.0),
+}
+"""what was killed -> its parts in the matrix, and the seconds until work is written again"""
+_TIMED = frozenset(part for parts, _ in RECOVERIES.values() for part in parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is hit, how, and in which moments. Parts of a stack need the whole local stack."""
+    """What is hit, how, and in which moments of which stage of a scenario's run."""
 
     name: str
     hit: Hit
     moments: Sequence[str]
-
-    @property
-    def needs_stack(self) -> bool:
-        return self.hit == "restart"
+    target: str = ""
+    """the process that is hit; empty: the one of this name"""
+    scenario: str = "expert"
+    stage: str = "rl"
+    """the kind of the stage that is disturbed"""
 
 
 PARTS = (
@@ -49,11 +65,31 @@ PARTS = (
     Part("flow", "kill", MOMENTS),
     Part("router", "kill", ("mid-generation", "mid-train", "mid-publish", "between-stages")),
     Part("pool", "kill", ("starting", "mid-generation", "mid-train", "between-stages")),
-    Part("job-frozen", "freeze", ("mid-generation",)),
-    Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint")),
-    Part("server-frozen", "freeze", ("mid-generation", "mid-publish")),
-    Part("manager-frozen", "freeze", ("mid-generation", "between-stages")),
+    Part("job-frozen", "freeze", ("mid-generation",), "job"),
+    Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint"), "rank"),
+    Part("server-frozen", "freeze", ("mid-generation", "mid-publish"), "server"),
+    Part("manager-frozen", "freeze", ("mid-generation", "between-stages"), "manager"),
     Part("store-full", "full", _LONG),
+    Part("store-slow", "slow", _LONG),
+    Part("store-torn", "torn", ("mid-generation", "saving", "mid-checkpoint", "uploading")),
+    Part("server-refusing", "refusing", ("starting", "mid-generation", "mid-publish")),
+    Part("server-garbage", "garbage", ("starting", "mid-generation", "mid-publish")),
+    Part("distill-job", "kill", ("mid-generation", "committing"), "job", "union", "distill"),
+    Part("distill-server", "kill", ("mid-generation",), "server", "union", "distill"),
+    Part("distill-flow", "kill", ("mid-generation",), "flow", "union", "distill"),
+    Part("evaluate-job", "kill", ("mid-generation", "committing"), "job", "union", "evaluate"),
+    Part("evaluate-server", "kill", ("mid-load", "mid-generation"), "server", "union", "evaluate"),
+    Part("evaluate-flow", "kill", ("mid-generation",), "flow", "union", "evaluate"),
+    Part("agent-job", "kill", ("mid-tool",), "job", "agent"),
+    Part("agent-server", "kill", ("mid-tool",), "server", "agent"),
+    Part("agent-flow", "kill", ("mid-tool",), "flow", "agent"),
+    Part("agent-rank", "kill", ("mid-train",), "rank", "agent"),
+    Part("sandbox", "kill", ("mid-tool",), scenario="agent"),
+    Part("reward-process", "kill", ("mid-judgement",), scenario="agent"),
+    Part("one-of-two-ranks", "kill", ("mid-train", "mid-checkpoint"), "rank", "wide"),
+    Part("one-of-two-servers", "kill", ("mid-generation", "mid-publish"), "server", "wide"),
+    Part("job-of-two-ranks", "kill", ("mid-train",), "job", "wide"),
+    Part("ranks-out-of-memory", "kill-all", ("mid-train", "mid-publish"), "rank", "wide"),
     Part("prefect-server", "restart", _LONG),
     Part("prefect-worker", "restart", ("mid-generation", "committing")),
     Part("flow-and-worker", "restart", _LONG),
@@ -62,7 +98,8 @@ PARTS = (
     Part("whole-stack", "restart", MOMENTS[:-1]),
 )
 """job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
-manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor"""
+manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor. sandbox: a
+tool's program. reward-process: the process in which a reward compares answers"""
 WORST = (
     ("job", "mid-checkpoint"),
     ("rank", "mid-train"),
@@ -78,30 +115,44 @@ WORST = (
 class Cell:
     part: str
     moment: str
+    is_brief: bool = False
+    """only the stage that is hit is made again, not those after it"""
 
     @property
     def name(self) -> str:
         return f"{self.part} {self.moment}"
 
     @property
-    def hit(self) -> Hit:
-        return _part(self.part).hit
+    def how(self) -> Part:
+        return next(part for part in PARTS if part.name == self.part)
+
+    @property
+    def target(self) -> str:
+        return self.how.target or self.part
+
+    @property
+    def signal(self) -> str:
+        """The moment's name in `inject/`."""
+        stage = self.how.stage
+        return self.moment if stage == "rl" else f"{stage}-{self.moment}"
 
     @property
     def needs_stack(self) -> bool:
-        return _part(self.part).needs_stack
+        return self.how.hit == "restart"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its recovery has a bound, so that nothing may run beside it."""
+        return self.part in _TIMED
 
 
 def matrix(seed: int) -> list[Cell]:
-    """All cells in an order of the seed's; those that need the stack last."""
+    """All cells in an order of the seed's; first those of one rank and one server, of these first
+    the ones that take long because something hangs."""
     cells = [Cell(part.name, moment) for part in PARTS for moment in part.moments]
     random.Random(seed).shuffle(cells)
-    return sorted(cells, key=lambda cell: cell.needs_stack)
+    return sorted(cells, key=lambda cell: (cell.how.scenario == "wide", cell.how.hit != "freeze"))
 
 
 def worst() -> Sequence[Cell]:
-    return [Cell(part, moment) for part, moment in WORST]
-
-
-def _part(name: str) -> Part:
-    return next(part for part in PARTS if part.name == name)
+    return [Cell(part, moment, is_brief=True) for part, moment in WORST]

@@ -1,4 +1,4 @@
-"""The flow process of a cell: one expert of the recipe. `flow STORE NAME [deployed] [A.B=V]...`.
+"""The flow process of a cell: `flow STORE NAME SCENARIO [deployed] [A.B=V]...`
 
 It runs in this process; with `deployed` it goes through the stack, and this process follows it.
 """
@@ -6,24 +6,30 @@ It runs in this process; with `deployed` it goes through the stack, and this pro
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from flows.cli import main as cli
 from flows.in_process import InProcessRun
 from flows.load import load_recipe
 from flows.runs import new_run
+from tests.chaos.scenarios import SCENARIOS, Scenario
 
-RECIPE = Path(__file__).with_name("recipe.yaml")
 
-
-def main(store: str, name: str, deployed: bool, changes: list[str]) -> None:
-    recipe = load_recipe(str(RECIPE), [f"storage.root=file://{store}", *changes])
-    record = new_run(recipe, "expert", {"name": "general"}, name=name, in_process=not deployed)
+def main(store: str, name: str, scenario: Scenario, deployed: bool, changes: list[str]) -> None:
+    root = f"storage.root=file://{store}"
+    recipe = load_recipe(str(scenario.recipe), [root, *scenario.changes, *changes])
+    arguments = {"name": next(iter(recipe.experts))} if scenario.flow == "expert" else {}
+    record = new_run(recipe, scenario.flow, arguments, name=name, in_process=not deployed)
     if deployed:
         cli(["resume", name])
     InProcessRun(record, print).result()
 
 
 if __name__ == "__main__":
-    rest = sys.argv[3:]
-    main(sys.argv[1], sys.argv[2], "deployed" in rest, [word for word in rest if "=" in word])
+    given_store, given_name, given_scenario, *rest = sys.argv[1:]
+    main(
+        given_store,
+        given_name,
+        SCENARIOS[given_scenario],
+        "deployed" in rest,
+        [word for word in rest if "=" in word],
+    )

@@ -1,7 +1,8 @@
-"""Where cells run: a Ray of their own, the undisturbed reference, and one store for each cell."""
+"""Where cells run: a Ray of their own, undisturbed references, and one store for each cell."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -10,55 +11,59 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from infra.traces import dead_traces
 from tests.chaos.cells import Cell
+from tests.chaos.compare import differences, made_from, manifests
+from tests.chaos.progress import Progress
 from tests.chaos.recovery import End
+from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.ray_parts import own_ray
 
-RUN_S = 180.0
-MOMENT_S = 60.0
+RUN_S = 300.0
+MOMENT_S = 120.0
+REFERENCE_S = 600.0
 TRIES = 3
 """the run, and `tributary resume` after it"""
-FULL_S = 3.0
-"""how long a store that is full stays so"""
+PASSING_S = {"full": 3.0, "slow": 5.0, "torn": 0.0, "refusing": 4.0, "garbage": 4.0}
+"""hits that pass: how long it takes until whoever disturbs the run has put it right"""
 STALL_S = 20
 """what a stage whose parts may hang can stand still; a busy machine alone must not reach it"""
 LEFT_S = 15.0
 """until a rank that died idle has a successor, which cleans up"""
-_TITLES = {
+_LINES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
     "manager": "ray::FleetManager",
     "pool": "ray::TrainerPool",
+    "sandbox": "confine/launcher.py",
+    "reward-process": "rewards/math_worker.py",
 }
-_COUNTS = ("steps", "version", "generated_tokens", "train_tokens")
-"""what a lost or doubled sample would change"""
+"""what is in the command line of each"""
 CLI = ("-P", "-c", "import sys; from flows.cli import main; main(sys.argv[1:])")
 """Python's arguments for the command `tributary`, without its start script"""
 _ROOT = Path(__file__).resolve().parents[2]
 _TEMPORARY = tempfile.gettempdir()
 _COMPILED = "torchinductor_*"
 """what torch compiles for one process serves the next"""
-_REDONE = {"between-stages": ("rl", "evaluate")}
 
 
 class Ground:
-    """A home, a cluster, and the reference's store."""
+    """A home, a cluster, and the stores of runs on them."""
 
     deployed: tuple[str, ...] = ()
     """further arguments of the flow process"""
 
-    def __init__(self, home: Path, address: str) -> None:
+    def __init__(self, home: Path, address: str, references: Path | None) -> None:
+        """`references`: a folder of undisturbed runs that several grounds share."""
         self.home, self._signals = home, home / "chaos"
+        self._references = references or home / "references"
         self._signals.mkdir()
         self._env = os.environ | {"RAY_ADDRESS": address}
         self._hit_at = 0.0
@@ -71,23 +76,43 @@ class Ground:
         files = set(temporary.iterdir()) - set(temporary.glob(_COMPILED))
         self.left = sorted(map(str, files | set(dead_traces())))
 
-    def reference(self) -> float:
-        """Run the expert undisturbed; -> seconds."""
-        began = time.monotonic()
-        done = self._start("run", self._store("reference"), "reference").wait(600)
-        if done != 0:
-            raise RuntimeError(f"the undisturbed run failed: {self._log('reference')}")
-        return time.monotonic() - began
+    def reference(self, name: str) -> Path:
+        """The store of the scenario's undisturbed run, which is made at the first call."""
+        store = self._references / name / "store"
+        scenario, ready = SCENARIOS[name], store / "ready"
+        if scenario.begins_as:
+            self.reference(scenario.begins_as)
+        store.mkdir(parents=True, exist_ok=True)
+        with (store.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not ready.exists():
+                began = time.monotonic()
+                self._share(scenario, store)
+                if self._start("run", store, f"reference-{name}", name).wait(REFERENCE_S) != 0:
+                    log = self._log(f"reference-{name}")
+                    raise RuntimeError(f"the undisturbed run of {name} failed: {log}")
+                ready.touch()
+                print(f"reference {name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        return store
+
+    def _share(self, scenario: Scenario, store: Path) -> None:
+        """Begin with what another scenario has made."""
+        for kind in scenario.shared:
+            made = self._references / scenario.begins_as / "store" / "artifacts" / kind
+            shutil.copytree(
+                made, store / "artifacts" / kind, copy_function=os.link, dirs_exist_ok=True
+            )
 
     def run(self, cell: Cell, delay: float) -> End:
-        """Disturb a run of the stages that the cell redoes; everything else is cached."""
+        """Disturb a run of the stage that is hit and those after it; the others are cached."""
+        reference = self.reference(cell.how.scenario)
         began = time.monotonic()
         name = cell.name.replace(" ", "-")
-        store = self._copy(name, _REDONE.get(cell.moment, ("rl",)))
-        with Progress(store) as progress:
+        store = self._copy(cell, name, reference)
+        with Progress(store, cell.how.stage) as progress:
             said = self._disturbed(cell, name, store, delay, progress)
         recovery = progress.after(self._hit_at)
-        differs = self._differs(store)
+        differs = differences(reference, store)
         leftovers = self._leftovers(store)
         for process in self._jobs(store):  # what is left must not reach another cell's moment
             process.kill()
@@ -103,11 +128,11 @@ class Ground:
         """Run, kill, resume until it is done; -> what was needed. A leading ! says it failed."""
         (self._signals / "reached").unlink(missing_ok=True)
         if cell.moment != "between-stages":
-            (self._signals / f"armed-{cell.moment}").touch()
+            (self._signals / f"armed-{cell.signal}").touch()
         # The manager finds a hung server by itself; the other parts are the watchdog's.
-        hangs = cell.hit == "freeze" and cell.part != "server-frozen"
+        hangs = cell.how.hit == "freeze" and cell.target != "server"
         stall = [f"resources.default.stall_seconds={STALL_S}"] if hangs else []
-        flow = self._start("run", store, name, *stall)
+        flow = self._start("run", store, name, cell.how.scenario, *stall)
         try:
             if not self._await_moment(cell, store, flow):
                 return "! the moment never came: " + self._log(name)
@@ -119,19 +144,19 @@ class Ground:
             (self._signals / "reached").unlink(missing_ok=True)
             self.mend(cell)
             if not killed:
-                return f"! no {cell.part} to kill"
+                return f"! no {cell.target} to kill"
             for tries in range(TRIES):
                 code = flow.wait(RUN_S)
                 if code == 0:
                     how = f"resumed {tries} times" if tries else "went on by itself"
-                    return f"{how}, {self._attempts(store)} attempts"
+                    return f"{how}, {self._attempts(cell, store)} attempts"
                 flow = self._start("resume", store, name)
             return "! never completed: " + self._log(name)
         except subprocess.TimeoutExpired:
             return f"! not done after {RUN_S:.0f} s: " + self._log(name)
         finally:
-            for armed in self._signals.glob("armed-*"):
-                armed.unlink()
+            for flag in self._signals.iterdir():
+                flag.unlink(missing_ok=True)
             if flow.poll() is None:
                 flow.kill()
                 flow.wait()
@@ -153,16 +178,16 @@ class Ground:
 
     def hit(self, cell: Cell, store: Path, flow: subprocess.Popen[bytes]) -> bool:
         """Disturb the part; False when there is none."""
-        if cell.hit == "full":
-            (self._signals / "full").touch()
+        if cell.how.hit in PASSING_S:
+            (self._signals / cell.how.hit).touch()
             return True
-        if cell.part == "flow":
+        if cell.target == "flow":
             flow.kill()
             return True
-        part = cell.part.removesuffix("-frozen")
-        found = [p for p in self.processes() if is_part(p, part, str(store))]
-        for process in found[:1]:
-            process.send_signal(signal.SIGSTOP if cell.hit == "freeze" else signal.SIGKILL)
+        found = [p for p in self.processes() if is_part(p, cell.target, str(store))]
+        for process in found if cell.how.hit == "kill-all" else found[:1]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP if cell.how.hit == "freeze" else signal.SIGKILL)
         return bool(found)
 
     def _new_servers(self) -> Callable[[], bool]:
@@ -176,40 +201,24 @@ class Ground:
 
     def mend(self, cell: Cell) -> None:
         """What a person, or the world, does some time after the hit."""
-        if cell.hit == "full":
-            time.sleep(FULL_S)
-            (self._signals / "full").unlink()
+        if cell.how.hit in PASSING_S and cell.how.hit != "torn":  # which happens once by itself
+            time.sleep(PASSING_S[cell.how.hit])
+            (self._signals / cell.how.hit).unlink()
 
-    def _copy(self, name: str, kinds: tuple[str, ...]) -> Path:
-        """The reference's store less the artifacts of the stages that are to be redone."""
+    def _copy(self, cell: Cell, name: str, reference: Path) -> Path:
+        """The reference's artifacts minus those that are to be made again."""
         store = self._store(name)
-        shutil.copytree(
-            self._store("reference") / "artifacts", store / "artifacts", copy_function=os.link
-        )
-        for kind in kinds:
-            shutil.rmtree(store / "artifacts" / kind / self._digest(kind))
+        redone = made_from(reference, cell.how.stage)
+        for artifact, manifest in manifests(reference).items():
+            is_hit = artifact.startswith(f"{cell.how.stage}/")
+            if artifact not in redone or (cell.is_brief and not is_hit):
+                target = store / "artifacts" / artifact
+                shutil.copytree(manifest.parent, target, copy_function=os.link)
         return store
 
-    def _digest(self, kind: str) -> str:
-        """Folder of the reference's only artifact of a kind."""
-        (manifest,) = self._store("reference").glob(f"artifacts/{kind}/*/manifest.json")
-        return manifest.parent.name
-
-    def _differs(self, store: Path) -> str:
-        """What of the redone RL stage is not as in the reference; empty when nothing."""
-        short = self._digest("rl")
-        path = store / "artifacts" / "rl" / short / "manifest.json"
-        if not path.exists():
-            return "no artifact"
-        found, expected = (
-            _content(p / "artifacts" / "rl" / short / "manifest.json")
-            for p in (store, self._store("reference"))
-        )
-        return ", ".join(f"{key} differs" for key in expected if found.get(key) != expected[key])
-
-    def _attempts(self, store: Path) -> int:
-        """At the RL stage: one if its job outlived the kill."""
-        return len(list(store.glob("attempts/rl/*/*.claim.json")))
+    def _attempts(self, cell: Cell, store: Path) -> int:
+        """At the stage that was hit: one if its job outlived the kill."""
+        return len(list(store.glob(f"attempts/{cell.how.stage}/*/*.claim.json")))
 
     def processes(self) -> list[psutil.Process]:
         """All that belongs to this ground."""
@@ -237,11 +246,12 @@ class Ground:
         return self.home / "stores" / name / "store"
 
     def _start(
-        self, command: str, store: Path, name: str, *changes: str
+        self, command: str, store: Path, name: str, scenario: str = "", *changes: str
     ) -> subprocess.Popen[bytes]:
         store.mkdir(parents=True, exist_ok=True)
         resume = [*CLI, "resume", name]
-        run = ["-P", "-m", "tests.chaos.flow", str(store), name, *self.deployed, *changes]
+        flow = ["-P", "-m", "tests.chaos.flow", str(store), name, scenario]
+        run = [*flow, *self.deployed, *changes]
         program = resume if command == "resume" else run
         with (self.home / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -254,60 +264,6 @@ class Ground:
 
     def _log(self, name: str) -> str:
         return (self.home / f"{name}.log").read_text(errors="replace")[-1500:]
-
-
-class Progress:
-    """Notes when the run wrote work into its store (rollouts, checkpoints, artifacts), when it
-    claimed an attempt, and when the part that was killed was there again."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self._work: list[float] = []
-        self._claims: list[float] = []
-        self._back: list[float] = []
-        self._is_back: Callable[[], bool] | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Progress:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def after(self, hit: float) -> float:
-        """Seconds from the hit to the next work; -1 when none was seen.
-
-        Where the hit cost the attempt, what that one still wrote does not count, nor what was on
-        its way before the part was there again.
-        """
-        begun = max([hit, *self._claims, *self._back])
-        return min((t - hit for t in self._work if t > begun), default=-1.0)
-
-    def await_part(self, is_back: Callable[[], bool]) -> None:
-        self._is_back = is_back
-
-    def _watch(self) -> None:
-        written: set[str] = set()
-        claimed: set[str] = set()
-        while not self._over.wait(0.1):
-            work = self._found("checkpoints/rl") | self._found("artifacts")
-            claims = {path for path in self._found("attempts/rl") if path.endswith(".claim.json")}
-            if claims - claimed:
-                self._claims.append(time.time())
-            if work - written:
-                self._work.append(time.time())
-            written, claimed = work, claims
-            if self._is_back is not None and self._is_back():
-                self._back.append(time.time())
-                self._is_back = None
-
-    def _found(self, folder: str) -> set[str]:
-        """All below a folder; unlike a glob, this stands what is removed meanwhile."""
-        below = os.walk(self._store / folder)
-        return {os.path.join(top, name) for top, *both in below for names in both for name in names}
 
 
 @contextmanager
@@ -337,11 +293,11 @@ def fresh_home() -> Generator[Path]:
 
 
 @contextmanager
-def ground() -> Generator[Ground]:
+def ground(references: Path | None = None) -> Generator[Ground]:
     """A fresh home with a cluster; both end with the block."""
     with fresh_home() as home:
         with own_ray(num_gpus=0) as address:
-            place = Ground(home, address)
+            place = Ground(home, address, references)
             yield place
         place.close()
 
@@ -363,19 +319,9 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
         return "tasks.job" in line and store in line
     if part == "router":
         return line.startswith("sglang::router") or "engines.sglang.route" in line
-    return line.startswith(_TITLES[part])
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """What must be equal: checksums of all files, and the counts."""
-    metrics = json.loads(path.read_text())["metrics"]
-    return checksums(path) | {name: metrics[name] for name in _COUNTS}
-
-
-def checksums(manifest: Path) -> dict[str, str]:
-    """Of an artifact's files, by path."""
-    files = json.loads(manifest.read_text())["files"]
-    return {file["path"]: file["sha256"] for file in files}
+    if part == "sandbox" and process.children():
+        return False  # it only waits for the program
+    return _LINES[part] in line
 
 
 def pin_threads() -> None:

@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.bench.rows import Row
-
-_BOUNDS = {
-    "server": (("server",), 10.0),
-    "rank or driver": (("rank", "job"), 20.0),
-    "flow, its worker alive": (("flow",), 20.0),
-    "flow and worker": (("flow-and-worker",), 120.0),
-    "whole stack": (("whole-stack",), 60.0),
-}
-"""what was killed -> its parts in the matrix, and the seconds that it may take"""
+from tests.chaos.cells import RECOVERIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ class End:
 def recovery_rows(ends: Sequence[End]) -> list[Row]:
     """The slowest recovery of each kind of kill; kinds of which no cell was done are left out."""
     rows: list[Row] = []
-    for kind, (parts, bound) in _BOUNDS.items():
+    for kind, (parts, bound) in RECOVERIES.items():
         took = {e.name: e.recovery for e in ends if e.part in parts and e.recovery >= 0}
         if took:
             slowest = max(took, key=lambda name: took[name])

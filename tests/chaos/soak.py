@@ -26,7 +26,8 @@ import psutil
 from infra.processes import memory_bytes
 from infra.traces import SHARED_MEMORY
 from tests.bench.rows import Row, show, write
-from tests.chaos.ground import checksums, is_part, pin_threads
+from tests.chaos.compare import checksums
+from tests.chaos.ground import is_part, pin_threads
 from tests.chaos.recovery import left_row
 from tests.chaos.stack_ground import StackGround, stack_ground
 

@@ -25,8 +25,8 @@ class StackGround(Ground):
 
     deployed = ("deployed",)
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home, "")
+    def __init__(self, home: Path, references: Path | None = None) -> None:
+        super().__init__(home, "", references)
         self._env.pop("RAY_ADDRESS")
 
     def command(self, name: str) -> None:
@@ -90,10 +90,10 @@ def _stack() -> Stack:
 
 
 @contextmanager
-def stack_ground() -> Generator[StackGround]:
+def stack_ground(references: Path | None = None) -> Generator[StackGround]:
     """A fresh home with its stack; both end with the block."""
     with fresh_home() as home:
-        place = StackGround(home)
+        place = StackGround(home, references)
         try:
             place.command("up")
             yield place

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def place() -> Iterator[Ground]:
     with ground() as made:
-        made.reference()
+        made.reference("expert")
         yield made
     assert made.left == []
 

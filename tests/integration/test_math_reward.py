@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import signal
 import time
 
 import pytest
@@ -61,12 +62,29 @@ async def test_an_endless_comparison_is_cut_off_and_the_next_one_works():
         judge.close()
 
 
-async def test_a_killed_worker_is_replaced(judge):
+async def test_a_killed_worker_is_replaced_and_asked_again(judge):
     assert await judge.equal("1/2", "0.5")
-    process = judge._process
-    process.kill()
-    process.wait()
+    judge._process.kill()
+    judge._process.wait()
     assert await judge.equal("1/2", "0.5")
+    judge._process.send_signal(signal.SIGSTOP)  # it gets the question and does not answer it
+    asked = asyncio.create_task(judge.equal("1/2", "0.5"))
+    await asyncio.sleep(0.2)
+    judge._process.kill()
+    assert await asked
+
+
+async def test_a_question_that_ends_every_worker_is_no_equality(judge):
+    judge._process.send_signal(signal.SIGSTOP)
+    asked = asyncio.create_task(judge.equal("1/2", "0.5"))
+    await asyncio.sleep(0.2)
+    first = judge._process
+    first.kill()
+    while judge._process in (first, None):
+        await asyncio.sleep(0.01)
+    judge._process.kill()
+    with pytest.raises(TookTooLong, match="died twice"):
+        await asked
 
 
 def test_a_pickled_judge_starts_its_own_worker():

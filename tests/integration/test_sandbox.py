@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
+from infra import sandbox
 from infra.errors import InputError, TributaryError
 from infra.sandbox import MECHANISMS, Level, level, run_python
 from tests.sandboxes import CONFINEMENTS, confined
@@ -45,6 +48,40 @@ def test_an_error_shows_the_programs_own_traceback(run):
     assert "launcher" not in result.stderr
     assert run("print(1+").status == "error"
     assert run("raise SystemExit(3)").exit_code == 3
+
+
+def test_a_program_that_others_kill_is_run_once_more(run):
+    """As the kernel kills when memory is short."""
+    for expected in ("ok", "killed"):
+        kills = 1 if expected == "ok" else 2
+        killer = threading.Thread(target=_kill_programs, args=(kills,))
+        killer.start()
+        result = run("import time; time.sleep(1); print(6 * 7)", cpu_seconds=19)
+        killer.join()
+        assert result.status == expected
+        assert result.stdout == ("42\n" if expected == "ok" else "")
+
+
+def test_a_program_that_its_cpu_limit_kills_is_run_once(run, monkeypatch):
+    runs = []
+    stock = sandbox._run
+    monkeypatch.setattr(sandbox, "_run", lambda *given: runs.append(given) or stock(*given))
+    assert run("while True: pass", cpu_seconds=1).status == "killed"
+    assert len(runs) == 1
+
+
+def _kill_programs(count: int) -> None:
+    """The newest process of a sandbox, `count` times."""
+    known: set[int] = set()
+    deadline = time.monotonic() + 20
+    while count and time.monotonic() < deadline:
+        time.sleep(0.2)
+        children = psutil.Process().children(recursive=True)
+        found = [p for p in children if p.pid not in known and not p.children()]
+        if found:
+            known |= {p.pid for p in children}
+            found[-1].kill()
+            count -= 1
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,18 @@ async def test_a_batch_is_tried_again_after_a_server_fault_and_counted_once() ->
     assert asked[0] == asked[1] == asked[2]
 
 
+@pytest.mark.parametrize(
+    "text", ["<html>busy</html>", "{", "null", '["turn"]', '[{"meta_info": 1}]']
+)
+async def test_an_answer_that_no_engine_gives_is_a_server_fault(text: str) -> None:
+    async def nonsense(_: dict[str, Any]) -> web.Response:
+        return web.Response(text=text)
+
+    async with _endpoint(nonsense, _good) as (url, asked), GenerationClient(url) as client:
+        assert (await client.generate([1, 2], Sampling(4))).token_ids == [2, 1]
+    assert len(asked) == 2
+
+
 async def test_trying_again_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fault(_: dict[str, Any]) -> web.Response:
         return web.Response(status=500, text="broken")

@@ -7,10 +7,14 @@ a file and waits, bounded, until the run has done its killing. Nothing of the pr
 
 from __future__ import annotations
 
+import errno
 import importlib.abc
 import importlib.util
+import itertools
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,12 +59,54 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "Store.write",
         lambda self, path, data: "/step-00000002-a" in path and path.endswith("manifest.json"),
     ),
+    "saving": (
+        "infra.storage",
+        "Store.upload_folder",
+        lambda self, local, path: "checkpoints/rl/" in path and "/step-00000002-a" in path,
+    ),
+    "uploading": (
+        "infra.storage",
+        "Store.upload_folder",
+        lambda self, local, path: path.startswith("artifacts/rl/"),
+    ),
     "committing": (
         "infra.storage",
         "Store.create",
         lambda self, path, data: path.startswith("artifacts/rl/"),
     ),
+    "distill-mid-generation": (
+        "infra.storage",
+        "Store.write",
+        lambda self, path, data: path.startswith("checkpoints/distill/") and "/notes/" in path,
+    ),
+    "distill-committing": (
+        "infra.storage",
+        "Store.create",
+        lambda self, path, data: path.startswith("artifacts/distill/"),
+    ),
+    "evaluate-mid-load": (
+        "engines.sglang.fleet",
+        "Fleet.load",
+        lambda self, model, version: version == 2,
+    ),
+    "evaluate-mid-generation": (
+        "infra.storage",
+        "Store.write",
+        lambda self, path, data: (
+            path.startswith("checkpoints/evaluate/") and "/notes/step-00000001/" in path
+        ),
+    ),
+    "evaluate-committing": (
+        "infra.storage",
+        "Store.create",
+        lambda self, path, data: path.startswith("artifacts/evaluate/"),
+    ),
 }
+SLOW_S = 1.0
+"""what an operation of a slow store takes longer"""
+TOOL_S = 2.0
+"""how long the program lasts that is hit"""
+NONSENSE = (b"<html>busy</html>", b"{}", b"[]", b'{"output_ids": [1', b"null")
 
 
 def reach(moment: str) -> None:
@@ -85,18 +131,119 @@ def watched(moment: str, stock: Callable[..., Any], is_meant: Test) -> Callable[
     return call
 
 
-def refuse_while_full(module: Any) -> None:
-    """Every write to the store fails as on a full disk, while the run says so."""
+def disturb_store(module: Any) -> None:
+    """While the run says so: each write fails as on a full disk, or everything takes longer. Once,
+    when the run says so: a write stops half way."""
+    store = module.Store
     for name in ("write", "create", "upload_folder"):
-        stock = getattr(module.Store, name)
+        setattr(store, name, _refused_while_full(module, getattr(store, name)))
+    for name in ("read", "write", "create", "exists", "listdir", "upload_folder"):
+        setattr(store, name, _slowed(getattr(store, name)))
+    write, copy = store.write, module._copy_hashed
 
-        def call(*given: Any, _stock: Callable[..., Any] = stock, **named: Any) -> Any:
-            if (FOLDER / "full").exists():
-                where = given[2] if _stock.__name__ == "upload_folder" else given[1]
-                raise module.StorageError(f"{given[0].root}/{where}: no space left on device")
-            return _stock(*given, **named)
+    def torn_write(self: Any, path: str, data: bytes) -> None:
+        """Half of it is there, as on a store that cannot replace a file at once."""
+        if not path.endswith(".pulse") and _take("torn"):
+            write(self, path, data[: len(data) // 2])
+            raise module.explain(_io_error(path), "write", self.url(path))
+        write(self, path, data)
 
-        setattr(module.Store, name, call)
+    def torn_copy(source: Path, target: Path) -> str:
+        if _take("torn"):
+            data = source.read_bytes()
+            target.write_bytes(data[: len(data) // 2])
+            raise _io_error(target)
+        return copy(source, target)
+
+    store.write, module._copy_hashed = torn_write, torn_copy
+
+
+def _refused_while_full(module: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        if (FOLDER / "full").exists():
+            where = given[2] if stock.__name__ == "upload_folder" else given[1]
+            raise module.StorageError(f"{given[0].root}/{where}: no space left on device")
+        return stock(*given, **named)
+
+    call.__name__ = stock.__name__
+    return call
+
+
+def _slowed(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        if (FOLDER / "slow").exists():
+            time.sleep(SLOW_S)
+        return stock(*given, **named)
+
+    return call
+
+
+def _take(flag: str) -> bool:
+    """Whether the run asked for it; true for one caller."""
+    try:
+        os.rename(FOLDER / flag, FOLDER / f"{flag}-taken")
+    except OSError:
+        return False
+    return True
+
+
+def _io_error(path: object) -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+class WrongAnswers:
+    """Around a server's application: while the run says so, it answers 500, or nonsense."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._nonsense = app, itertools.cycle(NONSENSE)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refusing, garbage = ((FOLDER / name).exists() for name in ("refusing", "garbage"))
+        if scope["type"] != "http" or not (refusing or garbage):
+            await self._app(scope, receive, send)
+            return
+        body = b"internal server error" if refusing else next(self._nonsense)
+        status = 500 if refusing else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+def disturb_server(module: Any) -> None:
+    module.app.add_middleware(WrongAnswers)
+
+
+def prolong_program(module: Any) -> None:
+    """The tool's program that is hit lasts long enough to be hit; what it prints stays."""
+    stock = module._run
+
+    def call(code: str, *rest: Any) -> Any:
+        if code and (FOLDER / "armed-mid-tool").exists():
+            threading.Timer(TOOL_S / 2, reach, ("mid-tool",)).start()
+            code = f"import time; time.sleep({TOOL_S})\n{code}"
+        return stock(code, *rest)
+
+    module._run = call
+
+
+def hold_judge(module: Any) -> None:
+    """The process that is hit has a question and has not answered it."""
+    stock = module.MathJudge._ask
+
+    def call(self: Any, *given: Any) -> Any:
+        if self._process is not None and (FOLDER / "armed-mid-judgement").exists():
+            os.kill(self._process.pid, signal.SIGSTOP)
+            threading.Timer(0.3, reach, ("mid-judgement",)).start()
+        return stock(self, *given)
+
+    module.MathJudge._ask = call
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "infra.storage": disturb_store,
+    "infra.sandbox": prolong_program,
+    "rewards.math_judge": hold_judge,
+    "sglang.srt.entrypoints.http_server": disturb_server,
+}
 
 
 def put(module: Any, moment: str, path: str, is_meant: Test) -> None:
@@ -112,7 +259,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         wanted = {m: (p, t) for m, (name, p, t) in MOMENTS.items() if name == fullname}
-        if not wanted:
+        if not wanted and fullname not in CHANGES:
             return None
         sys.meta_path.remove(self)
         try:
@@ -127,8 +274,8 @@ class Finder(importlib.abc.MetaPathFinder):
             stock(module)
             for moment, (place, is_meant) in wanted.items():
                 put(module, moment, place, is_meant)
-            if fullname == "infra.storage":
-                refuse_while_full(module)
+            if fullname in CHANGES:
+                CHANGES[fullname](module)
 
         spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

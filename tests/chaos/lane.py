@@ -1,0 +1,72 @@
+"""A lane: one ground in a process of its own, which runs the cells that it is told, one by one.
+
+`python -m tests.chaos.lane ray|stack REFERENCES SEED`: a cell's name a line on the standard input,
+a line of JSON for each on the standard output; at the end of the input one that says what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Literal
+
+from tests.chaos.cells import Cell
+from tests.chaos.recovery import End
+
+Kind = Literal["ray", "stack"]
+
+
+def run_lane(
+    kind: Kind, references: Path, seed: int, cells: Queue[Cell], done: Callable[[End], None]
+) -> list[str]:
+    """Run cells until the queue is empty; -> what the lane left of its machine."""
+    command = [sys.executable, "-m", "tests.chaos.lane", kind, str(references), str(seed)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as lane:
+        assert lane.stdin is not None
+        assert lane.stdout is not None
+        while True:
+            try:
+                cell = cells.get_nowait()
+            except Empty:
+                break
+            print(cell.name, file=lane.stdin, flush=True)
+            done(End(**json.loads(_line(lane.stdout.readline(), cell.name))))
+        lane.stdin.close()
+        return json.loads(_line(lane.stdout.readline(), "the end"))
+
+
+def _line(text: str, awaited: str) -> str:
+    if not text:
+        raise RuntimeError(f"a lane of the matrix died before {awaited}; its error is above")
+    return text
+
+
+def main(kind: str, references: str, seed: str) -> None:
+    from tests.chaos.ground import ground, jitter
+    from tests.chaos.stack_ground import stack_ground
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    opened = stack_ground if kind == "stack" else ground
+    with opened(Path(references)) as place:
+        for name in iter(sys.stdin.readline, ""):
+            part, moment = name.split()
+            cell = Cell(part, moment)
+            print(
+                json.dumps(asdict(place.run(cell, jitter(int(seed), cell)))),
+                file=answers,
+                flush=True,
+            )
+    print(json.dumps(place.left), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Control calls: what is no answer of an engine is an error, whatever its status says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from engines.sglang.http import call, order
+from engines.weight_sync import update
+from infra.errors import EngineError
+
+pytestmark = pytest.mark.unit
+
+
+@contextmanager
+def _answering(status: int, text: str) -> Generator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "words"),
+    [
+        (500, "internal server error", r"refused \(500\)"),
+        (200, "<html>busy</html>", "no JSON object"),
+        (200, "", "no JSON object"),
+        (200, "[]", "no JSON object"),
+        (200, '{"success": false, "message": "an update is open"}', "an update is open"),
+        (200, "{}", "was not confirmed"),
+    ],
+)
+def test_an_order_that_is_not_confirmed_is_an_error(status: int, text: str, words: str) -> None:
+    with _answering(status, text) as url, pytest.raises(EngineError, match=words):
+        order(url, "/begin_weight_update", {}, timeout=5)
+
+
+@pytest.mark.parametrize("text", ['{"success": true}', '{"status": "ok"}'])
+def test_an_order_that_is_confirmed_passes(text: str) -> None:
+    with _answering(200, text) as url:
+        order(url, "/continue_generation", {}, timeout=5)
+
+
+def test_a_missing_field_is_an_engine_error() -> None:
+    with _answering(200, "{}") as url:
+        reply = call(url, "/model_info", {}, timeout=5)
+    with pytest.raises(EngineError, match="answered without 'weight_version'"):
+        reply["weight_version"]
+
+
+def test_a_cache_counts_as_flushed_only_if_the_server_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(update, "FLUSH_S", 0.0)
+    nonsense = _answering(200, "<html>busy</html>")
+    with nonsense as url, pytest.raises(EngineError, match="was not confirmed"):
+        update.flush(url)
+    with _answering(200, "Cache flushed.\nPlease check backend logs.\n") as url:
+        update.flush(url)

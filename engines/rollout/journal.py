@@ -50,6 +50,7 @@ class RolloutJournal:
         self._every_s = every_s
         self._waiting: list[Finished] = []
         self._writing: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
         self._hurry = asyncio.Event()
 
     async def finished(self, step: int, version: int) -> dict[str, Finished]:
@@ -71,6 +72,8 @@ class RolloutJournal:
         if self._writing is not None:
             self._hurry.set()
             await self._writing
+        if self._failure is not None:
+            raise self._failure
 
     async def _write(self, step: int) -> None:
         try:
@@ -78,6 +81,8 @@ class RolloutJournal:
                 await self._gather()
                 taken, self._waiting = self._waiting, []
                 await asyncio.to_thread(self._note, step, taken)
+        except Exception as error:  # nobody may await this task: the next flush says it
+            self._failure = error
         finally:
             self._writing = None
             self._hurry.clear()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
@@ -91,16 +91,23 @@ def _phase(
     seed: int, references: Path, queues: Sequence[tuple[Kind, list[Cell]]], record: _Record
 ) -> list[str]:
     """All cells of the queues, side by side; two lanes share a long queue that needs no stack."""
+    waiting: list[Queue[Cell]] = []
     with ThreadPoolExecutor(4) as pool:
-        lanes = []
+        lanes: list[Future[list[str]]] = []
         for kind, cells in queues:
-            waiting: Queue[Cell] = Queue()
+            queue: Queue[Cell] = Queue()
+            waiting.append(queue)
             for cell in cells:
-                waiting.put(cell)
+                queue.put(cell)
             alone = len(queues) == 1 or kind == "stack" or len(cells) < MANY
             for _ in range(min(len(cells), 1 if alone else 2)):
-                lanes.append(pool.submit(run_lane, kind, references, seed, waiting, record.add))
-        return [path for lane in lanes for path in lane.result()]
+                lanes.append(pool.submit(run_lane, kind, references, seed, queue, record.add))
+        try:
+            return [path for lane in lanes for path in lane.result()]
+        except KeyboardInterrupt:  # each lane ends its cell, and then itself
+            for queue in waiting:
+                queue.queue.clear()
+            raise
 
 
 def _done(kept: Path) -> dict[str, End]:

@@ -313,14 +313,14 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
         line = " ".join(process.cmdline())
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
+        if part == "sandbox" and process.children():
+            return False  # it only waits for the program
     except psutil.Error:
         return False
     if part == "job":
         return "tasks.job" in line and store in line
     if part == "router":
         return line.startswith("sglang::router") or "engines.sglang.route" in line
-    if part == "sandbox" and process.children():
-        return False  # it only waits for the program
     return _LINES[part] in line
 
 

@@ -11,9 +11,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, Queue
+from subprocess import PIPE
 from typing import Literal
 
 from tests.chaos.cells import Cell
@@ -25,28 +27,34 @@ Kind = Literal["ray", "stack"]
 def run_lane(
     kind: Kind, references: Path, seed: int, cells: Queue[Cell], done: Callable[[End], None]
 ) -> list[str]:
-    """Run cells until the queue is empty; -> what the lane left of its machine."""
+    """Run cells until the queue is empty, in a new lane where one dies; -> what they left."""
     command = [sys.executable, "-m", "tests.chaos.lane", kind, str(references), str(seed)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as lane:
-        assert lane.stdin is not None
-        assert lane.stdout is not None
-        while True:
-            try:
-                cell = cells.get_nowait()
-            except Empty:
-                break
+    left: list[str] = []
+    while not cells.empty():
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as lane:
+            left += _work_through(lane, cells, done)
+    return left
+
+
+def _work_through(
+    lane: subprocess.Popen[str], cells: Queue[Cell], done: Callable[[End], None]
+) -> list[str]:
+    assert lane.stdin is not None
+    assert lane.stdout is not None
+    while True:
+        try:
+            cell = cells.get_nowait()
+        except Empty:
+            break
+        with suppress(BrokenPipeError):  # then it says nothing either
             print(cell.name, file=lane.stdin, flush=True)
-            done(End(**json.loads(_line(lane.stdout.readline(), cell.name))))
-        lane.stdin.close()
-        return json.loads(_line(lane.stdout.readline(), "the end"))
-
-
-def _line(text: str, awaited: str) -> str:
-    if not text:
-        raise RuntimeError(f"a lane of the matrix died before {awaited}; its error is above")
-    return text
+        answer = lane.stdout.readline()
+        if not answer:
+            done(End(cell.name, False, 0.0, -1.0, "! its lane died; the error is above"))
+            return ["what a lane left that died"]
+        done(End(**json.loads(answer)))
+    lane.stdin.close()
+    return json.loads(lane.stdout.readline() or '["what a lane left that died"]')
 
 
 def main(kind: str, references: str, seed: str) -> None:

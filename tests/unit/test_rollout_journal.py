@@ -128,6 +128,18 @@ async def swept(policy: Policy, notes: Notes, label: str = "") -> list[list[Roll
         await journal.flush()
 
 
+async def test_a_note_that_was_not_written_before_anyone_waited_fails_the_next_flush() -> None:
+    notes = Notes(error=OSError("input/output error"))
+    journal = RolloutJournal(notes)
+    sample = Sample("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
+    journal.keep(1, sample, ())
+    await asyncio.sleep(0.2)
+    notes.error = None
+    journal.keep(1, sample, ())
+    with pytest.raises(OSError, match="input/output error"):
+        await journal.flush()
+
+
 async def test_a_sweep_that_was_cut_off_goes_on_with_transcripts_as_they_were() -> None:
     notes = Notes()
     whole = await swept(Policy(say), Notes())

@@ -13,7 +13,7 @@ from infra.artifacts import ArtifactRecord
 
 def conclude(run: RecipeRun, artifacts: Mapping[str, ArtifactRecord]) -> None:
     """Called while the run still counts as running: a failure here is the run's failure."""
-    scores, _ = read_scores(run.record, run.record.stage("evaluate"))
+    scores = read_scores(run.record, run.record.stage("evaluate")).get("scores", {})
     run.tracked.scores(scores)
     run.tracked.register(artifacts, scores)
     run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})

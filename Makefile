@@ -1,7 +1,7 @@
 # Everything a newcomer runs. Each target installs what it needs first.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-PYTHON ?= python3.11
+PYTHON ?= python3
 LOCK ?= locks/cpu.txt
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,20 +13,13 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench chaos soak proof mutants down clean
+.PHONY: install demo test lint bench chaos soak proof mutants fresh lock down clean
 
 install: $(STAMP)
 
-# uv does not read pip's own setting for local wheels, so it is handed over. Compiled once here, the
-# packages are not compiled by each of a recipe's many processes: that doubles what imports cost.
-$(STAMP): $(LOCK) pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or say PYTHON=..."; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet uv
-	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r $(LOCK) --compile-bytecode
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	$(BIN)/python -m compileall -q flows tasks engines rewards curricula infra
+$(STAMP): $(LOCK) pyproject.toml $(wildcard install/*.py)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.9 or newer, or say PYTHON=..."; exit 2; }
+	$(PYTHON) -m install --lock $(LOCK) --venv $(VENV)
 	touch $(STAMP)
 
 demo: install
@@ -61,6 +54,14 @@ proof: install
 
 mutants: install
 	$(BIN)/python -m tests.mutants
+
+# Installs and runs cpu-smoke in a minimal Debian, with and without a local torch wheel. Needs root.
+fresh: install
+	$(BIN)/python -m tests.fresh
+
+# Resolves locks/*.toml into locks/*.txt for Python 3.11 to 3.13; versions that still fit are kept.
+lock: install
+	$(BIN)/python -m install.lock
 
 down: install
 	$(BIN)/tributary down

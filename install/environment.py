@@ -1,0 +1,55 @@
+"""The environment: an interpreter of this machine, or one that uv fetches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from install.uv import InstallError
+
+VERSIONS = ("3.11", "3.12", "3.13")
+"""supported, the best tested first"""
+_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+def create_environment(uv: Path, venv: Path) -> Path:
+    """Its interpreter. One that exists is kept if its Python will do."""
+    python = venv / "bin" / "python"
+    if python.exists():
+        version = _version_of(str(python))
+        if version not in VERSIONS:
+            told = f"{venv} has a Python {version or 'that does not start'}"
+            raise InstallError(f"{told}: `make clean install` makes it anew")
+        return python
+    chosen = _interpreter(uv)
+    done = subprocess.run(
+        [str(uv), "venv", "--quiet", "--no-project", "--python", chosen or VERSIONS[0], str(venv)]
+    )
+    if done.returncode != 0:
+        told = f"{chosen} does not do" if chosen else "none is here and none could be fetched"
+        raise InstallError(
+            f"Tributary needs Python {VERSIONS[0]} to {VERSIONS[-1]}: {told}. "
+            "Install one, or name it: `make install PYTHON=/path/to/python3.11`"
+        )
+    return python
+
+
+def _interpreter(uv: Path) -> str:
+    """The one that runs this, if it will do; else one that uv finds here; else ""."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" in VERSIONS:
+        return sys.executable
+    for version in VERSIONS:
+        find = [str(uv), "python", "find", "--no-project", "--no-python-downloads", "--system"]
+        found = subprocess.run([*find, version], capture_output=True, text=True)
+        if found.returncode == 0 and _version_of(found.stdout.strip()) == version:
+            return found.stdout.strip()
+    return ""
+
+
+def _version_of(python: str) -> str:
+    try:
+        asked = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""

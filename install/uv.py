@@ -1,0 +1,81 @@
+"""uv: fetched once by pip into an environment of its own, then asked to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+REQUIREMENT = "uv>=0.13.9,<0.14"
+"""A minor version may change an option that is used here."""
+
+
+class InstallError(Exception):
+    """Nothing more can be tried; the message says what to do."""
+
+
+def bootstrap_uv(folder: Path) -> Path:
+    """The uv of `folder`, which is made where there is none."""
+    binary = folder / "bin" / "uv"
+    if binary.exists() and _answers(binary):
+        return binary.absolute()
+    try:
+        venv.create(folder, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InstallError(
+            f"{sys.executable} cannot make an environment ({error}). On Debian and Ubuntu: "
+            "`apt-get install python3-venv`. Elsewhere: another Python >= 3.9 as PYTHON=..."
+        ) from error
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, "install", "--only-binary", ":all:", REQUIREMENT]).returncode != 0:
+        raise InstallError(f"pip could not install {REQUIREMENT}; its message is above")
+    return binary.absolute()
+
+
+def _answers(binary: Path) -> bool:
+    return subprocess.run([str(binary), "--version"], capture_output=True).returncode == 0
+
+
+class Uv:
+    """uv, for one environment."""
+
+    def __init__(self, binary: Path, python: Path) -> None:
+        self.binary = binary
+        self.python = python
+
+    def install(self, *what: str, typed: str = "") -> None:
+        """Raises `InstallError`; uv has then said why."""
+        command = [str(self.binary), "pip", "install", "--python", str(self.python), *what]
+        if subprocess.run([*command, "--quiet"], input=typed, text=True).returncode != 0:
+            raise InstallError(f"`uv pip install {' '.join(what)}` failed; uv's message is above")
+
+    def tries(self, *what: str, seconds: float | None = None) -> str:
+        """Why uv could not do it, in one line; "" if it could."""
+        command = [str(self.binary), "pip", "install", "--python", str(self.python), *what]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"no answer in {seconds:.0f} s"
+        return "" if done.returncode == 0 else _cause(done.stderr)
+
+    def python_runs(self, *what: str) -> None:
+        subprocess.run([str(self.python), *what], check=True)
+
+    def python_says(self, code: str, seconds: float) -> tuple[bool, str]:
+        """Whether `code` ran, and the last line that it wrote."""
+        try:
+            done = subprocess.run(
+                [str(self.python), "-c", code], capture_output=True, text=True, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"not done in {seconds:.0f} s"
+        written = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+        return done.returncode == 0, written[-1] if written else f"exit code {done.returncode}"
+
+
+def _cause(written: str) -> str:
+    """The last of the causes that uv lists: the one that says what really happened."""
+    lines = [line.strip() for line in written.splitlines() if line.strip()]
+    causes = [line.partition(":")[2].strip() for line in lines if line.startswith("cause:")]
+    return (causes or lines or ["uv said nothing"])[-1]

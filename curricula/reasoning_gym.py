@@ -14,6 +14,7 @@ from curricula.splits import split_of
 from engines.types import Demonstration, Json, Message, Problem, Split
 from infra.errors import InputError
 from infra.hooks import did_you_mean
+from infra.reasoning_gym_library import load_reasoning_gym
 
 MAX_DRAWS = 10_000
 """entries without a new member of a split before the dataset counts as exhausted"""
@@ -94,15 +95,14 @@ class ReasoningGym:
                 )
 
     def _open(self, seed: int) -> Any:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-
-        if self._dataset not in DATASETS:
+        library = load_reasoning_gym()
+        known = library.factory.DATASETS
+        if self._dataset not in known:
             raise InputError(
                 f"`dataset`: reasoning-gym has no {self._dataset!r}."
-                f"{did_you_mean(self._dataset, DATASETS)}"
+                f"{did_you_mean(self._dataset, known)}"
             )
         try:
-            return reasoning_gym.create_dataset(self._dataset, **self._config, seed=seed, size=1)
+            return library.create_dataset(self._dataset, **self._config, seed=seed, size=1)
         except (TypeError, ValueError, AssertionError) as error:
             raise InputError(f"`config` of dataset {self._dataset!r}: {error}") from error

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from engines.types import Transcript, Verdict
+from infra.reasoning_gym_library import load_reasoning_gym
 from rewards.shaping import format_fault
 from rewards.text import boxed
 
@@ -36,6 +37,5 @@ def _score(reference: Any, answer: str) -> float:
 
 @functools.lru_cache(maxsize=32)
 def _dataset(name: str, config: str, seed: int) -> Any:
-    import reasoning_gym
-
-    return reasoning_gym.create_dataset(name, **json.loads(config), seed=seed, size=1)
+    library = load_reasoning_gym()
+    return library.create_dataset(name, **json.loads(config), seed=seed, size=1)

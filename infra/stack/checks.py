@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
-import platform
-import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from infra.errors import TributaryError
-from infra.home import SOURCE_ROOT, home, runtime_dir
+from infra.home import home, runtime_dir
 from infra.ports import is_free
 from infra.processes import family, is_alive
 from infra.stack.check import Check
 from infra.stack.clean import clean
 from infra.stack.exposure import exposure
+from infra.stack.installed import engines, packages, python_version, torch_build
 from infra.stack.record import load_record
 from infra.stack.services import services
 
@@ -26,8 +22,6 @@ FREE_GIB = 5.0
 SOCKET_PATH_BYTES = 107
 RAY_SOCKET_BYTES = 66
 """how far below its folder Ray's longest socket name reaches"""
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;#]+)")
-_CUDA_PACKAGES = re.compile(r"nvidia-(cublas|cudnn|cuda|nccl|cusolver|cusparse)")
 
 
 def doctor() -> list[Check]:
@@ -43,43 +37,6 @@ def _guarded(check: Callable[[], Check]) -> Check:
     except (OSError, TributaryError, ImportError) as error:
         name = check.__name__.strip("_").replace("_", " ")
         return Check(name, False, f"{type(error).__name__}: {error}", "see the error")
-
-
-def _python() -> Check:
-    version = platform.python_version()
-    ok = version.startswith("3.11.")
-    return Check("python", ok, version, "" if ok else "install Python 3.11, then `make install`")
-
-
-def _packages() -> Check:
-    lock = SOURCE_ROOT / "locks" / ("cuda.txt" if _has_gpu() else "cpu.txt")
-    if not lock.exists():
-        return Check("packages", True, "no lock beside the code: an installed wheel", "")
-    pins = [match.groups() for line in lock.read_text().splitlines() if (match := _PIN.match(line))]
-    wrong = [f"{name} {found or 'missing'}, not {pin}" for name, pin in pins
-             if not _same_version(found := _installed(name), pin)]  # fmt: skip
-    if not wrong:
-        return Check("packages", True, f"{len(pins)} as in {lock.name}", "")
-    told = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-    return Check("packages", False, told, "`make clean install`")
-
-
-def _torch() -> Check:
-    version = _installed("torch")
-    if not version:
-        return Check("torch", False, "missing", "`make install`")
-    cuda = [d.name for d in importlib.metadata.distributions() if _CUDA_PACKAGES.match(d.name)]
-    if cuda and not _has_gpu():
-        told = f"{version} with {len(cuda)} CUDA packages on a machine without a GPU"
-        return Check("torch", False, told, "`make clean install` (uses locks/cpu.txt)")
-    return Check("torch", True, f"{version} for {'CUDA' if _has_gpu() else 'CPU'}", "")
-
-
-def _engines() -> Check:
-    names = ("megatron.core", "sglang", "sglang_router", "ray", "prefect", "mlflow")
-    missing = [name for name in names if not _is_importable(name)]
-    told = f"missing: {', '.join(missing)}" if missing else ", ".join(names)
-    return Check("engines", not missing, told, "`make install`" if missing else "")
 
 
 def _sandbox() -> Check:
@@ -151,29 +108,6 @@ def _network() -> Check:
 
 
 _CHECKS: tuple[Callable[[], Check], ...] = (
-    _python, _packages, _torch, _engines, _sandbox, _home, _sockets, _ports, _stack,
+    python_version, packages, torch_build, engines, _sandbox, _home, _sockets, _ports, _stack,
     _network, _leftovers,
 )  # fmt: skip
-
-
-def _has_gpu() -> bool:
-    return Path("/proc/driver/nvidia/version").exists()
-
-
-def _installed(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _same_version(found: str, pin: str) -> bool:
-    # A local tag, as in 2.13.0+cpu, tells how it was built and not what it is.
-    return found.partition("+")[0] == pin.partition("+")[0]
-
-
-def _is_importable(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False

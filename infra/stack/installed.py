@@ -1,0 +1,128 @@
+"""`tributary doctor` on what is installed: the interpreter, the lock, torch and the engines."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from infra.home import SOURCE_ROOT
+from infra.stack.check import Check
+
+PYTHONS = ("3.11", "3.12", "3.13")
+TORCH_LOADS_S = 180.0
+"""bound for importing torch in a process of its own, on a cold and crowded disk"""
+_ASK_TORCH = """
+import json, torch
+gpu = torch.cuda.is_available()
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu}))
+"""
+
+
+def python_version() -> Check:
+    version = platform.python_version()
+    ok = version.rpartition(".")[0] in PYTHONS
+    mend = (
+        "" if ok else f"`make clean install PYTHON=...` with Python {PYTHONS[0]} to {PYTHONS[-1]}"
+    )
+    return Check("python", ok, version, mend)
+
+
+def packages() -> Check:
+    """Every package of the lock that this Python needs, in the version that the lock has."""
+    lock = _lock()
+    if not lock.exists():
+        return Check("packages", True, "no lock beside the code: an installed wheel", "")
+    pins = lock_pins(lock.read_text())
+    wrong = [f"{name} {found or 'missing'}, not {pin}" for name, pin in pins.items()
+             if _public(found := _installed(name)) != _public(pin)]  # fmt: skip
+    if not wrong:
+        return Check("packages", True, f"{len(pins)} as in {lock.name}", "")
+    told = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+    return Check("packages", False, told, _reinstall())
+
+
+def torch_build() -> Check:
+    """What torch itself says when it is loaded: the lock and its tag may say otherwise."""
+    if not _installed("torch"):
+        return Check("torch", False, "missing", _reinstall())
+    asked = [sys.executable, "-c", _ASK_TORCH]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=TORCH_LOADS_S)
+    except subprocess.TimeoutExpired:
+        return Check("torch", False, f"not loaded within {TORCH_LOADS_S:.0f} s", "see the machine")
+    if done.returncode != 0:
+        told = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check("torch", False, f"{_installed('torch')} does not load: {told}", _reinstall())
+    found = json.loads(done.stdout.splitlines()[-1])
+    return judge_torch(found["version"], found["cuda"], sees_gpu=found["gpu"], has_gpu=_has_gpu())
+
+
+def judge_torch(version: str, cuda: str | None, *, sees_gpu: bool, has_gpu: bool) -> Check:
+    """`cuda` is the CUDA version that torch was built for, None for a CPU build."""
+    told = f"{version}, built for {f'CUDA {cuda}' if cuda else 'CPU'}"
+    if not has_gpu:
+        return Check("torch", True, f"{told}, on the CPU" if cuda else told, "")
+    if not cuda:
+        return Check("torch", False, f"{told}, on a machine with an NVIDIA GPU", _reinstall())
+    if not sees_gpu:
+        driver = f"{told}, but it sees no GPU"
+        return Check(
+            "torch", False, driver, f"a driver for CUDA {cuda}; is CUDA_VISIBLE_DEVICES empty?"
+        )
+    return Check("torch", True, f"{told}, with a GPU", "")
+
+
+def engines() -> Check:
+    names = ("megatron.core", "sglang", "sglang_router", "ray", "prefect", "mlflow")
+    missing = [name for name in names if not _is_importable(name)]
+    told = f"missing: {', '.join(missing)}" if missing else ", ".join(names)
+    return Check("engines", not missing, told, _reinstall() if missing else "")
+
+
+def lock_pins(text: str) -> dict[str, str]:
+    """Package to version, of the lines whose marker holds for this Python and machine."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    wanted = [Requirement(line) for line in lines]
+    return {
+        one.name: str(one.specifier).removeprefix("==")
+        for one in wanted
+        if one.marker is None or one.marker.evaluate()
+    }
+
+
+def _lock() -> Path:
+    return SOURCE_ROOT / "locks" / ("cuda.txt" if _has_gpu() else "cpu.txt")
+
+
+def _reinstall() -> str:
+    return f"`make clean install LOCK=locks/{_lock().name}`"
+
+
+def _has_gpu() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _public(version: str) -> str:
+    """Without a local tag: the `+cpu` of 2.13.0+cpu tells how it was built and not what it is."""
+    return version.partition("+")[0]
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

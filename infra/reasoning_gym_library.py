@@ -33,7 +33,7 @@ def _without_solver() -> ModuleType:
 def _refuse(*_: object) -> Never:
     raise InputError(
         "this dataset of reasoning-gym (zebra_puzzles, or one made of it) needs the package "
-        "pycosat, which has to be compiled. Choose another dataset, or install a C compiler and Python's "
-        "headers (Debian: `apt-get install gcc python3-dev`), then "
+        "pycosat, which has to be compiled. Choose another dataset, or install a C compiler and "
+        "Python's headers (Debian: `apt-get install gcc python3-dev`), then "
         f"`build/uv/bin/uv pip install --python .venv/bin/python {PYCOSAT}`."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -60,3 +62,21 @@ def test_splits_share_no_question_and_held_out_ones_are_distinct():
 def test_a_wrong_dataset_or_config_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         build("reasoning-gym", options)
+
+
+def test_reasoning_gym_works_without_pycosat_and_names_it_where_it_is_needed() -> None:
+    code = """
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.modules["pycosat"] = None
+from curricula.registry import build
+from infra.errors import InputError
+assert build("reasoning-gym", {"dataset": "gcd"}).problems("rl", 2, 0)
+try:
+    build("reasoning-gym", {"dataset": "zebra_puzzles"}).problems("rl", 1, 0)
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "zebra_puzzles" in done.stdout, done.stderr
+    assert "pycosat" in done.stdout

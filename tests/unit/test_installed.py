@@ -1,0 +1,55 @@
+"""What `tributary doctor` says of the packages and of torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from infra.stack import installed
+from infra.stack.installed import judge_torch, lock_pins, torch_build
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_cuda_build_is_never_called_one_for_the_cpu() -> None:
+    plain = judge_torch("2.13.0", "13.0", sees_gpu=False, has_gpu=False)
+    assert plain.ok
+    assert plain.detail == "2.13.0, built for CUDA 13.0, on the CPU"
+    assert judge_torch("2.13.0+cpu", None, sees_gpu=False, has_gpu=False).detail == (
+        "2.13.0+cpu, built for CPU"
+    )
+
+
+def test_a_build_that_cannot_use_the_gpu_is_a_finding() -> None:
+    assert not judge_torch("2.13.0+cpu", None, sees_gpu=False, has_gpu=True).ok
+    assert not judge_torch("2.14.1", "13.0", sees_gpu=False, has_gpu=True).ok
+    assert judge_torch("2.14.1", "13.0", sees_gpu=True, has_gpu=True).ok
+
+
+def test_a_torch_without_its_libraries_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "torch/__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('libcublasLt.so.13: cannot open shared object file')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    check = torch_build()
+    assert not check.ok
+    assert "does not load: ImportError: libcublasLt.so.13" in check.detail
+    assert check.mend == "`make clean install LOCK=locks/cpu.txt`"
+
+
+def test_packages_of_other_pythons_are_not_missed() -> None:
+    here = f"python_full_version == '{platform.python_version()}'"
+    text = f"# a lock\nsix==1.17.0\nold==1 ; python_full_version < '3.0'\nnow==2 ; {here}\n"
+    assert lock_pins(text) == {"six": "1.17.0", "now": "2"}
+
+
+def test_a_python_beyond_the_locks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, ok in (("3.11.2", True), ("3.13.0", True), ("3.14.1", False), ("3.10.4", False)):
+        monkeypatch.setattr(platform, "python_version", lambda version=version: version)
+        assert installed.python_version().ok is ok

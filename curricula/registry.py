@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engines.types import Curriculum
+from engines.types import Curriculum, Environment
+from infra.errors import InputError
 from infra.hooks import construct, require_methods, resolve
 
 BUILT_IN: Mapping[str, str] = {
@@ -26,3 +27,11 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Curriculum:
     curriculum = construct("curriculum", name, factory, options or {})
     require_methods("curriculum", name, curriculum, ("problems", "demonstrations", "environment"))
     return curriculum
+
+
+def build_environment(name: str, options: Mapping[str, Any]) -> Environment:
+    """The environment of a curriculum. Raises `InputError` where it has none."""
+    environment = build(name, options).environment()
+    if environment is None:
+        raise InputError(f"curriculum {name!r} has no environment")
+    return environment

@@ -158,6 +158,6 @@ def _raises(where: str, build: Callable[[], object]) -> Iterable[str]:
         build()
     except InputError as error:
         return [f"{where}: {error}"]
-    except Exception as error:  # the user's own constructor may raise anything
+    except (Exception, SystemExit) as error:  # the user's own constructor may raise anything
         return [f"{where}: {type(error).__name__}: {error}"]
     return []

@@ -6,6 +6,8 @@ Every message says what happened, where, why, and what to do next. Exit codes of
 
 from __future__ import annotations
 
+from typing import Literal
+
 BAD_INPUT, DETACHED = 2, 130
 
 
@@ -61,6 +63,18 @@ class AgreementError(TributaryError):
 
 class TrainingStopped(TributaryError):
     """A bound of the recipe ended training: NaN, collapse, or too many failed samples."""
+
+
+class OutOfMemory(TributaryError):
+    """A process had too little memory: the same again would end the same way."""
+
+    def __init__(self, message: str, of: Literal["trainer", "server", "job"]) -> None:
+        """`of`: whose process it was."""
+        super().__init__(message, of)
+        self.of = of
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StageFailed(TributaryError):

@@ -15,6 +15,8 @@ from typing import Any
 
 from infra.errors import InputError
 
+_EXITS = "raised SystemExit({}): it must not end the program; remove sys.exit() or exit()"
+
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the nearest allowed name, else nothing."""
@@ -60,6 +62,8 @@ def construct(kind: str, name: str, factory: Callable[..., Any], options: Mappin
         raise InputError(f"{kind} {name!r}: {error}") from error
     except (TypeError, ValueError) as error:
         raise InputError(f"{kind} {name!r} refuses its options {dict(options)}: {error}") from error
+    except SystemExit as error:
+        raise InputError(f"{kind} {name!r}: its constructor {_EXITS.format(error)}") from error
 
 
 def require_methods(kind: str, name: str, part: object, methods: Iterable[str]) -> None:
@@ -89,6 +93,8 @@ def _import(kind: str, name: str, module: str) -> Any:
                 f"package folder in the recipe's `hooks:`, or install it."
             ) from error
         raise InputError(f"{kind} {name!r}: importing {module!r} failed: {error}") from error
+    except SystemExit as error:
+        raise InputError(f"{kind} {name!r}: importing {module!r} {_EXITS.format(error)}") from error
     except Exception as error:
         raise InputError(
             f"{kind} {name!r}: importing {module!r} failed: {type(error).__name__}: {error}"

@@ -13,7 +13,9 @@ from typing import BinaryIO
 
 import psutil
 
+from infra.coroutines import task_stacks
 from infra.home import home
+from infra.part_process import part_stacks
 
 _PROCESS_SECONDS = 10.0
 """what one process may take to be looked at"""
@@ -23,8 +25,9 @@ _OURS = ("sglang", "tasks.job", "engines.")
 def dump_stacks(name: str) -> Path:
     """Write the stacks of this process and of all that work for stages of this home; -> the file.
 
-    Other processes are read with py-spy, which needs the right to trace them; where it is refused
-    the file says so. Processes on other machines are not reached.
+    Of this process the asyncio tasks too. Its parts' processes write their own stacks; others are
+    read with py-spy, which needs the right to trace them: where it is refused the file says so.
+    Processes on other machines are not reached.
     """
     folder = home() / "logs" / "stacks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,6 +35,10 @@ def dump_stacks(name: str) -> Path:
     with path.open("wb") as file:
         _title(file, psutil.Process())
         faulthandler.dump_traceback(file, all_threads=True)
+        file.write(f"\n--- its asyncio tasks\n{task_stacks()}".encode())
+        for name, stack in part_stacks():
+            file.write(f"\n--- {name}, in process {stack}".encode())
+        file.flush()
         for process in stage_processes():
             _title(file, process)
             file.write(_look_at(process.pid))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from typing import Any
@@ -25,7 +24,7 @@ class ReasoningGymScore:
             return Verdict(0.0, reason=fault)
         boxes = boxed(transcript.answer)
         answer = boxes[0] if len(boxes) == 1 else transcript.answer.strip()
-        return Verdict(await asyncio.to_thread(_score, transcript.problem.reference, answer))
+        return Verdict(_score(transcript.problem.reference, answer))
 
 
 def _score(reference: Any, answer: str) -> float:

@@ -1,10 +1,10 @@
-"""Rewards by name: ours, or a user's class or async function by dotted path."""
+"""Rewards by name: ours, or a user's class or function by dotted path."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engines.types import Reward
@@ -20,23 +20,39 @@ BUILT_IN: Mapping[str, str] = {
     "repetition": "rewards.shaping:Repetition",
     "length": "rewards.shaping:Length",
 }
+QUICK = frozenset(BUILT_IN) - {"reasoning-gym"}
+"""pure, or with bounds of their own: they are called where the rollout is, without a time limit"""
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     """The reward `name` (built in, or `module:attribute`) made with its options.
 
-    A user's part is a class (or factory) whose instances are `async __call__(transcript)`, or
-    itself an `async def reward(transcript, **options)`. Raises `InputError` for anything else.
+    A user's part is a class (or factory) whose instances are called with the transcript, or itself
+    a function `reward(transcript, **options)`; `async` or not. Raises `InputError` for anything
+    else.
     """
     factory = resolve("reward", name, BUILT_IN)
     options = options or {}
-    if inspect.iscoroutinefunction(factory):
+    if _judges(factory, options):
         check_options("reward", name, factory, options)
         return functools.partial(factory, **options)
-    reward = construct("reward", name, factory, options)
-    if not inspect.iscoroutinefunction(getattr(reward, "__call__", None)):  # noqa: B004
+    reward: Any = construct("reward", name, factory, options)
+    if not callable(reward):
         raise InputError(
             f"reward {name!r}: {type(reward).__name__} is no reward: it needs "
             f"`async def __call__(self, transcript) -> Verdict`."
         )
     return reward
+
+
+def _judges(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether it is the reward itself: a function that needs one argument beside the options."""
+    if not inspect.isfunction(factory):
+        return False
+    parameters = list(inspect.signature(factory).parameters.values())[:1]
+    return any(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.default is p.empty
+        and p.name not in options
+        for p in parameters
+    )

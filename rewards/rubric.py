@@ -19,6 +19,7 @@ from typing import Any
 
 from engines.types import Reward, Status, Transcript, Verdict
 from infra.errors import InputError
+from infra.part_process import PartFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class Rubric:
 
 def _fault(term: Term, verdict: object) -> str:
     """What makes this no verdict, in words; empty if it is one."""
+    if isinstance(verdict, PartFailed):
+        return str(verdict)
     if isinstance(verdict, BaseException):
         return f"raised {type(verdict).__name__}: {verdict}"
     if not isinstance(verdict, Verdict):

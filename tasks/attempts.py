@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.digest import CodeIdentity
-from infra.errors import StageFailed
+from infra.errors import BAD_INPUT, OutOfMemory, StageFailed
 from infra.handover import hand_over, withdraw
+from infra.memory import kernel_kills
 from infra.spool import LaterRun
 from infra.storage import Store
 from tasks.claims import Claim, Claims, End, Owner
 from tasks.launch import Launcher, job_command, log_path
+from tasks.memory import memory_advice
 from tasks.protocol import JobInput, Watch, dispatch, job_path
 from tasks.stage import Resources, StageResources, StageSpec
 
@@ -40,7 +42,12 @@ SUBMIT_SECONDS = 10.0
 """what a claim's owner may take until its job is known"""
 IN_FLIGHT_SECONDS = 2.0
 """the same where the owner is gone: only what it had sent already can still arrive"""
-TAIL_LINES = 40
+RETRY_SECONDS = 2.0
+"""wait before the second attempt; each further one waits `RETRY_GROWTH` times as long"""
+RETRY_GROWTH = 5.0
+LONGEST_RETRY_SECONDS = 60.0
+TAIL_LINES = 15
+JOB_LOST = "JobLost"
 
 
 class StageStopped(Exception):
@@ -92,12 +99,13 @@ class Place:
     expiry_seconds: float = EXPIRY_SECONDS
     silent_seconds: float = SILENT_SECONDS
     begin_seconds: float = BEGIN_SECONDS
+    retry_seconds: float = RETRY_SECONDS
 
 
 def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactRecord, bool]:
     """The stage's artifact, and whether it was there before we came.
 
-    Raises `StageFailed` with the last lines of its log, `StageStopped` or `StageLetGo`.
+    Raises `StageFailed` with the cause and the log's path, `StageStopped` or `StageLetGo`.
     """
     found = place.artifacts.find(work.spec.kind, work.digest)
     if found is not None:
@@ -117,11 +125,28 @@ def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactReco
             raise StageStopped(f"stage {work.name} stopped; its last checkpoint is kept")
         if not stopped and (not end.retryable or tries == MAX_TRIES):
             raise StageFailed(_failure(work, place, claim, end, tail))
-        watch.warn(f"attempt {claim.number} is lost ({end.message}); trying again")
+        wait = 0.0 if stopped else pause_after(tries, place.retry_seconds)
+        again = f"trying again in {wait:g} s" if wait else "trying again"
+        watch.warn(f"attempt {claim.number} is lost ({end.message}); {again}")
         tail.clear()
+        _pause(work, place, wait)
     raise StageFailed(
         f"stage {work.name}: stopped {MAX_TRIES} times by other runs; try again later"
     )
+
+
+def pause_after(tries: int, first: float) -> float:
+    """Seconds between attempt `tries` of a run and its next one: what broke may need a moment."""
+    return min(first * RETRY_GROWTH ** (tries - 1), LONGEST_RETRY_SECONDS)
+
+
+def _pause(work: StageWork, place: Place, seconds: float) -> None:
+    """Raises StageStopped or StageLetGo when the run ends meanwhile."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        _unless_let_go(work, place)
+        if place.cancelled.wait(min(place.poll_seconds, left)):
+            raise StageStopped(f"stage {work.name} stopped; its last checkpoint is kept")
 
 
 def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
@@ -200,6 +225,7 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
 def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: Watch) -> End:
     """Wait until the attempt is over, one way or another, and say how."""
     mine = claim.owner.run == place.run
+    kills = kernel_kills()
     watch.started(claim.owner.job, claim.number, mine)
     if _reachable(place, claim):
         with _vigil(place, claims, claim):
@@ -214,14 +240,20 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     if end is None and place.cancelled.is_set() and not mine:
         raise StageStopped(f"stage {work.name}: left to the run {claim.owner.run} that started it")
     if end is None:
-        end = End(
-            outcome="failed",
-            error="JobLost",
-            retryable=True,
-            message="its job ended without a word: killed, or out of memory?",
-        )
+        end = _lost(work, place, by_kernel=kernel_kills() > kills)
         claims.finish(claim.number, end)
     return end
+
+
+def _lost(work: StageWork, place: Place, *, by_kernel: bool) -> End:
+    """The end of a job that could not write down one."""
+    if not by_kernel:
+        message = "its job ended without a word: it was killed, or its machine was"
+        return End(outcome="failed", error=JOB_LOST, retryable=True, message=message)
+    settings = work.spec.model_dump(mode="json").get("settings", {})
+    advice = memory_advice(work.name, settings, work.resources, place.pool)
+    message = f"its job ended when the kernel killed a process for lack of memory\n{advice}"
+    return End(outcome="failed", error=OutOfMemory.__name__, message=message)
 
 
 def _unless_let_go(work: StageWork, place: Place) -> None:
@@ -270,13 +302,18 @@ def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim)
 
 
 def _failure(work: StageWork, place: Place, claim: Claim, end: End, tail: deque[str]) -> str:
-    lines = "\n".join(f"  | {line}" for line in tail) or "  | (its log is not on this machine)"
-    return (
-        f"stage {work.name} failed: {end.error}: {end.message}\n"
-        f"attempt {claim.number}, job {claim.owner.job}\n"
-        f"last lines of {log_path(claim.owner.job)}:\n"
-        f"{lines}\nresume with: tributary resume {place.run}"
-    )
+    """The cause, where to read on, what to do: one screen. Tracebacks stay in the log."""
+    lines = [
+        f"stage {work.name} failed: {end.error}: {end.message}",
+        f"attempt {claim.number}; its log: {log_path(claim.owner.job)}",
+    ]
+    if end.error == JOB_LOST:  # its log is all that is known
+        lines += [f"  | {line}" for line in tail] or ["  | (not on this machine)"]
+    if end.exit_code == BAD_INPUT:
+        lines.append("repair what it names, then run the recipe again; what is done stays cached")
+    elif end.error != OutOfMemory.__name__:
+        lines.append(f"resume with: tributary resume {place.run}")
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)

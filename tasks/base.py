@@ -11,7 +11,8 @@ from tasks.domain import HookSpec
 from tasks.stage import StageContext, StageSpec
 
 if TYPE_CHECKING:
-    from engines.types import Demonstration
+    from engines.draws import draw_demonstrations
+from engines.types import Demonstration
 
 
 class RandomModel(Config):
@@ -73,4 +74,4 @@ def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
     from curricula.registry import build
 
     built = [build(c.name, c.options) for c in spec.curricula]
-    return [d for curriculum in built for d in curriculum.demonstrations(count, spec.seed)]
+    return [d for curriculum in built for d in draw_demonstrations(curriculum, count, spec.seed)]

@@ -75,7 +75,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         fleet, (_, domains) = await together(
             lease_fleet(stack, context, spec.settings.fleet, first),
-            open_parts(first, spec.domains),
+            open_parts(stack, first, spec.domains),
         )
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
@@ -111,6 +111,7 @@ async def _sample(
 ) -> list[Rollout]:
     """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
     from engines.chat import Chat
+    from engines.draws import draw_problems
     from engines.rollout.episode import Roller
     from engines.rollout.sweep import sweep
     from tasks.resources import context_length
@@ -128,7 +129,7 @@ async def _sample(
     groups = await sweep(
         roller,
         domain,
-        domain.curriculum.problems("distill", settings.problems, spec.seed),
+        draw_problems(domain.curriculum, "distill", settings.problems, spec.seed),
         samples=settings.samples,
         temperature=settings.temperature,
         kept=kept,

@@ -70,7 +70,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         fleet, (chat, domains) = await together(
             lease_fleet(stack, context, spec.settings.fleet, first),
-            open_parts(first, spec.domains),
+            open_parts(stack, first, spec.domains),
         )
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from engines.draws import draw_problems
 from engines.rollout.episode import Roller, Rollout
 from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import most_frequent_reason, outcome, share
@@ -73,7 +74,7 @@ def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> l
     for domain in domains:
         home = domain.name in spec.home.get(model, [])
         samples = settings.samples if home else settings.samples_elsewhere
-        problems = domain.curriculum.problems("heldout", settings.problems, spec.seed)
+        problems = draw_problems(domain.curriculum, "heldout", settings.problems, spec.seed)
         cells.append(Cell(model, domain, problems, samples, "score"))
         if home:
             cells.append(Cell(model, domain, problems, 1, "greedy"))

@@ -26,14 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
-from infra.errors import FencedOut, StageStalled, TributaryError
+from infra.coroutines import place_of
+from infra.errors import FencedOut, OutOfMemory, StageStalled, TributaryError
 from infra.handover import take_over
 from infra.home import home
+from infra.memory import is_memory_error, kernel_kills
 from infra.storage import Store
 from infra.traces import dead_traces, remove_traces
 from infra.user_files import install_hooks
 from infra.work import work_folder, work_path
 from tasks.claims import Claims, End
+from tasks.memory import Whose, memory_advice
 from tasks.protocol import JobInput, emit, job_path
 from tasks.registry import body_of, spec_of
 from tasks.reporter import JobReporter, open_reporter
@@ -77,28 +80,59 @@ def _request(stop: StopFlag) -> None:
 
 
 def _attempt(store: Store, given: JobInput, claims: Claims, stop: StopFlag, pulse: Pulse) -> End:
+    kills = kernel_kills()
     try:
         record = _run(store, given, claims, stop, pulse)
         print(f"stage {given.stage} is done: {record.url}", flush=True)
         return End(outcome="done", exit_code=0)
     except Stopped:
         return End(outcome="stopped", message="asked to stop; the last checkpoint is kept")
+    except OutOfMemory as error:
+        return _out_of_memory(given, error, error.of)
     except TributaryError as error:
+        if error.retryable and kernel_kills() > kills:
+            return _out_of_memory(given, error, None)
         return _failed(error, error.retryable, error.exit_code)
     except Exception as error:
+        if is_memory_error(error):
+            return _out_of_memory(given, error, "job")
+        return _failed(error, retryable=False, exit_code=1)
+    except SystemExit as error:  # of a user's part; without an end the stage would be tried again
         return _failed(error, retryable=False, exit_code=1)
 
 
-def _failed(error: Exception, retryable: bool, exit_code: int) -> End:
+def _failed(error: BaseException, retryable: bool, exit_code: int) -> End:
     traceback.print_exception(error)
     sys.stderr.flush()
     return End(
         outcome="failed",
         error=type(error).__name__,
-        message=str(error)[:4000],
+        message=f"{error}{_raised_at(error)}"[:4000],
         retryable=retryable,
         exit_code=exit_code,
     )
+
+
+def _raised_at(error: BaseException) -> str:
+    """Where an error that is none of ours came from: its text alone may be `'answer'`."""
+    if isinstance(error, TributaryError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = place_of([(f.filename, f.lineno or 0, f.name) for f in reversed(frames)])
+    return f" (at {place})" if place else ""
+
+
+def _out_of_memory(given: JobInput, error: Exception, whose: Whose | None) -> End:
+    """Tried again unchanged it would end the same way."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    told = str(error) if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {error}"
+    killed = "the kernel killed a process for lack of memory; then " if whose is None else ""
+    advice = memory_advice(
+        given.stage, given.spec.get("settings", {}), given.resources, given.pool, whose
+    )
+    message = f"{killed}{told[:2000]}\n{advice}"
+    return End(outcome="failed", error=OutOfMemory.__name__, message=message)
 
 
 def _run(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
-from tasks.domain import Domain, open_domain
+from tasks.domain import Domain, OpenDomain, open_domain
 from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
@@ -103,12 +103,22 @@ async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) ->
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:
-    """The model's chat format and the live domains, built in a thread: their imports take time."""
-    return await asyncio.to_thread(_open_parts, model, domains)
+async def open_parts(
+    stack: AsyncExitStack, model: Path, domains: Sequence[Domain]
+) -> tuple[Chat, list[LiveDomain]]:
+    """The model's chat format and the live domains, built in a thread: their imports take time.
+
+    The processes of the user's own parts are started, and end with the stack. Raises InputError.
+    """
+    chat, opened = await asyncio.to_thread(_open_parts, model, domains)
+    processes = [process for domain in opened for process in domain.processes]
+    for process in processes:
+        stack.push_async_callback(process.close)
+    await asyncio.gather(*[process.start() for process in processes])
+    return chat, [domain.live for domain in opened]
 
 
-def _open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[LiveDomain]]:
+def _open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[OpenDomain]]:
     from engines.chat import Chat
 
     return Chat.load(model), [open_domain(d) for d in domains]

@@ -107,7 +107,7 @@ async def train(
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
         (roles, fleet), (chat, domains) = await together(
-            _lease(stack, spec, context, model), open_parts(model, spec.domains)
+            _lease(stack, spec, context, model), open_parts(stack, model, spec.domains)
         )
         watch = Watch(**spec.settings.bounds.model_dump())
         record = RlRecord(

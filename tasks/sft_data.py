@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.batching import TokenSequence
+from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
 from tasks.domain import build_curriculum
@@ -89,7 +90,7 @@ def batches_for_steps(
 def _demonstrations(spec: SftSpec, chat: Chat) -> Iterator[_Solved]:
     assert spec.domain is not None
     curriculum = build_curriculum(spec.domain)
-    for shown in curriculum.demonstrations(spec.settings.demonstrations, spec.seed):
+    for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
         yield _solved(chat, shown.problem, shown.turns)
 
 

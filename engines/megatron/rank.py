@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from infra.errors import EngineError, TributaryError
+from infra.errors import EngineError, OutOfMemory, TributaryError
+from infra.memory import is_memory_error
 from infra.traces import claim_private_folder
 from infra.user_files import install_hooks
 
@@ -154,7 +155,10 @@ def _told_plainly() -> Generator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise EngineError(f"{type(error).__name__}: {error}") from None
+        text = f"{type(error).__name__}: {error}"
+        if is_memory_error(error):
+            raise OutOfMemory(text, "trainer") from None
+        raise EngineError(text) from None
 
 
 def place_of_this_process() -> Place:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engines.megatron.rank import Place
-from infra.errors import EngineError, TributaryError
+from infra.errors import EngineError, OutOfMemory, TributaryError
 
 _GRACE_S = 1.0
 
@@ -52,9 +52,16 @@ def translated(
     error: BaseException, what: str, rank: int, places: Sequence[Place]
 ) -> TributaryError:
     """What a Ray call raised as one of our errors: our own is unwrapped, others say where."""
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import OutOfMemoryError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else error
+    # Of a rank that was killed by whomever Ray says that it may have been for memory.
+    by_monitor = isinstance(cause, OutOfMemoryError) or "running low on memory" in str(cause)
+    if isinstance(cause, OutOfMemory) or by_monitor:
+        text = next(iter(str(cause).strip().splitlines()), "no message")
+        told = OutOfMemory(f"{what} on {_where(rank, places)}: {text}", "trainer")
+        told.__cause__ = error
+        return told
     if isinstance(cause, TributaryError) and type(cause) is not EngineError:
         return cause
     named = "" if isinstance(cause, EngineError) else f"{type(cause).__name__}: "

@@ -32,7 +32,7 @@ class Watch:
         if failed > self.max_failed_share:
             raise TrainingStopped(
                 f"step {step}: {failed:.0%} of the rollouts failed, more than the bound of "
-                f"{self.max_failed_share:.0%}; most often: {failure}. Mend the reward or the "
+                f"{self.max_failed_share:.0%}; most often: {failure}. Repair the reward or the "
                 "environment, or raise `bounds.max_failed_share`"
             )
         self.outcomes.append(metrics["outcome_mean"])

@@ -34,6 +34,7 @@ from engines.types import (
     Transcript,
 )
 from infra.errors import InfrastructureError
+from infra.part_process import PartFailed
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
@@ -112,7 +113,8 @@ class Roller:
             on_finished(made)
             return made
 
-        return list(await asyncio.gather(*[roll(index) for index in range(size)]))
+        tasks = [asyncio.create_task(roll(i), name=f"rollout {group_id}#{i}") for i in range(size)]
+        return list(await asyncio.gather(*tasks))
 
     def _read_back(self, attempt: Attempt, found: Finished) -> Rollout:
         sample = found.sample
@@ -173,6 +175,8 @@ class Roller:
                     raise
                 except ProtocolBreak as broken:
                     return _End(Status.MALFORMED, str(broken))
+                except PartFailed as error:
+                    return _End(Status.FAILED, f"environment {error}")
                 except Exception as error:  # the environment is a user's code: its fault is data
                     return _End(Status.FAILED, f"environment: {type(error).__name__}: {error}")
                 if over:

@@ -61,8 +61,8 @@ class RolloutJournal:
 
     def keep(self, step: int, sample: Sample, turns: Sequence[Message]) -> None:
         """Write it soon: with the others that finish until the writer is free."""
-        if sample.status is Status.ABORTED:
-            return  # unfinished: it starts again from its seed
+        if sample.status in (Status.ABORTED, Status.FAILED):
+            return  # it starts again from its seed; why it failed may be over by then
         self._waiting.append(Finished(sample, tuple(turns)))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(step))

@@ -30,12 +30,16 @@ def share(samples: Sequence[Sample], status: Status) -> float:
 
 
 def most_frequent_reason(samples: Sequence[Sample]) -> str:
-    """Why most of the failed samples failed. Example: "outcome: ValueError: no box (14 of 20)"."""
-    failed = [s.reason for s in samples if s.status is Status.FAILED]
+    """Why most of the failed samples failed, and a problem of which one did.
+
+    Example: "reward 'math' raised ValueError: no box (14 of 20, the first on add/17)"
+    """
+    failed = [s for s in samples if s.status is Status.FAILED]
     if not failed:
         return ""
-    reason, count = Counter(failed).most_common(1)[0]
-    return f"{reason} ({count} of {len(failed)})"
+    reason, count = Counter(s.reason for s in failed).most_common(1)[0]
+    first = next(s.problem_id for s in failed if s.reason == reason)
+    return f"{reason} ({count} of {len(failed)}, the first on {first})"
 
 
 def batch_samples(batch: StepBatch) -> list[Sample]:

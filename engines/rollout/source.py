@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from engines.draws import draw_problems
 from engines.rollout.seams import LiveDomain
 from engines.types import Problem, Split
 
@@ -41,7 +42,7 @@ class ProblemSource:
         self._starts = {d.name: cursor.starts.get(d.name, 0) for d in self._domains}
 
     def draw(self, count: int) -> list[Drawn]:
-        """The next `count` problems, one domain after the other."""
+        """The next `count` problems, one domain after the other. Raises InputError."""
         order = [self._domains[(self._turn + i) % len(self._domains)] for i in range(count)]
         fresh = {d.name: iter(self._take(d, order.count(d))) for d in self._domains}
         self._turn += count
@@ -50,4 +51,4 @@ class ProblemSource:
     def _take(self, domain: LiveDomain, count: int) -> Sequence[Problem]:
         start = self._starts[domain.name]
         self._starts[domain.name] = start + count
-        return domain.curriculum.problems(self._split, count, self._seed, start)
+        return draw_problems(domain.curriculum, self._split, count, self._seed, start)

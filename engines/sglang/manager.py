@@ -26,7 +26,7 @@ from engines.lease import Lease, LeaseBook
 from engines.sglang.slots import ServerSlots, Slot, architecture
 from engines.sglang.spec import FleetSpec
 from engines.weight_sync import disk
-from infra.errors import EngineError
+from infra.errors import EngineError, OutOfMemory
 
 LEASE_TTL_S = 60.0
 _PREPARE_S = 900.0
@@ -257,7 +257,7 @@ class FleetManager:
             await asyncio.to_thread(slot.ensure, request.spec, fleet.model, request.tp)
             await asyncio.to_thread(disk.publish, fleet.model, [slot.url], fleet.disk_version)
             self._restarts += 1
-        except EngineError:
+        except (EngineError, OutOfMemory):
             _log.exception("%s does not restart; trying again", name)
         finally:
             fleet.restarting.discard(name)

@@ -12,7 +12,8 @@ from engines.sglang.http import call, free_port, order, read_text
 from engines.sglang.spec import FleetSpec
 from engines.sglang.zygote import Zygote, log_tail
 from infra.access import reachable
-from infra.errors import EngineError
+from infra.errors import EngineError, OutOfMemory
+from infra.memory import tells_of_memory
 
 START_S = 300.0
 """bound on a server's start; 2 s by fork on CPU, minutes for a large model on GPU"""
@@ -68,7 +69,8 @@ class Server:
             except EngineError as error:
                 last = error
             if not self.is_alive:
-                raise EngineError(f"server {self.name} ended while starting; {self._advice()}")
+                text = f"server {self.name} ended while starting; {self._advice()}"
+                raise OutOfMemory(text, "server") if tells_of_memory(text) else EngineError(text)
             time.sleep(0.03)
         raise EngineError(
             f"server {self.name} was not ready in {timeout:.0f} s ({last}); {self._advice()}"

@@ -50,7 +50,7 @@ class Workbench:
     """solved problems of all domains, shuffled"""
 
     def domain(self, name: str) -> LiveDomain:
-        return open_domain(self.recipe.experts[name].domain)
+        return open_domain(self.recipe.experts[name].domain).live
 
     def endless_chat(self) -> Chat:
         """For turns that take their whole budget."""

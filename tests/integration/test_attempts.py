@@ -26,7 +26,7 @@ from tasks.base import BaseSettings, BaseSpec, RandomModel
 from tasks.claims import Claims, Owner
 from tasks.domain import HookSpec
 from tasks.identity import stage_code, stage_digest
-from tasks.launch import LocalLauncher
+from tasks.launch import LocalLauncher, log_path
 from tasks.protocol import job_path
 from tasks.stage import Resources, StageResources
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 
 MOODY = '''
 """A curriculum that does what a file says, once."""
-import os, signal, time
+import os, resource, signal, time
 from pathlib import Path
 from engines.types import Demonstration, Message, Problem
 
@@ -53,6 +53,11 @@ class Moody:
         self.mood.write_text(rest)
         if mood == "raise":
             raise RuntimeError("no demonstrations today")
+        if mood == "exit":
+            raise SystemExit(3)
+        if mood == "hoard":
+            resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+            bytearray(4 << 30)
         if mood == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if mood == "freeze":
@@ -116,7 +121,7 @@ class Bench:
             store=self.store, artifacts=ArtifactStore(self.store, self.mood.parent / "cache"),
             launcher=launcher, home_id=home, run=run, pool=Resources(),
             hooks={"moody.py": MOODY}, poll_seconds=0.05, expiry_seconds=expiry,
-            silent_seconds=silent,
+            silent_seconds=silent, retry_seconds=0.05,
         )  # fmt: skip
 
     def run(self, place: Place, seen: Seen | None = None) -> tuple[ArtifactRecord, bool]:
@@ -165,15 +170,48 @@ def test_two_runs_at_once_share_one_job_also_from_two_homes(bench: Bench) -> Non
     assert sum(mine for one in seen for _, _, mine in one.jobs) == 1
 
 
-def test_a_failure_carries_the_log_and_the_command_that_resumes(bench: Bench) -> None:
-    bench.mood.write_text("raise\n")
+@pytest.mark.parametrize(
+    ("mood", "cause"),
+    [("raise", "RuntimeError: no demonstrations today"), ("exit", "SystemExit: 3")],
+)
+def test_bad_input_is_told_in_a_few_lines_and_nobody_is_told_to_resume(
+    bench: Bench, mood: str, cause: str
+) -> None:
+    bench.mood.write_text(f"{mood}\n")
+    seen = Seen()
     with pytest.raises(StageFailed) as caught:
-        bench.run(bench.place("today"))
+        bench.run(bench.place("today"), seen)
     said = str(caught.value)
-    assert "RuntimeError: no demonstrations today" in said
-    assert "in demonstrations" in said
-    assert "tributary resume today" in said
-    assert bench.run(bench.place("today"))[1] is False  # the next try makes it
+    assert f"curriculum 'moody:Moody': demonstrations: raised {cause}" in said
+    assert "resume" not in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 6
+    assert "Traceback" in log_path(seen.jobs[-1][0]).read_text()
+    assert len(seen.jobs) == 1
+    assert bench.run(bench.place("today"))[1] is False  # repaired, the next one makes it
+
+
+def test_too_little_memory_names_what_to_lower_and_is_not_tried_again(bench: Bench) -> None:
+    bench.mood.write_text("hoard\n" * 3)
+    seen, place = Seen(), bench.place("run")
+    with pytest.raises(StageFailed, match=r"OutOfMemory.*MemoryError") as caught:
+        bench.run(replace(place, pool=Resources(concurrent_stages=2)), seen)
+    assert "resources.concurrent_stages: 2 -> 1" in str(caught.value)
+    assert "resume" not in str(caught.value)
+    assert len(seen.jobs) == 1
+
+
+def test_attempts_that_may_help_wait_longer_each_time(bench: Bench) -> None:
+    assert [attempts.pause_after(tries, 2.0) for tries in (1, 2, 3, 4)] == [2.0, 10.0, 50.0, 60.0]
+    bench.mood.write_text("die\n")
+    seen, place = Seen(), replace(bench.place("run"), retry_seconds=3600.0)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(bench.run, place, seen)
+        _until(lambda: bool(seen.warnings))
+        assert "trying again in 60 s" in seen.warnings[0]
+        place.cancelled.set()
+        with pytest.raises(StageStopped):
+            running.result(timeout=10)
 
 
 def test_a_killed_job_is_tried_again(bench: Bench) -> None:
@@ -213,8 +251,9 @@ def test_a_job_that_hangs_before_its_first_heartbeat_is_tried_again(
 
 def test_a_job_that_dies_each_time_fails_the_stage(bench: Bench) -> None:
     bench.mood.write_text("die\n" * 5)
-    with pytest.raises(StageFailed, match="attempt 3"):
+    with pytest.raises(StageFailed, match="attempt 3") as caught:
         bench.run(bench.place("run"))
+    assert "tributary resume run" in str(caught.value)
 
 
 def test_a_silent_attempt_of_another_home_expires(bench: Bench) -> None:

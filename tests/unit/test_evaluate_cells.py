@@ -120,7 +120,7 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     assert one.score == 0.5  # 0 is wrong, 1 and 2 are right, 3 failed
     assert one.rollouts == 8
     assert one.failed_share == 0.25
-    assert one.failure == "no verdict (2 of 2)"
+    assert one.failure == "no verdict (2 of 2, the first on a/heldout/3)"
     assert one.tokens == 16
     assert one.stderr == pytest.approx((4 * 0.25 / 3 / 4) ** 0.5)
     assert one.outcomes == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]

@@ -1,0 +1,57 @@
+"""What a curriculum gives, checked: a user wrote it, and it is asked in the middle of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from engines.types import Curriculum, Demonstration, Problem, Split
+from infra.errors import InputError, TributaryError
+
+T = TypeVar("T")
+
+
+def draw_problems(
+    curriculum: Curriculum, split: Split, count: int, seed: int, start: int = 0
+) -> list[Problem]:
+    """Exactly `count` problems. Raises InputError that names the curriculum and the split."""
+    place = f" from position {start}" if start else ""
+    what = f"{_name(curriculum)}: problems of split {split!r}{place}"
+    given = _asked(what, lambda: curriculum.problems(split, count, seed, start), Problem)
+    if len(given) < count:
+        raise InputError(
+            f"{what}: {count} were asked for, {len(given)} came. A split's order is endless: begin "
+            "again when its problems are used up, or ask for fewer in the recipe"
+        )
+    return given[:count]
+
+
+def draw_demonstrations(curriculum: Curriculum, count: int, seed: int) -> list[Demonstration]:
+    """At most `count`, and at least one. Raises InputError as `draw_problems`."""
+    what = f"{_name(curriculum)}: demonstrations"
+    given = _asked(what, lambda: curriculum.demonstrations(count, seed), Demonstration)
+    if not given:
+        raise InputError(f"{what}: {count} were asked for, none came")
+    return given
+
+
+def _name(curriculum: object) -> str:
+    """As a recipe names it, e.g. `curriculum 'my_words:Words'`."""
+    kind = type(curriculum)
+    return f"curriculum '{kind.__module__}:{kind.__qualname__}'"
+
+
+def _asked(what: str, ask: Callable[[], Sequence[T]], kind: type[T]) -> list[T]:
+    try:
+        given: Any = list(islice(ask(), 1 << 32))
+    except (TributaryError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what}: raised {type(error).__name__}: {error}") from error
+    wrong = [item for item in given if not isinstance(item, kind)]
+    if wrong:
+        raise InputError(
+            f"{what}: gave {type(wrong[0]).__name__} where engines.types.{kind.__name__} is wanted"
+        )
+    return given

@@ -1,0 +1,71 @@
+"""Where suspended coroutines stand: `faulthandler` and py-spy see threads only."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+from infra.home import SOURCE_ROOT
+
+_DEEPEST = 40
+
+
+def task_stacks() -> str:
+    """Every unfinished task of this process with its coroutines' frames, outermost first.
+
+    Tasks that wait at the same place are shown once, with their number and some of their names.
+    Safe to call from any thread, also while an event loop is stuck.
+    """
+    names: dict[tuple[str, ...], list[str]] = {}
+    for task in _tasks():
+        frames = tuple(_line(frame) for frame in frames_of(task.get_coro()))
+        names.setdefault(frames, []).append(task.get_name())
+    blocks = [
+        "\n".join([f"{len(found)} x {', '.join(_shown(found))}", *(f"  {line}" for line in frames)])
+        for frames, found in sorted(names.items(), key=lambda item: -len(item[1]))
+    ]
+    return "\n".join(blocks) + "\n" if blocks else "no unfinished task\n"
+
+
+def frames_of(awaited: Any) -> list[FrameType]:
+    """Frames of a suspended coroutine and of what it awaits, outermost first."""
+    frames: list[FrameType] = []
+    while awaited is not None and len(frames) < _DEEPEST:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is None:
+            break
+        frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return frames
+
+
+def place_of(frames: list[tuple[str, int, str]]) -> str:
+    """Where a user's code stands, of (file, line, function) innermost first, e.g. `my.py:12 in f`.
+
+    The innermost frame that is neither of Python, nor of a package, nor ours.
+    """
+    others = (os.path.dirname(os.__file__), str(SOURCE_ROOT / "infra"), "<")
+    for file, line, function in frames:
+        if not file.startswith(others) and "site-packages" not in file:
+            return f"{file.rpartition('/')[2]}:{line} in {function}"
+    return ""
+
+
+def _tasks() -> list[asyncio.Task[Any]]:
+    # asyncio lists the tasks of one loop only, and for each Python version in another way.
+    found = [o for o in gc.get_objects() if issubclass(type(o), asyncio.Task)]
+    return [task for task in found if not task.done()]
+
+
+def _line(frame: FrameType) -> str:
+    code = frame.f_code
+    return f'File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+
+
+def _shown(names: list[str], count: int = 4) -> list[str]:
+    more = [f"and {len(names) - count} more"] if len(names) > count else []
+    return sorted(Counter(names))[:count] + more

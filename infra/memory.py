@@ -1,0 +1,38 @@
+"""Telling that a process ran out of memory from every other way in which it may end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_SIGNS = re.compile(
+    r"out of memory|OutOfMemoryError|\bMemoryError\b|(can't|cannot) allocate memory"
+    r"|not enough memory|running low on memory|std::bad_alloc",
+    re.IGNORECASE,
+)
+_COUNTERS = Path("/proc/vmstat")
+
+
+def tells_of_memory(text: str) -> bool:
+    """Whether an error's text, or the end of a log, says so: torch's, Python's, SGLang's, Ray's."""
+    return _SIGNS.search(text) is not None
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, is of too little memory."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or tells_of_memory(f"{type(seen).__name__}: {seen}"):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def kernel_kills() -> int:
+    """How many processes of this machine the kernel has killed for memory since it started, those
+    of a container's own limit among them; 0 where it does not tell."""
+    try:
+        lines = _COUNTERS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,22 @@
+"""A reward that runs in a process of its own, with a time limit: every one that is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engines.types import Transcript
+from infra.part_process import PartProcess
+
+BUILD = "rewards.registry:build"
+
+
+class ProcessReward:
+    """Asks the reward behind a `PartProcess`; one call a rollout."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        self.process = PartProcess(f"reward {name!r}", BUILD, (name, dict(options)), timeout_s)
+
+    async def __call__(self, transcript: Transcript) -> Any:
+        """What the reward returned. Raises PartFailed."""
+        return await self.process.call("__call__", transcript, about=transcript.problem.id)

@@ -1,0 +1,129 @@
+"""Too little memory is told from other failures, and the advice says from what to what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines.megatron.rank import Place, TrainerRank
+from engines.megatron.rank_calls import translated
+from engines.megatron.spec import Optimizer, Trainer
+from infra import memory
+from infra.errors import EngineError, OutOfMemory
+from infra.memory import is_memory_error, kernel_kills, tells_of_memory
+from tasks.attempts import Place as RunPlace
+from tasks.attempts import StageWork, _lost  # pyright: ignore[reportPrivateUsage]
+from tasks.memory import Whose, memory_advice
+from tasks.sft import SftSettings, SftSpec
+from tasks.stage import Resources, StageResources
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = {
+    "trainer": {"micro_batch_tokens": 8192},
+    "fleet": {"max_total_tokens": 16384, "sglang": {"mem_fraction_static": 0.85}},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "Task was killed due to the node running low on memory.",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_each_part_says_it_in_its_own_words(text: str) -> None:
+    assert tells_of_memory(text)
+
+
+@pytest.mark.parametrize("text", ["MemoryErrors are none", "no server answers", "KeyError: 3"])
+def test_other_failures_are_none(text: str) -> None:
+    assert not tells_of_memory(text)
+
+
+def test_a_cause_counts_too() -> None:
+    error = RuntimeError("the step failed")
+    error.__cause__ = MemoryError()
+    assert is_memory_error(error)
+
+
+class Greedy:
+    """A Trainer whose step needs a petabyte."""
+
+    def step(self) -> None:
+        import torch
+
+        torch.empty(1 << 50)
+
+    def fault(self) -> None:
+        raise ValueError("the loss is nan")
+
+
+def _rank() -> TrainerRank:
+    rank = TrainerRank.__new__(TrainerRank)
+    rank._trainer, rank._rank = Greedy(), 0  # type: ignore[assignment]  # pyright: ignore
+    return rank
+
+
+def test_a_rank_that_runs_out_of_memory_is_no_engine_error() -> None:
+    with pytest.raises(OutOfMemory, match="allocate") as caught:
+        _rank().call("step", ())
+    assert not caught.value.retryable
+    with pytest.raises(EngineError, match="the loss is nan"):
+        _rank().call("fault", ())
+
+
+def test_what_ray_says_of_a_rank_is_told_apart() -> None:
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    places = [Place("host", 7, "/log")]
+    ours = translated(OutOfMemory("RuntimeError: out of memory", "trainer"), "step", 0, places)
+    assert isinstance(ours, OutOfMemory)
+    assert ours.of == "trainer"
+    assert str(ours).startswith("step on rank 0 (host, pid 7, log /log): RuntimeError")
+    monitor = OutOfMemoryError("Task was killed due to the node running low on memory.")
+    assert isinstance(translated(monitor, "step", 0, places), OutOfMemory)
+    # Ray names the OOM killer as one of several possible causes of every death.
+    died = RayActorError(error_msg="(1) The process is killed by SIGKILL by OOM killer")
+    assert isinstance(translated(died, "step", 0, places), EngineError)
+
+
+def test_the_advice_names_the_settings_of_who_ran_out() -> None:
+    def advice(whose: Whose | None) -> str:
+        return memory_advice("agent-rl", SETTINGS, StageResources(), Resources(), whose)
+
+    assert "trainer.micro_batch_tokens: 8192 -> 4096" in advice("trainer")
+    assert "fleet" not in advice("trainer")
+    assert "fleet.max_total_tokens: 16384 -> 8192" in advice("server")
+    assert "mem_fraction_static: 0.85 -> 0.75" in advice("server")
+    assert "micro_batch_tokens" not in advice("server")
+    assert "micro_batch_tokens" in advice(None)
+    assert "concurrent_stages: 2 -> 1" in advice("job")
+
+
+def test_a_job_that_the_kernel_killed_for_memory_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = tmp_path / "vmstat"
+    monkeypatch.setattr(memory, "_COUNTERS", counters)
+    assert kernel_kills() == 0
+    counters.write_text("pgfault 12\noom_kill 3\n")
+    assert kernel_kills() == 3
+    settings = SftSettings(steps=1, optimizer=Optimizer(lr=1e-3), trainer=Trainer())
+    work = StageWork.__new__(StageWork)
+    for name, value in {
+        "name": "agent-sft",
+        "spec": SftSpec(settings=settings),
+        "resources": StageResources(),
+    }.items():
+        object.__setattr__(work, name, value)
+    place = RunPlace.__new__(RunPlace)
+    object.__setattr__(place, "pool", Resources())
+    killed = _lost(work, place, by_kernel=True)
+    assert (killed.error, killed.retryable) == ("OutOfMemory", False)
+    assert "micro_batch_tokens: 8192 -> 4096" in killed.message
+    assert _lost(work, place, by_kernel=False).retryable

@@ -13,7 +13,11 @@ from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
+from tasks.distill import DistillSpec
 from tasks.domain import Domain
+from tasks.evaluate import EvaluateSpec
+from tasks.opd import OpdSpec
+from tasks.rl import RlSpec
 
 RESERVED = ("base", "unified", "distill", "evaluate", "model")
 SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
@@ -26,6 +30,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
         install_hooks(read_hooks(recipe.hooks))
         problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
     problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
+    problems += _time_limits(plan)
     if recipe.determinism == "exact":
         problems += [f"{line}; say `determinism: close`" for line in inexact(recipe, plan)]
     if problems:
@@ -139,6 +144,22 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
         if servers > pool.servers:
             yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
+
+
+def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
+    """A stage must not count as standing still while a part may still answer."""
+    for stage in plan:
+        if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
+            continue
+        bound = stage.resources.stall_seconds
+        for domain in stage.spec.domains:
+            for named in (domain, *domain.rewards):
+                if named.timeout_s >= bound:
+                    yield (
+                        f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"
+                        f" and the stage counts as hung after stall_seconds {bound:g}: raise the"
+                        " latter in resources, or lower the former"
+                    )
 
 
 def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

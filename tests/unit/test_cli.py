@@ -58,6 +58,7 @@ def test_check_accepts_the_recipes_that_we_ship(
         ("resources.stages.agent-rl.trainer={tp: 3}", "stage agent-rl"),
         ("experts.agent.rl.trainer.megatron={recompute_granularty: full}", "recompute_granularity"),
         ("experts.agent.rl.fleet.sglang={mem_fraction_statik: 0.5}", "mem_fraction_static"),
+        ("experts.agent.domain.rewards.0.timeout_s=1800", "stall_seconds 1800"),
         ("hooks=[missing.py]", "missing.py is missing"),
         ("experts.agent.domain.name=other", "leave it out"),
     ],

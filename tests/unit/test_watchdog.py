@@ -26,10 +26,18 @@ JOB = """
 import asyncio, subprocess, sys, time
 from tasks import job
 
+async def judge():
+    await asyncio.get_running_loop().create_future()
+
+async def rollout():
+    await judge()
+
 async def hang(spec, context):
     child = subprocess.Popen(
         [sys.executable, "-c", "import time\\ndef stuck(): time.sleep(60)\\nstuck()", "engines."]
     )
+    asyncio.create_task(rollout(), name="rollout p#0")
+    await asyncio.sleep(0)
     context.reporter.progress(0, 1, "hangs")
     try:
         time.sleep(60)  # the event loop as well
@@ -88,6 +96,9 @@ def test_a_stage_that_stands_still_ends_with_the_stacks_of_all_its_processes(
     stacks = path.read_text()
     assert "in hang" in stacks, "its own"
     assert "stuck" in stacks, "its child's"
+    waiting = stacks.partition("1 x rollout p#0")[2].partition(" x ")[0]
+    assert "in rollout" in waiting, "a coroutine that no thread runs"
+    assert "in judge" in waiting, "what it waits in"
     assert not list((tmp_path / "home" / "work").iterdir())
 
 

@@ -11,8 +11,7 @@ from tasks.domain import HookSpec
 from tasks.stage import StageContext, StageSpec
 
 if TYPE_CHECKING:
-    from engines.draws import draw_demonstrations
-from engines.types import Demonstration
+    from engines.types import Demonstration
 
 
 class RandomModel(Config):
@@ -72,6 +71,7 @@ async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
 
 def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
     from curricula.registry import build
+    from engines.draws import draw_demonstrations
 
     built = [build(c.name, c.options) for c in spec.curricula]
     return [d for curriculum in built for d in draw_demonstrations(curriculum, count, spec.seed)]

@@ -71,7 +71,7 @@ class OutOfMemory(TributaryError):
     def __init__(self, message: str, of: Literal["trainer", "server", "job"]) -> None:
         """`of`: whose process it was."""
         super().__init__(message, of)
-        self.of = of
+        self.of: Literal["trainer", "server", "job"] = of
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from engines.types import Reward
 from infra.errors import InputError
@@ -42,7 +42,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
             f"reward {name!r}: {type(reward).__name__} is no reward: it needs "
             f"`async def __call__(self, transcript) -> Verdict`."
         )
-    return reward
+    return cast("Reward", reward)
 
 
 def _judges(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:

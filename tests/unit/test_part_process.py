@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -132,7 +132,7 @@ class ToolEpisode:
 @asynccontextmanager
 async def opened(
     reward: str, timeout_s: float = LIMIT, curriculum: str = "Bare", **more: Any
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any]:
     """A domain as a stage opens it, with a reward of this file."""
     terms = [{"name": f"{__name__}:{reward}", "outcome": True, "timeout_s": timeout_s}]
     fields = {"name": "d", "curriculum": {"name": f"{__name__}:{curriculum}"}, "rewards": terms}

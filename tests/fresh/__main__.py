@@ -55,7 +55,9 @@ def _run(case: str, base: Path, machine: Path) -> list[Row]:
 
 
 def _demand() -> None:
-    missing = [tool for tool in ("debootstrap", "unshare", "chroot") if not shutil.which(tool)]
+    missing = [
+        tool for tool in ("debootstrap", "setpriv", "unshare", "chroot") if not shutil.which(tool)
+    ]
     if missing:
         sys.exit(
             f"`make fresh` needs {', '.join(missing)}: `apt-get install debootstrap util-linux`"

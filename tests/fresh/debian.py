@@ -10,16 +10,19 @@ from pathlib import Path
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
 APT = Path("/etc/apt")
+ALONE = (
+    "setpriv", "--pdeathsig", "KILL", "--",
+    "unshare", "--mount", "--pid", "--fork", "--kill-child", "--",
+)  # fmt: skip
+"""Mounts and processes in namespaces of their own, which end with this process, however it ends"""
 
 
 def build(folder: Path) -> Path:
     """What `debootstrap` makes of the suite: no compiler, no pip, no headers."""
     command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder)]
-    # In namespaces of its own: its mounts and daemons end with it, also when it fails.
-    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--"]
     print(f"building a minimal Debian ({SUITE}) ...", flush=True)
     done = subprocess.run(
-        [*alone, *command, mirror(APT)], capture_output=True, text=True, env=os.environ | _proxy()
+        [*ALONE, *command, mirror(APT)], capture_output=True, text=True, env=os.environ | _proxy()
     )
     if done.returncode != 0:
         raise SystemExit(f"debootstrap failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

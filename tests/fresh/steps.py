@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.rows import Row
+from tests.fresh.debian import ALONE
 
 USER = "newcomer"
 LIMIT_S = 3 * 3600.0
@@ -46,7 +47,7 @@ def run_steps(machine: Path, environment: dict[str, str], log: Path) -> None:
         chroot {folder} useradd --create-home --shell /bin/bash {USER}
         exec chroot {folder} su {USER} --login --command 'env {said} bash /srv/steps.sh'
     """
-    alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "bash", "-euc", inside]
+    alone = [*ALONE, "bash", "-euc", inside]
     print(f"running in {machine}; output in {log}", flush=True)
     with log.open("w") as out:
         subprocess.run(alone, stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=LIMIT_S)

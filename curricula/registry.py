@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from curricula.built_in import BUILT_IN
 from engines.types import Curriculum, Environment
 from infra.errors import InputError
 from infra.hooks import construct, require_methods, resolve
-
-BUILT_IN: Mapping[str, str] = {
-    "reasoning": "curricula.reasoning:Reasoning",
-    "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
-    "agent": "curricula.agent:Agent",
-    "general": "curricula.general:General",
-}
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Curriculum:

@@ -12,7 +12,8 @@ from flows.model_checks import folder_cautions, folder_problems
 from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
-from infra.user_files import install_hooks, read_hooks
+from infra.undeclared_reads import undeclared_reads, watch_reads
+from infra.user_files import install_hooks, read_hooks, same_names
 from tasks.distill import DistillSpec
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSpec
@@ -27,7 +28,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
     """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it."""
     problems = [*_names(recipe), *_hooks(recipe)]
     if not problems:  # parts can only be built once their files are there
-        install_hooks(read_hooks(recipe.hooks))
+        watch_reads(install_hooks(read_hooks(recipe.hooks, recipe.data)))
         problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
     problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     problems += _time_limits(plan)
@@ -50,6 +51,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from folder_cautions(plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
+    yield from undeclared_reads()
 
 
 def _names(recipe: Recipe) -> Iterator[str]:
@@ -76,6 +78,7 @@ def _hooks(recipe: Recipe) -> Iterator[str]:
             yield f"hooks: {hook} is no Python file"
         elif not path.stem.isidentifier():
             yield f"hooks: {path.name} cannot be imported under that name"
+    yield from (f"hooks: {line}" for line in same_names(recipe.hooks))
 
 
 def _domains(recipe: Recipe) -> Iterator[tuple[str, Domain]]:
@@ -153,7 +156,8 @@ def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
             continue
         bound = stage.resources.stall_seconds
         for domain in stage.spec.domains:
-            for named in (domain, *domain.rewards):
+            rewards = domain.rewards if isinstance(domain, Domain) else [domain.outcome]
+            for named in (domain, *rewards):
                 if named.timeout_s >= bound:
                     yield (
                         f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"

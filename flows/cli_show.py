@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_text
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engines.algorithms.combinations import describe
@@ -15,7 +17,7 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.report import build_report
 from flows.runs import find_run, store_of, store_to_show
-from infra.artifacts import ArtifactRecord, ArtifactStore
+from infra.artifacts import ArtifactStore
 from infra.errors import TributaryError
 from infra.home import home
 from tasks.opd import OpdSpec
@@ -36,10 +38,16 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
             line = f"{stage.name}: {describe(stage.spec.settings.algorithm)}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
-    for stage, state in zip(plan, _states(recipe, plan), strict=True):
+    why: dict[str, list[str]] = {}
+    with contextlib.suppress(TributaryError):
+        why = stage_reasons(recipe, plan)
+    for stage in plan:
         inputs = ", ".join(dict.fromkeys(stage.inputs.values()))
-        table.add_row(stage.name, stage.kind, inputs, state, _layout(stage), _servers(stage))
+        state = _state(why.get(stage.name))
+        row = (stage.name, stage.kind, inputs, state, _layout(stage), _servers(stage))
+        table.add_row(*map(escape, row))
     console.print(table)
+    _print_reasons(why, console)
     reasons = list(inexact(recipe, plan))
     promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
     console.print(f"A resumed run ends {promise}.", highlight=False)
@@ -50,30 +58,42 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     return 0
 
 
-def _states(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
-    """`cached` or `to run`; `unknown` where the store or the base is out of reach."""
-    try:
-        found = _cached(recipe, plan)
-    except TributaryError:
-        return ["unknown"] * len(plan)
-    return ["cached" if stage.name in found else "to run" for stage in plan]
-
-
-def _cached(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, ArtifactRecord]:
-    """What is in the store; a stage below one that is to run has no digest yet."""
+def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
+    """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
+    from flows.planned_digests import planned_identities
+    from flows.reasons import reasons
     from infra.user_files import install_hooks, read_hooks
-    from tasks.identity import stage_code, stage_digest
 
-    files = install_hooks(read_hooks(recipe.hooks))
+    identities = planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
     artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
-    found: dict[str, ArtifactRecord] = {}
-    for stage in plan:
-        if all(source in found for source in stage.inputs.values()):
-            inputs = {role: found[source].digest for role, source in stage.inputs.items()}
-            digest = stage_digest(stage.spec, inputs, stage_code(stage.spec, files))
-            if (record := artifacts.find(stage.kind, digest)) is not None:
-                found[stage.name] = record
-    return found
+    cached = {
+        name: artifacts.find(identity.kind, identity.digest) is not None
+        for name, identity in identities.items()
+    }
+    listed = [] if all(cached.values()) else artifacts.list()
+
+    def why(stage: PlannedStage) -> list[str]:
+        identity = identities[stage.name]
+        return reasons(stage, identity, cached, artifacts, listed, recipe.name)
+
+    return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
+
+
+def _state(why: list[str] | None) -> str:
+    """One line of the table; None where the store or the base is out of reach."""
+    if why is None:
+        return "unknown"
+    if not why:
+        return "cached"
+    return f"to run: {why[0]}" + (f" (+{len(why) - 1})" if len(why) > 1 else "")
+
+
+def _print_reasons(why: dict[str, list[str]], console: Console) -> None:
+    """What the table has no room for."""
+    for name, lines in why.items():
+        for line in lines if len(lines) > 1 else []:
+            text = f"{name}: {line}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _layout(stage: PlannedStage) -> str:

@@ -72,7 +72,8 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     data = _unshared(data)
     for change in changes:
         set_field(data, change)
-    data["hooks"] = _absolute(data.get("hooks", []), path.parent)
+    for field in ("hooks", "data"):
+        data[field] = _absolute(data.get(field, []), path.parent)
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], path.parent)}
@@ -128,10 +129,10 @@ def _index(items: list[Any], part: str, change: str) -> int:
     return int(part)
 
 
-def _absolute(hooks: Any, folder: Path) -> Any:
-    """Hooks are written relative to their recipe's file."""
-    if not isinstance(hooks, list):
-        return hooks
+def _absolute(paths: Any, folder: Path) -> Any:
+    """Hooks and data are written relative to their recipe's file."""
+    if not isinstance(paths, list):
+        return paths
     return [
-        str((folder / Path(h).expanduser()).resolve()) if isinstance(h, str) else h for h in hooks
+        str((folder / Path(p).expanduser()).resolve()) if isinstance(p, str) else p for p in paths
     ]

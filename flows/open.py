@@ -43,7 +43,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     check_recipe(recipe, plan_of(head.flow, recipe, head.arguments))
     # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
     stack = load_stack() if head.in_process else running_stack()
-    texts = read_hooks(recipe.hooks)
+    files = read_hooks(recipe.hooks, recipe.data)
     secrets = block_secrets(recipe.storage.credentials)
     place = Place(
         store=record.store,
@@ -52,7 +52,7 @@ def open_run(record: RunRecord) -> RecipeRun:
         home_id=home_id(),
         run=record.run,
         pool=recipe.resources,
-        hooks=texts,
+        hooks=files,
         env={name: text for name, text in _job_env(stack).items() if name not in secrets},
         secrets=secrets,
         mlflow_uri=stack.mlflow_uri if stack else "",
@@ -60,7 +60,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     )
     tracker = Tracker(stack.mlflow_uri, recipe.tracking.experiment) if stack else None
     tracked = Tracked(tracker, recipe, record.run, head.flow)
-    return RecipeRun(record, recipe, place, install_hooks(texts), tracked)
+    return RecipeRun(record, recipe, place, install_hooks(files), tracked)
 
 
 def home_id() -> str:

@@ -17,7 +17,7 @@ from engines.megatron.spec import Parallel
 from flows.recipe import Expert, Recipe, Unified
 from tasks.base import BaseSettings, BaseSpec
 from tasks.distill import DistillSpec
-from tasks.domain import Domain
+from tasks.domain import Domain, RewardSpec, ScoredDomain
 from tasks.evaluate import EvaluateSpec
 from tasks.opd import STUDENT, OpdSettings, OpdSpec
 from tasks.rl import RlSettings, RlSpec
@@ -69,11 +69,11 @@ class _Draft:
         return name
 
     def base(self) -> str:
-        curricula = [domain.curriculum for domain in self.recipe.domains]
         settings = self.recipe.base
-        spec = BaseSpec(
-            seed=self.recipe.seed, settings=settings, curricula=curricula if settings.random else []
-        )
+        if settings.folder is not None:  # nothing is drawn
+            return self.add("base", BaseSpec(settings=settings))
+        curricula = [domain.curriculum for domain in self.recipe.domains]
+        spec = BaseSpec(seed=self.recipe.seed, settings=settings, curricula=curricula)
         return self.add("base", spec)
 
     def expert(self, name: str, base: str) -> dict[str, str]:
@@ -91,8 +91,7 @@ class _Draft:
         data = self.add(
             f"{name}-distill-r{number}", self._distill([expert.domain]), name, **{name: teacher}
         )
-        sft = SftSpec(seed=self.recipe.seed, settings=expert.sft)
-        cold = self.add(f"{name}-sft-r{number}", sft, name, model=base, data=data)
+        cold = self.add(f"{name}-sft-r{number}", self._sft(expert.sft), name, model=base, data=data)
         return self.add(f"{name}-rl-r{number}", self._expert_rl(expert), name, model=cold)
 
     def distill(self, experts: Mapping[str, str]) -> str:
@@ -112,8 +111,7 @@ class _Draft:
         return models | {"unified": self.unified_rl(settings.rl, best)}
 
     def unified_sft(self, settings: SftSettings, base: str, data: str) -> str:
-        spec = SftSpec(seed=self.recipe.seed, settings=settings)
-        return self.add("unified-sft", spec, model=base, data=data)
+        return self.add("unified-sft", self._sft(settings), model=base, data=data)
 
     def unified_opd(self, settings: OpdSettings, student: str, teachers: Mapping[str, str]) -> str:
         recipe = self.recipe
@@ -134,20 +132,39 @@ class _Draft:
         spec = EvaluateSpec(
             seed=self.recipe.seed,
             settings=self.recipe.evaluate,
-            domains=domains,
+            domains=[_scored(domain) for domain in domains],
             home=home,
             nothink=nothink,
         )
         return self.add("evaluate", spec, **models)
 
     def _cold_start(self, expert: Expert) -> SftSpec:
-        return SftSpec(seed=self.recipe.seed, settings=expert.sft, domain=expert.domain)
+        curriculum = expert.domain.curriculum
+        return SftSpec(seed=self.recipe.seed, settings=expert.sft, curriculum=curriculum)
+
+    def _sft(self, settings: SftSettings) -> SftSpec:
+        """On a dataset, which holds as many demonstrations as it does."""
+        unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
+        return SftSpec(seed=self.recipe.seed, settings=settings.model_copy(update=unread))
 
     def _expert_rl(self, expert: Expert) -> RlSpec:
         return RlSpec(seed=self.recipe.seed, settings=expert.rl, domains=[expert.domain])
 
     def _distill(self, domains: list[Domain]) -> DistillSpec:
-        return DistillSpec(seed=self.recipe.seed, settings=self.recipe.distill, domains=domains)
+        scored = [_scored(domain) for domain in domains]
+        return DistillSpec(seed=self.recipe.seed, settings=self.recipe.distill, domains=scored)
+
+
+def _scored(domain: Domain) -> ScoredDomain:
+    outcome = next(term for term in domain.rewards if term.outcome)
+    return ScoredDomain(
+        name=domain.name,
+        curriculum=domain.curriculum,
+        outcome=RewardSpec(**outcome.model_dump(include=set(RewardSpec.model_fields))),
+        max_new_tokens=domain.max_new_tokens,
+        max_turns=domain.max_turns,
+        timeout_s=domain.timeout_s,
+    )
 
 
 def plan_post_train(recipe: Recipe) -> list[PlannedStage]:

@@ -83,7 +83,11 @@ class Recipe(Config):
     tracking: Tracking = Tracking()
     hooks: list[str] = Field(default_factory=list)
     """your own Python files or package folders that dotted paths refer to; they travel with every
-    job and enter the digests. Relative to the recipe's file"""
+    job, and count in the digests of the stages that use them. Relative to the recipe's file"""
+    data: list[str] = Field(default_factory=list)
+    """files that hooks read, folders of them, or patterns (`lists/*.txt`); they travel as hooks
+    do, and count, by content, in the digests of the stages that use a hook. Relative to the
+    recipe's file; a hook finds them with `infra.user_files.data_path`"""
 
     @model_validator(mode="before")
     @classmethod

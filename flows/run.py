@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from flows.plan import PlannedStage
@@ -17,9 +16,10 @@ from flows.recipe import Recipe
 from flows.runs import RunRecord, RunState, StageRecord
 from flows.tracked import Tracked
 from infra.artifacts import ArtifactRecord
-from infra.errors import StageFailed, TributaryError
-from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
-from tasks.identity import stage_code, stage_digest
+from infra.errors import InputError, StageFailed, TributaryError
+from infra.user_files import InstalledFiles
+from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, is_under_way, run_stage
+from tasks.identity import stage_identity
 from tasks.protocol import Watch
 
 RECORD_SECONDS = 1.0
@@ -47,11 +47,11 @@ class RecipeRun:
         record: RunRecord,
         recipe: Recipe,
         place: Place,
-        hook_files: list[Path],
+        user_files: InstalledFiles,
         tracked: Tracked,
     ) -> None:
         self.record, self.recipe, self.place, self.tracked = record, recipe, place, tracked
-        self._hook_files = hook_files
+        self._user_files = user_files
         self._slots = threading.BoundedSemaphore(recipe.resources.concurrent_stages)
 
     def stage(
@@ -84,16 +84,31 @@ class RecipeRun:
         known: StageRecord | None,
         watch: Watch,
     ) -> StageWork:
-        code = stage_code(planned.spec, self._hook_files)
-        digest = stage_digest(planned.spec, {role: r.digest for role, r in inputs.items()}, code)
+        digests = {role: record.digest for role, record in inputs.items()}
+        digest = stage_identity(planned.spec, digests, self._user_files).digest
         if known is not None and known.digest and known.digest != digest:
-            # What a run has begun it finishes under the same identity.
-            watch.warn(
-                f"stage {planned.name}: code or inputs changed since this run began; it keeps "
-                f"its digest {known.digest[:12]}. Start a new run to use the change"
+            digest = self._of_begun(planned, known.digest, digest, watch)
+        return StageWork(planned.name, planned.spec, inputs, planned.resources, digest)
+
+    def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: Watch) -> str:
+        """The digest of a stage that this run began with other code or another base folder.
+
+        What is done or under way stays what it is. A result is kept under the digest of what made
+        it, so that the rest begins anew, and refuses to mix what is half done. Raises InputError.
+        """
+        changed = f"stage {planned.name}: its code, hooks or base folder changed since it began"
+        done = self.place.artifacts.find(planned.kind, begun) is not None
+        if done or is_under_way(self.place, planned.kind, begun):
+            watch.warn(f"{changed}; it stays as it was begun. Start a new run to use the change")
+            return begun
+        if self.place.artifacts.has_checkpoints(planned.kind, begun):
+            raise InputError(
+                f"{changed}, and what is half done was made by what it began with; start a new run"
+                " to use the change (`tributary run`; what is done stays cached), or undo it and"
+                " resume again"
             )
-            digest = known.digest
-        return StageWork(planned.name, planned.spec, inputs, planned.resources, digest, code)
+        watch.warn(f"{changed}; it begins anew")
+        return present
 
     def _found(
         self,

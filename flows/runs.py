@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -212,6 +212,13 @@ def find_run(wanted: str = "") -> RunRecord:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
     latest = ", ".join(entry.run for entry in entries[:5])
     raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
+
+
+def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
+    """This home's runs of a recipe in a store, newest first."""
+    for entry in _entries():
+        if entry.recipe == recipe and store_of(entry.storage).root == store.root:
+            yield RunRecord(store, entry.run)
 
 
 def _entries() -> list[RunEntry]:

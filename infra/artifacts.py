@@ -48,6 +48,10 @@ class ArtifactStore:
         manifest = self.manifest(kind, digest)
         return None if manifest is None else self._record(manifest)
 
+    def has_checkpoints(self, kind: str, digest: str) -> bool:
+        """Whether an unfinished stage left steps or finished rollouts to continue from."""
+        return bool(self.store.listdir(_checkpoints(kind, digest)))
+
     def manifest(self, kind: str, digest: str) -> Manifest | None:
         """All that is known about an artifact."""
         path = f"{_folder(kind, digest)}/manifest.json"

@@ -61,11 +61,11 @@ class Manifest(_Stored):
     """which attempt made it: its files are in the folder `a<attempt>`"""
     files: list[FileRecord]
     identity: dict[str, Any]
-    """the spec fields that the digest is made of"""
+    """the settings that the digest is made of"""
     inputs: dict[str, str]
     """digests of the input artifacts by role"""
     code: dict[str, Any]
-    """hash, files, version, commit and whether the checkout was dirty"""
+    """an `infra.code.CodeIdentity`: hash, files, version, commit, whether the checkout was dirty"""
     seeds: dict[str, int]
     metrics: dict[str, float]
     mlflow_run_id: str

@@ -33,6 +33,7 @@ from typing import IO, Any
 from infra.coroutines import place_of
 from infra.errors import InputError
 from infra.part_worker import PART, STACK_SIGNAL, Raised, Reply, Request, framed, read_frame
+from infra.undeclared_reads import pass_on
 
 START_SECONDS = 120.0
 """what the part's imports and constructor may take"""
@@ -233,6 +234,8 @@ class PartProcess:
                 if call := self._calls.get(reply.id):
                     call.has_begun = True
                     call.tries += 1
+            case "warned":
+                pass_on(pickle.loads(reply.value))
             case _:
                 self._settle(process, reply)
 

@@ -22,6 +22,8 @@ from typing import Any, BinaryIO, Literal
 
 from infra.confine import libc
 from infra.coroutines import frames_of, place_of
+from infra.undeclared_reads import watch_reads
+from infra.user_files import InstalledFiles, hooks_on_path
 
 PART = 0
 """number of the part itself; objects that it made have numbers of their own"""
@@ -62,11 +64,11 @@ class Reply:
     """What became of a call. `value` is pickled by itself: only its reader can fail at it.
 
     done: its result; raised, refused (the part was not built): a `Raised`; late: where it stood;
-    stuck: the same, and it goes on although it was cancelled.
+    stuck: the same, and it goes on although it was cancelled; warned: a sentence for the user.
     """
 
     id: int
-    kind: Literal["ready", "refused", "began", "done", "raised", "late", "stuck"]
+    kind: Literal["ready", "refused", "began", "done", "raised", "late", "stuck", "warned"]
     value: bytes = b""
 
 
@@ -168,6 +170,12 @@ def main(owner: int, requests: int, replies: int, stacks: int) -> None:
     (length,) = _HEAD.unpack(incoming.read(_HEAD.size))
     path, factory, arguments = pickle.loads(incoming.read(length))
     sys.path[:] = path
+
+    def warn(said: str) -> None:
+        outgoing.write(framed(Reply(PART, "warned", pickle.dumps(said))))
+        outgoing.flush()
+
+    watch_reads(InstalledFiles(hooks_on_path()), warn)
     try:
         module, _, name = factory.partition(":")
         build: Callable[..., object] = getattr(importlib.import_module(module), name)

@@ -1,55 +1,175 @@
-"""The user's own files: read once, carried with each job, importable by their own names.
+"""The user's own files: read once, carried with each job, found there by their own names.
 
-They are copied to a folder named by their content and put at the *end* of the module path: a user's
-folder named `tasks/` cannot shadow ours, and nothing beside the named files becomes importable.
+Hooks are copied to a folder named by their content, which comes at the *end* of the module path: a
+user's folder named `tasks/` cannot shadow ours, and nothing beside the named files becomes
+importable. Data files go to another such folder, where `data_path` finds them.
 """
 
 from __future__ import annotations
 
+import base64
+import glob
 import hashlib
 import importlib
+import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from infra.config import Config
+from infra.digest import digest_of
 from infra.errors import InputError
 from infra.home import home
 
+MAX_BYTES = 64 << 20
+"""of all files together: each job and each trainer rank is handed a copy"""
+_DATA = "TRIBUTARY_DATA"
+"""environment variable with the folder of the data files: processes that a hook starts have it"""
 
-def read_hooks(paths: Sequence[str]) -> dict[str, str]:
-    """Text by relative path, e.g. `{"fourth.py": "...", "my_expert/__init__.py": "..."}`."""
-    texts: dict[str, str] = {}
+Content = Annotated[
+    bytes,
+    BeforeValidator(lambda v: base64.b64decode(v) if isinstance(v, str) else v),
+    PlainSerializer(lambda v: base64.b64encode(v).decode(), when_used="json"),
+]
+
+
+class UserFiles(Config):
+    """Contents by relative path."""
+
+    hooks: dict[str, Content] = Field(default_factory=dict)
+    """e.g. `{"fourth.py": ..., "my_expert/__init__.py": ..., "my_expert/words.txt": ...}`"""
+    data: dict[str, Content] = Field(default_factory=dict)
+    """e.g. `{"words.txt": ..., "lists/verbs.txt": ...}`"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledFiles:
+    """Where this process has them."""
+
+    folder: Path | None
+    """that hooks are imported from; None without hooks"""
+    data: Mapping[str, str] = field(default_factory=dict[str, str])
+    """sha256 by the name that `data_path` takes"""
+
+
+def data_path(name: str) -> Path:
+    """Where a hook finds a file that its recipe lists under `data:`.
+
+    A file has its own name, one of a listed folder that folder's name and its path in there.
+    Example: `data_path("words.txt")`, `data_path("lists/verbs.txt")`. Raises InputError.
+    """
+    folder = os.environ.get(_DATA)
+    if folder and (Path(folder) / name).exists():
+        return Path(folder) / name
+    known = sorted(_names_below(Path(folder))) if folder else []
+    raise InputError(
+        f"data file {name!r} is not declared; list it under `data:` of the recipe. Declared: "
+        f"{', '.join(known) or 'none'}"
+    )
+
+
+def read_hooks(hooks: Sequence[str], data: Sequence[str] = ()) -> UserFiles:
+    """Their contents. Raises InputError for what is missing, or found twice under one name."""
+    for line in [*same_names(hooks), *same_names(_found(data))]:
+        raise InputError(line)
+    read = UserFiles(
+        hooks=dict(_contents(hooks, "hooks")), data=dict(_contents(_found(data), "data"))
+    )
+    size = sum(len(text) for part in (read.hooks, read.data) for text in part.values())
+    if size > MAX_BYTES:
+        raise InputError(
+            f"hooks and data are {size >> 20} MiB together, and {MAX_BYTES >> 20} MiB are carried "
+            "with each job; put larger files where every host reads them, and give the hook their "
+            "place and checksum as options"
+        )
+    return read
+
+
+def same_names(paths: Sequence[str]) -> Iterator[str]:
+    """Files or folders of which the second would take the first one's place."""
+    first: dict[str, Path] = {}
     for path in map(Path, paths):
-        files = [path] if path.is_file() else sorted(path.rglob("*.py"))
-        if not files:
-            raise InputError(f"hooks: {path} is missing or holds no Python file")
-        for file in files:
-            texts[str(file.relative_to(path.parent))] = file.read_text()
-    return texts
+        name = path.stem if path.suffix == ".py" else path.name
+        other = first.setdefault(name, path)
+        if other.resolve() != path.resolve():
+            yield f"{other} and {path} have one name, {name}; rename one of them"
 
 
-def install_hooks(texts: Mapping[str, str]) -> list[Path]:
-    """Write the files under their content's name and make them importable; returns the files."""
-    if not texts:
-        return []
-    name = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
-    folder = home() / "hooks" / name
+def install_hooks(files: UserFiles) -> InstalledFiles:
+    """Write the files under their content's name; make hooks importable and data found."""
+    folder = _installed("hooks", files.hooks)
     _forget_others(folder)
-    if not folder.is_dir():
-        draft = folder.with_name(f"{name}.{id(texts):x}")
-        for relative, text in texts.items():
-            (draft / relative).parent.mkdir(parents=True, exist_ok=True)
-            (draft / relative).write_text(text)
-        _publish(draft, folder)
-    if str(folder) not in sys.path:
+    if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))
-    return [folder / relative for relative in sorted(texts)]
+    data = _installed("data", files.data)
+    if data is None:
+        os.environ.pop(_DATA, None)
+    else:
+        os.environ[_DATA] = str(data)
+    return InstalledFiles(folder, _checksums(files.data))
 
 
-def _forget_others(folder: Path) -> None:
+def hooks_on_path() -> Path | None:
+    """The folder that this process imports hooks from, as whoever started it set it up."""
+    hooks = home() / "hooks"
+    return next((Path(path) for path in sys.path if Path(path).parent == hooks), None)
+
+
+def _found(patterns: Sequence[str]) -> list[str]:
+    """The files and folders that patterns stand for."""
+    return [path for p in patterns for path in (sorted(glob.glob(p, recursive=True)) or [p])]
+
+
+def _contents(paths: Sequence[str], what: str) -> Iterator[tuple[str, bytes]]:
+    for path in map(Path, paths):
+        files = [path] if path.is_file() else sorted(_files_below(path))
+        if not files or (what == "hooks" and not any(f.suffix == ".py" for f in files)):
+            kind = "Python file" if what == "hooks" else "file"
+            raise InputError(f"{what}: {path} is missing or holds no {kind}")
+        for file in files:
+            yield file.relative_to(path.parent).as_posix(), file.read_bytes()
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """All but what Python and editors leave beside them."""
+    for file in folder.rglob("*"):
+        parts = file.relative_to(folder).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if file.is_file() and not hidden:
+            yield file
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    return (f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file())
+
+
+def _checksums(contents: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(text).hexdigest() for name, text in sorted(contents.items())}
+
+
+def _installed(kind: str, contents: Mapping[str, bytes]) -> Path | None:
+    """The folder `$TRIBUTARY_HOME/<kind>/<digest>` with the files in it; None for none."""
+    if not contents:
+        return None
+    name = digest_of(_checksums(contents))[:16]
+    folder = home() / kind / name
+    if not folder.is_dir():
+        draft = folder.with_name(f"{name}.{id(contents):x}")
+        for relative, text in contents.items():
+            (draft / relative).parent.mkdir(parents=True, exist_ok=True)
+            (draft / relative).write_bytes(text)
+        _publish(draft, folder)
+    return folder
+
+
+def _forget_others(folder: Path | None) -> None:
     """Drop what this process imported of other versions: a warm one outlives many recipes."""
-    hooks = folder.parent
+    hooks = home() / "hooks"
     for path in [p for p in sys.path if Path(p).parent == hooks and Path(p) != folder]:
         sys.path.remove(path)
     for name, module in list(sys.modules.items()):

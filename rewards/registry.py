@@ -10,16 +10,8 @@ from typing import Any, cast
 from engines.types import Reward
 from infra.errors import InputError
 from infra.hooks import check_options, construct, resolve
+from rewards.built_in import BUILT_IN
 
-BUILT_IN: Mapping[str, str] = {
-    "math": "rewards.math:Math",
-    "agent-answer": "rewards.agent_answer:AgentAnswer",
-    "constraints": "rewards.constraints:Constraints",
-    "reasoning-gym": "rewards.reasoning_gym:ReasoningGymScore",
-    "format": "rewards.shaping:Format",
-    "repetition": "rewards.shaping:Repetition",
-    "length": "rewards.shaping:Length",
-}
 QUICK = frozenset(BUILT_IN) - {"reasoning-gym"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit"""
 

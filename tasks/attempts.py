@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from infra.artifacts import ArtifactRecord, ArtifactStore
-from infra.digest import CodeIdentity
 from infra.errors import BAD_INPUT, OutOfMemory, StageFailed
 from infra.handover import hand_over, withdraw
 from infra.memory import kernel_kills
 from infra.spool import LaterRun
 from infra.storage import Store
+from infra.user_files import UserFiles
 from tasks.claims import Claim, Claims, End, Owner
 from tasks.launch import Launcher, job_command, log_path
 from tasks.memory import memory_advice
@@ -67,7 +67,6 @@ class StageWork:
     inputs: Mapping[str, ArtifactRecord]
     resources: StageResources
     digest: str
-    code: CodeIdentity
     mlflow_run: str = ""
     mlflow_later: LaterRun | None = None
     """its run where MLflow did not answer"""
@@ -83,7 +82,7 @@ class Place:
     home_id: str
     run: str
     pool: Resources
-    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
+    hooks: UserFiles = field(default_factory=UserFiles)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """environment of the jobs: Ray's address, thread limits"""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -149,6 +148,13 @@ def _pause(work: StageWork, place: Place, seconds: float) -> None:
             raise StageStopped(f"stage {work.name} stopped; its last checkpoint is kept")
 
 
+def is_under_way(place: Place, kind: str, digest: str) -> bool:
+    """Whether an attempt at the stage has begun, and nothing says that it is over."""
+    claims = Claims(place.store, kind, digest)
+    newest = claims.latest()
+    return newest is not None and newest.end is None and not _known_dead(place, claims, newest)
+
+
 def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
     """Ray submission id; the store's root keeps two stores on one cluster apart."""
     return f"stage-{kind}-{digest[:12]}-{hashlib.sha256(root.encode()).hexdigest()[:6]}-a{attempt}"
@@ -202,8 +208,7 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
         inputs=dict(work.inputs),
         resources=work.resources,
         pool=place.pool,
-        hooks=dict(place.hooks),
-        code=work.code.model_dump(),
+        hooks=place.hooks,
         mlflow_uri=place.mlflow_uri,
         mlflow_experiment=place.mlflow_experiment,
         mlflow_run=work.mlflow_run,

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import Config
-from tasks.domain import HookSpec
+from infra.hooks import resolve
+from tasks.domain import CurriculumSpec
 from tasks.stage import StageContext, StageSpec
 
 if TYPE_CHECKING:
     from engines.types import Demonstration
+
+
+WRITER = "tasks.base_random:write_random_model"
+IMPORTER = "tasks.base_import:import_model"
 
 
 class RandomModel(Config):
@@ -46,11 +51,15 @@ class BaseSettings(Config):
             raise ValueError("say exactly one of `random: {...}` and `folder: PATH`")
         return self
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (WRITER if self.random is not None else IMPORTER,)
+
 
 class BaseSpec(StageSpec):
     kind: ClassVar[str] = "base"
     settings: BaseSettings
-    curricula: list[HookSpec] = Field(default_factory=list)
+    curricula: list[CurriculumSpec] = Field(default_factory=list)
     """whose demonstrations the tokenizer of a random model is trained on"""
     format: Literal["glm"] = "glm"
     """special tokens and chat template of a random model"""
@@ -59,14 +68,11 @@ class BaseSpec(StageSpec):
 async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
     """Fill `context.out` with an HF folder. Raises InputError."""
     if spec.settings.folder is not None:
-        from tasks.base_import import import_model
-
-        return import_model(spec.settings.folder, context.out)
+        return resolve("base", IMPORTER, {})(spec.settings.folder, context.out)
     assert spec.settings.random is not None
-    from tasks.base_random import write_random_model
-
     texts = _demonstrations(spec, spec.settings.random.tokenizer_texts)
-    return write_random_model(context.out, spec.settings.random, texts, spec.seed)
+    write = resolve("base", WRITER, {})
+    return write(context.out, spec.settings.random, texts, spec.seed)
 
 
 def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:

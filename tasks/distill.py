@@ -16,8 +16,8 @@ from engines.sglang.spec import FleetSpec
 from infra.config import Config
 from infra.errors import TrainingStopped
 from infra.together import together
-from tasks.domain import Domain
-from tasks.stage import StageContext, StageSpec
+from tasks.domain import ScoredDomain
+from tasks.stage import StageContext, StageSpec, require_inputs
 
 if TYPE_CHECKING:
     from engines.rollout.dataset import DistilledRow
@@ -49,7 +49,7 @@ class DistillSpec(StageSpec):
 
     kind: ClassVar[str] = "distill"
     settings: DistillSettings
-    domains: list[Domain] = Field(min_length=1)
+    domains: list[ScoredDomain] = Field(min_length=1)
 
 
 async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
@@ -63,7 +63,6 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         keep_rollouts,
         lease_fleet,
         open_parts,
-        require_inputs,
         unless_stopped,
     )
 

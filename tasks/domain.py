@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from curricula.own_process import ProcessEnvironment
+from curricula.built_in import BUILT_IN as CURRICULA
 from infra.config import Config
-from infra.errors import InputError
-from infra.part_process import PartProcess
-from rewards.own_process import ProcessReward
-
-if TYPE_CHECKING:
-    from engines.rollout.seams import LiveDomain
-    from engines.types import Curriculum, Environment, Reward
+from rewards.built_in import BUILT_IN as REWARDS
 
 
 class HookSpec(Config):
@@ -28,22 +20,39 @@ class HookSpec(Config):
     """keyword arguments of its constructor"""
 
 
-class RewardTerm(HookSpec):
+class CurriculumSpec(HookSpec):
+    """Where problems and demonstrations come from."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (CURRICULA.get(self.name, self.name),)
+
+
+class RewardSpec(HookSpec):
+    """What judges an answer."""
+
+    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    """seconds that one call of your own reward may take; then that sample is failed"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (REWARDS.get(self.name, self.name),)
+
+
+class RewardTerm(RewardSpec):
     """One weighted reward of a domain's rubric."""
 
     weight: float = 1.0
     """factor in the training reward; may be negative"""
     outcome: bool = False
     """whether its score is the domain's outcome (exactly one term is)"""
-    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
-    """seconds that one call of your own reward may take; then that sample is failed"""
 
 
 class Domain(Config):
     """What one expert is about."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
-    curriculum: HookSpec
+    curriculum: CurriculumSpec
     rewards: list[RewardTerm] = Field(min_length=1)
     """the rubric: training reward = sum of weight x score"""
     max_new_tokens: PositiveInt = 48
@@ -64,67 +73,13 @@ class Domain(Config):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDomain:
-    """A domain ready for rollouts, once its processes are started; they end when it is closed."""
+class ScoredDomain(Config):
+    """What `distill` and `evaluate` read of a domain: no reward but the outcome's."""
 
-    live: LiveDomain
-    processes: Sequence[PartProcess]
-    """of the parts that are not ours"""
-
-
-def build_curriculum(domain: Domain) -> Curriculum:
-    """The domain's curriculum. Raises InputError for an unknown name or wrong options."""
-    from curricula.registry import build
-
-    return build(domain.curriculum.name, domain.curriculum.options)
-
-
-def open_domain(domain: Domain) -> OpenDomain:
-    """Build a domain's curriculum, environment and rubric. Raises InputError."""
-    from engines.rollout.seams import LiveDomain
-    from rewards.rubric import Rubric, Term
-
-    curriculum = build_curriculum(domain)
-    environment, processes = _environment(domain, curriculum)
-    terms: list[Term] = []
-    for term in domain.rewards:
-        reward = _reward(term)
-        processes += [reward.process] if isinstance(reward, ProcessReward) else []
-        terms.append(Term(term.name, term.weight, term.outcome, reward))
-    live = LiveDomain(
-        name=domain.name,
-        curriculum=curriculum,
-        judge=Rubric(terms),
-        environment=environment,
-        max_new_tokens=domain.max_new_tokens,
-        max_turns=domain.max_turns,
-    )
-    return OpenDomain(live, processes)
-
-
-def _reward(term: RewardTerm) -> Reward:
-    from rewards.registry import QUICK, build
-
-    if term.name in QUICK:
-        return build(term.name, term.options)
-    return ProcessReward(term.name, term.options, term.timeout_s)
-
-
-def _environment(
-    domain: Domain, curriculum: Curriculum
-) -> tuple[Environment | None, list[PartProcess]]:
-    """What a rollout of several turns acts on, and its process where it has one of its own."""
-    from curricula.registry import BUILT_IN
-
-    named = domain.curriculum
-    environment = curriculum.environment()
-    if domain.max_turns > 1 and environment is None:
-        raise InputError(
-            f"domain {domain.name!r} asks for max_turns {domain.max_turns}, but its curriculum "
-            f"{named.name!r} has no environment: nothing would answer the first turn"
-        )
-    if environment is None or named.name in BUILT_IN:
-        return environment, []
-    apart = ProcessEnvironment(named.name, named.options, domain.timeout_s)
-    return apart, [apart.process]
+    name: str
+    curriculum: CurriculumSpec
+    outcome: RewardSpec
+    """judges whether an answer is right, from 0 to 1"""
+    max_new_tokens: PositiveInt
+    max_turns: PositiveInt
+    timeout_s: PositiveFloat

@@ -13,8 +13,8 @@ from pydantic import Field, PositiveInt
 from engines.sglang.spec import FleetSpec
 from infra.config import Config
 from infra.together import together
-from tasks.domain import Domain
-from tasks.stage import StageContext, StageSpec
+from tasks.domain import ScoredDomain
+from tasks.stage import StageContext, StageSpec, require_inputs
 
 SCORES_FILE = "scores.json"
 
@@ -38,7 +38,7 @@ class EvaluateSpec(StageSpec):
 
     kind: ClassVar[str] = "evaluate"
     settings: EvaluateSettings
-    domains: list[Domain] = Field(min_length=1)
+    domains: list[ScoredDomain] = Field(min_length=1)
     home: dict[str, list[str]]
     """model name -> domains sampled in full, with greedy"""
     nothink: list[str] = Field(default_factory=list)
@@ -57,7 +57,6 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         keep_rollouts,
         lease_fleet,
         open_parts,
-        require_inputs,
         unless_stopped,
     )
 

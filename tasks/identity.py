@@ -4,79 +4,110 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
-from pydantic import BaseModel
 
-from curricula.registry import BUILT_IN as CURRICULA
 from engines.megatron.options import RESULT_NEUTRAL as MEGATRON_NEUTRAL
+from engines.megatron.spec import Trainer
 from engines.sglang.options import RESULT_NEUTRAL as SGLANG_NEUTRAL
-from infra.digest import CodeIdentity, code_identity, digest_of
+from engines.sglang.spec import FleetSpec
+from infra.code import CodeIdentity, LookedUp, code_identity
+from infra.config import Config
+from infra.digest import NeutralKeys, content_of, digest_of
 from infra.errors import InputError
-from infra.hooks import source_file
-from rewards.registry import BUILT_IN as REWARDS
+from infra.home import SOURCE_ROOT
+from infra.user_files import InstalledFiles
 from tasks.base import BaseSpec
-from tasks.domain import HookSpec
 from tasks.model_folder import expanded
 from tasks.registry import module_of
 from tasks.stage import StageSpec
 
-NEUTRAL = {"megatron": MEGATRON_NEUTRAL, "sglang": SGLANG_NEUTRAL}
-PARTS = {**CURRICULA, **REWARDS}
+NEUTRAL: NeutralKeys = {
+    (Trainer, "megatron"): MEGATRON_NEUTRAL,
+    (FleetSpec, "sglang"): SGLANG_NEUTRAL,
+}
 EDGE_BYTES = 1 << 20
 
 
-def stage_code(spec: StageSpec, hook_files: Sequence[Path]) -> CodeIdentity:
-    """Identity of the import closures of the body and of the parts that its spec names, and of the
-    user's files."""
-    names = sorted(set(_part_names(spec)))
-    modules = [PARTS[name].partition(":")[0] for name in names if name in PARTS]
-    files = [file for name in names if name not in PARTS and (file := source_file(name))]
-    return code_identity([module_of(spec.kind), *modules], sorted({*hook_files, *files}))
+@dataclass(frozen=True, slots=True)
+class StageIdentity:
+    """All that makes a stage this one and no other."""
+
+    kind: str
+    content: Mapping[str, Any]
+    """its settings, as far as they change the result"""
+    inputs: Mapping[str, str]
+    """digests by role"""
+    code: CodeIdentity
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex. No path, port or resource enters it."""
+        return digest_of(
+            {
+                "kind": self.kind,
+                "spec": self.content,
+                "inputs": dict(self.inputs),
+                "code": self.code.hash,
+            }
+        )
 
 
-def _part_names(value: Any) -> Iterator[str]:
-    """Names of all curricula and rewards in a spec."""
-    if isinstance(value, HookSpec):
-        yield value.name
-    elif isinstance(value, BaseModel):
-        for field in type(value).model_fields:
-            yield from _part_names(getattr(value, field))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _part_names(item)
+def stage_identity(
+    spec: StageSpec,
+    inputs: Mapping[str, str],
+    user: InstalledFiles | None = None,
+    *,
+    root: Path = SOURCE_ROOT,
+    looked_up: LookedUp | None = None,
+) -> StageIdentity:
+    """`inputs` are digests by role. Raises InputError for a hook that is not Python, or an
+    imported folder that cannot be read."""
+    code = stage_code(spec, user, root=root, looked_up=looked_up)
+    return StageIdentity(spec.kind, spec_content(spec), dict(inputs), code)
 
 
-def stage_digest(spec: StageSpec, inputs: Mapping[str, str], code: CodeIdentity) -> str:
-    """sha256 hex; `inputs` are digests by role. No path, port or resource enters it."""
-    return digest_of(
-        {"kind": spec.kind, "spec": _content(spec), "inputs": dict(inputs), "code": code.hash}
+def stage_code(
+    spec: StageSpec,
+    user: InstalledFiles | None = None,
+    *,
+    root: Path = SOURCE_ROOT,
+    looked_up: LookedUp | None = None,
+) -> CodeIdentity:
+    """Identity of what the stage runs: its body, the parts that its spec names, and what these
+    import. Raises InputError for a hook that is not Python."""
+    modules = {part.partition(":")[0] for part in _parts(spec) if ":" in part}
+    return code_identity(
+        [module_of(spec.kind), *sorted(modules)],
+        hooks=user.folder if user else None,
+        data=user.data if user else None,
+        root=root,
+        looked_up=looked_up,
     )
 
 
-def _content(spec: StageSpec) -> dict[str, Any]:
-    """The spec less what does not change the result: engine options that say only how fast or
-    where, and an imported folder's path, in whose place stands what the folder holds."""
-    content = _without_neutral(spec.model_dump(mode="json"))
+def _parts(value: Any) -> Iterator[str]:
+    """`module:attribute` of all parts that a spec's settings choose."""
+    if isinstance(value, Config):
+        yield from value.parts
+        for field in type(value).model_fields:
+            yield from _parts(getattr(value, field))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _parts(item)
+
+
+def spec_content(spec: StageSpec) -> dict[str, Any]:
+    """The spec's settings that change the result; in place of an imported folder's path stands
+    what the folder holds."""
+    content = content_of(spec, NEUTRAL)
     if isinstance(spec, BaseSpec) and spec.settings.folder is not None:
         content["settings"]["folder"] = folder_fingerprint(spec.settings.folder)
     return content
-
-
-def _without_neutral(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_neutral(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: {k: v for k, v in item.items() if k not in NEUTRAL[key]}
-        if key in NEUTRAL and isinstance(item, dict)
-        else _without_neutral(item)
-        for key, item in value.items()
-    }
 
 
 def folder_fingerprint(url: str) -> dict[str, list[Any]]:

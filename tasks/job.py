@@ -26,21 +26,24 @@ from pathlib import Path
 from typing import Any
 
 from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.code import with_commit
 from infra.coroutines import place_of
-from infra.errors import FencedOut, OutOfMemory, StageStalled, TributaryError
+from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
 from infra.handover import take_over
 from infra.home import home
 from infra.memory import is_memory_error, kernel_kills
 from infra.storage import Store
 from infra.traces import dead_traces, remove_traces
-from infra.user_files import install_hooks
+from infra.undeclared_reads import watch_reads
+from infra.user_files import InstalledFiles, install_hooks
 from infra.work import work_folder, work_path
 from tasks.claims import Claims, End
+from tasks.identity import StageIdentity, stage_identity
 from tasks.memory import Whose, memory_advice
 from tasks.protocol import JobInput, emit, job_path
 from tasks.registry import body_of, spec_of
 from tasks.reporter import JobReporter, open_reporter
-from tasks.stage import Pulse, StageContext, StopFlag, Stopped
+from tasks.stage import Pulse, StageContext, StageSpec, StopFlag, Stopped
 from tasks.watchdog import WatchedCheckpoints, watchdog
 
 HEARTBEAT_SECONDS = 5.0
@@ -139,10 +142,13 @@ def _run(
     store: Store, given: JobInput, claims: Claims, stop: StopFlag, pulse: Pulse
 ) -> ArtifactRecord:
     started = time.monotonic()
-    install_hooks(given.hooks)
+    user = install_hooks(given.hooks)
     spec = spec_of(given.kind).model_validate(given.spec)
+    with pulse.waiting():  # reading our own files, however slow the disk is, is no standstill
+        identity = _verified(given, spec, user)
     artifacts = ArtifactStore(store, home() / "cache")
     with _folders(given.job) as (out, scratch), open_reporter(given, pulse) as reporter:
+        watch_reads(user, reporter.warn)
         checkpoints = StageCheckpoints(
             store,
             given.kind,
@@ -168,7 +174,21 @@ def _run(
             hooks=given.hooks,
         )
         metrics = asyncio.run(_until_stopped(body_of(given.kind)(spec, context), stop))
-        return _commit(artifacts, given, out, metrics, time.monotonic() - started, reporter)
+        seconds = time.monotonic() - started
+        return _commit(artifacts, given, identity, out, metrics, seconds, reporter)
+
+
+def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageIdentity:
+    """What this process runs. Raises InputError unless it is what the digest was made of."""
+    inputs = {role: record.digest for role, record in given.inputs.items()}
+    identity = stage_identity(spec, inputs, user)
+    if identity.digest != given.digest:
+        raise InputError(
+            f"stage {given.stage}: its code, its hooks or its base folder changed between the plan"
+            " and this job, or this host has another version of them: nothing was run. Start a new"
+            " run to use the change"
+        )
+    return identity
 
 
 async def _until_stopped(
@@ -199,6 +219,7 @@ def _local_inputs(artifacts: ArtifactStore, given: JobInput) -> dict[str, Path]:
 def _commit(
     artifacts: ArtifactStore,
     given: JobInput,
+    identity: StageIdentity,
     out: Path,
     metrics: dict[str, float],
     seconds: float,
@@ -211,9 +232,9 @@ def _commit(
             given.digest,
             given.attempt,
             out,
-            identity=given.spec,
-            inputs={role: r.digest for role, r in given.inputs.items()},
-            code=given.code,
+            identity=identity.content,
+            inputs=identity.inputs,
+            code=with_commit(identity.code).model_dump(),
             metrics=metrics,
             seeds={"seed": int(given.spec.get("seed", 0))},
             mlflow_run_id=given.mlflow_run,

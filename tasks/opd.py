@@ -12,19 +12,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
 from engines.algorithms.spec import Algorithm
+from engines.megatron.roles import ROLES
 from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from engines.types import Message, Problem
-from infra.config import Config
+from infra.config import RESULT_NEUTRAL, Config
 from infra.errors import InputError
 from tasks import rl
 from tasks.domain import Domain
-from tasks.stage import StageContext, StageSpec
+from tasks.stage import StageContext, StageSpec, require_inputs
 
 STUDENT = "model"
 _PROBE = Problem("probe", "probe", (Message("user", "1+1"),), thinking=True)
@@ -41,7 +42,7 @@ class OpdSettings(Config):
     trainer: Trainer = Trainer()
     fleet: FleetSpec = FleetSpec()
     bounds: rl.Bounds = rl.Bounds()
-    checkpoint_every: PositiveInt = 10
+    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
     """steps"""
 
 
@@ -53,14 +54,16 @@ class OpdSpec(StageSpec):
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (ROLES["policy"],)
+
 
 async def run(spec: OpdSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`.
 
     Raises what `rl` raises; InputError for a teacher of another tokenizer or architecture.
     """
-    from tasks.resources import require_inputs
-
     names = [domain.name for domain in spec.domains]
     require_inputs(context, [STUDENT, *names])
     teachers = {name: context.inputs[name] for name in names}

@@ -10,11 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pydantic import Field
-
 from infra.artifacts import ArtifactRecord
 from infra.config import Config
 from infra.spool import LaterRun
+from infra.user_files import UserFiles
 from tasks.stage import Resources, StageResources
 
 MARK = "@tributary "
@@ -33,10 +32,8 @@ class JobInput(Config):
     inputs: dict[str, ArtifactRecord]
     resources: StageResources
     pool: Resources
-    hooks: dict[str, str] = Field(default_factory=dict)
-    """the user's files by relative path"""
-    code: dict[str, Any] = Field(default_factory=dict)
-    """code identity, for the manifest"""
+    hooks: UserFiles = UserFiles()
+    """the user's own files"""
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     mlflow_run: str = ""

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
-from tasks.domain import Domain, OpenDomain, open_domain
+from tasks.domain import Domain, ScoredDomain
 from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.megatron.critic_group import CriticGroup
-    from engines.megatron.group import TrainerGroup
-    from engines.megatron.rank import TrainerJob
     from engines.rollout.journal import RolloutJournal
     from engines.rollout.seams import LiveDomain
     from engines.sglang.fleet import Fleet
+    from tasks.live_domain import OpenDomain
 
 NOTE_SECONDS = 1.0
 """most work of a sweep that a kill repeats"""
@@ -47,34 +45,6 @@ async def lease_fleet(
         )
     stack.push_async_callback(fleet.release)
     return fleet
-
-
-async def lease_trainer(
-    stack: AsyncExitStack, context: StageContext, job: TrainerJob
-) -> TrainerGroup:
-    """Lease the stage's trainer ranks, loaded; released with the stack."""
-    from engines.megatron.group import TrainerGroup
-
-    with context.pulse.waiting():
-        trainer = await TrainerGroup.lease(
-            job, pool_ranks=context.pool.trainer_ranks, holder=context.holder
-        )
-    stack.push_async_callback(trainer.release)
-    return trainer
-
-
-async def lease_with_critic(
-    stack: AsyncExitStack, context: StageContext, policy: TrainerJob, critic: TrainerJob
-) -> tuple[TrainerGroup, CriticGroup]:
-    """Lease the ranks of both roles at once, loaded; released with the stack."""
-    from engines.megatron import critic_group
-
-    with context.pulse.waiting():
-        groups = await critic_group.lease_with_critic(
-            policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
-        )
-    stack.push_async_callback(groups[0].release)
-    return groups
 
 
 def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
@@ -104,7 +74,7 @@ async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) ->
 
 
 async def open_parts(
-    stack: AsyncExitStack, model: Path, domains: Sequence[Domain]
+    stack: AsyncExitStack, model: Path, domains: Sequence[Domain | ScoredDomain]
 ) -> tuple[Chat, list[LiveDomain]]:
     """The model's chat format and the live domains, built in a thread: their imports take time.
 
@@ -118,20 +88,13 @@ async def open_parts(
     return chat, [domain.live for domain in opened]
 
 
-def _open_parts(model: Path, domains: Sequence[Domain]) -> tuple[Chat, list[OpenDomain]]:
+def _open_parts(
+    model: Path, domains: Sequence[Domain | ScoredDomain]
+) -> tuple[Chat, list[OpenDomain]]:
     from engines.chat import Chat
+    from tasks.live_domain import open_domain
 
     return Chat.load(model), [open_domain(d) for d in domains]
-
-
-def require_inputs(context: StageContext, roles: Sequence[str]) -> None:
-    """Raises InputError when the stage was not given an input that it needs."""
-    missing = [role for role in roles if role not in context.inputs]
-    if missing:
-        raise InputError(
-            f"stage {context.name!r} has no input {', '.join(missing)}; "
-            f"it was given {', '.join(sorted(context.inputs)) or 'none'}"
-        )
 
 
 def context_length(spec: FleetSpec, model: Path) -> int:

@@ -8,14 +8,15 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
 from engines.algorithms.spec import Algorithm
+from engines.megatron.roles import ROLES
 from engines.megatron.spec import Critic, Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
-from infra.config import Config
+from infra.config import RESULT_NEUTRAL, Config
 from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec, Stopped
@@ -65,7 +66,7 @@ class RlSettings(Config):
     trainer: Trainer = Trainer()
     fleet: FleetSpec = FleetSpec()
     bounds: Bounds = Bounds()
-    checkpoint_every: PositiveInt = 10
+    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
     """steps"""
 
     @property
@@ -81,6 +82,11 @@ class RlSpec(StageSpec):
     settings: RlSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        critic = (ROLES["critic"],) if self.settings.algorithm.has_critic else ()
+        return (ROLES["policy"], *critic)
 
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:

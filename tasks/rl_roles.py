@@ -6,13 +6,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.megatron import critic_group
 from engines.megatron.critic_group import CriticGroup
 from engines.megatron.group import TrainerGroup
 from engines.megatron.rank import TrainerJob
 from infra.together import together
-from tasks.resources import lease_trainer, lease_with_critic
 from tasks.rl import RlSpec
 from tasks.stage import StageContext
+from tasks.trainers import lease_trainer
 
 _TRAINER_FOLDER = "trainer"
 CRITIC_FOLDER = "critic"
@@ -73,4 +74,16 @@ async def lease_roles(
         context.hooks,
         critic,
     )
-    return Roles(*await lease_with_critic(stack, context, policy_job, critic_job))
+    return Roles(*await _lease_with_critic(stack, context, policy_job, critic_job))
+
+
+async def _lease_with_critic(
+    stack: AsyncExitStack, context: StageContext, policy: TrainerJob, critic: TrainerJob
+) -> tuple[TrainerGroup, CriticGroup]:
+    """Lease the ranks of both roles at once, loaded; released with the stack."""
+    with context.pulse.waiting():
+        groups = await critic_group.lease_with_critic(
+            policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+        )
+    stack.push_async_callback(groups[0].release)
+    return groups

@@ -8,15 +8,16 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
+from engines.megatron.roles import ROLES
 from engines.megatron.spec import Optimizer, Trainer
-from infra.config import Config
+from infra.config import RESULT_NEUTRAL, Config
 from infra.together import together
-from tasks.domain import Domain
-from tasks.stage import StageContext, StageSpec, Stopped
+from tasks.domain import CurriculumSpec
+from tasks.stage import StageContext, StageSpec, Stopped, require_inputs
 
 if TYPE_CHECKING:
     from engines.megatron.group import TrainerGroup
@@ -41,17 +42,21 @@ class SftSettings(Config):
     """solved problems drawn from the curriculum (not used with a dataset)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
     """share of thinking samples repeated with the thinking removed (hybrid models)"""
-    checkpoint_every: PositiveInt = 200
+    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
 
 
 class SftSpec(StageSpec):
-    """Inputs: `model`, and `data` (a distilled dataset) unless `domain` is set."""
+    """Inputs: `model`, and `data` (a distilled dataset) unless `curriculum` is set."""
 
     kind: ClassVar[str] = "sft"
     settings: SftSettings
-    domain: Domain | None = None
+    curriculum: CurriculumSpec | None = None
     """draw demonstrations here; None trains on the `data` input"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (ROLES["sft"],)
 
 
 async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
@@ -60,12 +65,12 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
     from engines.megatron.rank import TrainerJob
-    from tasks.resources import lease_trainer, require_inputs
     from tasks.saving import Saving
     from tasks.sft_data import load_data
     from tasks.sft_record import SftRecord
+    from tasks.trainers import lease_trainer
 
-    require_inputs(context, ["model"] if spec.domain is not None else ["model", "data"])
+    require_inputs(context, ["model"] if spec.curriculum is not None else ["model", "data"])
     settings, model = spec.settings, context.inputs["model"]
     job = TrainerJob(
         settings.trainer,
@@ -75,6 +80,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         spec.seed,
         settings.steps,
         context.hooks,
+        learns_from_rewards=False,
     )
     async with AsyncExitStack() as stack:
         trainer, data = await together(

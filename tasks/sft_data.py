@@ -12,7 +12,6 @@ from engines.batching import TokenSequence
 from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
-from tasks.domain import build_curriculum
 
 if TYPE_CHECKING:
     from engines.chat import Chat
@@ -47,8 +46,8 @@ def load_data(spec: SftSpec, model: Path, dataset: Path | None) -> SftData:
 
     shape = model_shape(read_config(model))
     chat = Chat.load(model)
-    if spec.domain is not None:
-        source = f"curriculum {spec.domain.curriculum.name}"
+    if spec.curriculum is not None:
+        source = f"curriculum {spec.curriculum.name}"
         solved = list(_demonstrations(spec, chat))
     else:
         source = "distilled dataset"
@@ -88,8 +87,10 @@ def batches_for_steps(
 
 
 def _demonstrations(spec: SftSpec, chat: Chat) -> Iterator[_Solved]:
-    assert spec.domain is not None
-    curriculum = build_curriculum(spec.domain)
+    from curricula.registry import build
+
+    assert spec.curriculum is not None
+    curriculum = build(spec.curriculum.name, spec.curriculum.options)
     for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
         yield _solved(chat, shown.problem, shown.turns)
 
@@ -99,7 +100,7 @@ def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
     from engines.rollout.dataset import read_dataset
 
     if dataset is None:
-        raise InputError("supervised training needs a `domain` or the input `data`")
+        raise InputError("supervised training needs a `curriculum` or the input `data`")
     checked: set[str] = set()
     for row in read_dataset(dataset):
         if row.expert not in checked:

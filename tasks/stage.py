@@ -8,7 +8,7 @@ the artifact's summary metrics. It knows neither Prefect nor the store nor the a
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from engines.megatron.spec import Parallel
 from infra.config import Config
+from infra.errors import InputError
 from infra.retention import Retention
+from infra.user_files import UserFiles
 
 
 class StageSpec(Config):
@@ -114,8 +116,8 @@ class StageContext:
     reporter: Reporter
     stop: StopFlag = field(default_factory=lambda: StopFlag())
     pulse: Pulse = field(default_factory=lambda: Pulse())
-    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """text of the user's own files by relative path, for processes that the stage starts"""
+    hooks: UserFiles = field(default_factory=UserFiles)
+    """the user's own files, for processes that the stage starts"""
 
 
 class Reporter(Protocol):
@@ -164,3 +166,13 @@ class StopFlag:
 
 class Stopped(Exception):
     """The body left a checkpoint and ended early because it was asked to."""
+
+
+def require_inputs(context: StageContext, roles: Sequence[str]) -> None:
+    """Raises InputError when the stage was not given an input that it needs."""
+    missing = [role for role in roles if role not in context.inputs]
+    if missing:
+        raise InputError(
+            f"stage {context.name!r} has no input {', '.join(missing)}; "
+            f"it was given {', '.join(sorted(context.inputs)) or 'none'}"
+        )

@@ -1,16 +1,16 @@
 """The parts an algorithm is composed of: advantage x loss x correction x aggregation x KL.
 
-Each class is one choice; `kind` says which. Imports nothing heavy: a recipe is read with it. The
-formulas stand beside the functions, in the file named for each.
+Each class is one choice: `kind` says which, `code` where it is computed. Imports nothing heavy: a
+recipe is read with it. The formulas stand beside the functions, in the file named for each.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import Config
+from infra.config import Choice, Config
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -18,9 +18,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 # Advantages
 
 
-class GroupAdvantage(Config):
+class GroupAdvantage(Choice):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.group:advantages"
     kind: Literal["group"]
     std: bool = True
     """divide by the group's standard deviation; off where easy and hard problems differ widely
@@ -29,32 +30,36 @@ class GroupAdvantage(Config):
     """then bring the whole batch to mean 0 and variance 1"""
 
 
-class RlooAdvantage(Config):
+class RlooAdvantage(Choice):
     """reward - mean of the group's other rollouts."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.rloo:advantages"
     kind: Literal["rloo"]
     whiten: bool = False
 
 
-class ReinforcePlusPlusAdvantage(Config):
+class ReinforcePlusPlusAdvantage(Choice):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus:advantages"
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
     """discount a token; below 1 a long reply's first tokens hardly hear of its reward"""
     whiten: bool = True
 
 
-class ReinforcePlusPlusBaselineAdvantage(Config):
+class ReinforcePlusPlusBaselineAdvantage(Choice):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus_baseline:advantages"
     kind: Literal["reinforce++-baseline"]
     whiten: bool = True
 
 
-class GaeAdvantage(Config):
+class GaeAdvantage(Choice):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.critic:advantages"
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
@@ -69,9 +74,10 @@ class GaeAdvantage(Config):
     whiten: bool = True
 
 
-class DistillationAdvantage(Config):
+class DistillationAdvantage(Choice):
     """Teacher's - student's logprob of each sampled token; rewards play no part."""
 
+    code: ClassVar[str] = "engines.algorithms.advantages.distillation:advantages"
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
     """bound of a token's advantage, in nats; None: none"""
@@ -86,6 +92,10 @@ class CustomAdvantage(Config):
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
     whiten: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.path,)
 
 
 Advantage = Annotated[
@@ -102,9 +112,10 @@ Advantage = Annotated[
 # Losses
 
 
-class ClipLoss(Config):
+class ClipLoss(Choice):
     """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
 
+    code: ClassVar[str] = "engines.algorithms.clip:clip_loss"
     kind: Literal["clip"]
     clip_low: Share = 0.2
     """ratio is clipped below 1 - clip_low"""
@@ -114,17 +125,19 @@ class ClipLoss(Config):
     """a bad action's loss is at most this times |A|; 3 to 10 makes sense; None: no bound"""
 
 
-class GspoLoss(Config):
+class GspoLoss(Choice):
     """The clipped loss with one ratio a sequence; its range is about 1000 times narrower."""
 
+    code: ClassVar[str] = "engines.algorithms.gspo:gspo_loss"
     kind: Literal["gspo"]
     clip_low: Share = 3e-4
     clip_high: PositiveFloat = 4e-4
 
 
-class CispoLoss(Config):
+class CispoLoss(Choice):
     """-clip(ratio) x A x logprob, the clipped ratio constant."""
 
+    code: ClassVar[str] = "engines.algorithms.cispo:cispo_loss"
     kind: Literal["cispo"]
     clip_low: Share = 1.0
     """1: no lower bound, as in MiniMax-M1"""
@@ -132,9 +145,10 @@ class CispoLoss(Config):
     """the ratio counts at most 1 + clip_high; 3 to 7 makes sense"""
 
 
-class DisLoss(Config):
+class DisLoss(Choice):
     """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
 
+    code: ClassVar[str] = "engines.algorithms.dis:dis_loss"
     kind: Literal["dis"]
     clip_low: Share = 0.3
     """SAO: 0.3 for reasoning with tools, 0.8 for coding agents"""
@@ -142,9 +156,10 @@ class DisLoss(Config):
     """SAO: 5 for reasoning with tools, 3 for coding agents"""
 
 
-class ReinforceLoss(Config):
+class ReinforceLoss(Choice):
     """-A x logprob: for one update a batch."""
 
+    code: ClassVar[str] = "engines.algorithms.reinforce:reinforce_loss"
     kind: Literal["reinforce"]
 
 
@@ -155,6 +170,10 @@ class CustomLoss(Config):
     path: str
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.path,)
 
 
 Loss = Annotated[
@@ -167,9 +186,10 @@ Loss = Annotated[
 Level = Literal["token", "sequence", "geometric"]
 
 
-class Weight(Config):
+class Weight(Choice):
     """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
 
+    code: ClassVar[str] = "engines.algorithms.correction:corrected"
     level: Level = "token"
     """the token's own ratio, that of the whole sequence, or its geometric mean a token"""
     low: float = Field(default=0.0, ge=0)
@@ -185,9 +205,10 @@ class Weight(Config):
         return self
 
 
-class Band(Config):
+class Band(Choice):
     """Rejects where the ratio leaves [low, high]: IcePop by token, MIS by sequence."""
 
+    code: ClassVar[str] = "engines.algorithms.correction:corrected"
     kind: Literal["ratio"]
     level: Level = "token"
     low: float = Field(default=0.5, ge=0)
@@ -200,16 +221,18 @@ class Band(Config):
         return self
 
 
-class Veto(Config):
+class Veto(Choice):
     """Rejects a sequence if the ratio of any of its tokens is below a floor."""
 
+    code: ClassVar[str] = "engines.algorithms.correction:corrected"
     kind: Literal["veto"]
     floor: Share = 1e-4
 
 
-class Opsm(Config):
+class Opsm(Choice):
     """Off-policy sequence masking: rejects bad actions of sequences the policy has left."""
 
+    code: ClassVar[str] = "engines.algorithms.off_policy:off_policy_sequences"
     kind: Literal["opsm"]
     delta: PositiveFloat = 1e-4
     """mean of engine's - present logprob over the sequence, in nats, from which it has"""
@@ -223,11 +246,6 @@ class Correction(Config):
 
     weight: Weight | None = None
     reject: list[Rejection] = Field(default_factory=list[Band | Veto | Opsm])
-
-    @property
-    def compares_engines(self) -> bool:
-        """Whether it needs the trainer's own old logprobs beside the engine's."""
-        return self.weight is not None or any(not isinstance(r, Opsm) for r in self.reject)
 
 
 # Aggregation
@@ -266,9 +284,10 @@ Aggregation = Annotated[
 # Terms beside the policy's
 
 
-class Kl(Config):
+class Kl(Choice):
     """A pull towards the model the stage began with; coef 0 is none, and costs nothing."""
 
+    code: ClassVar[str] = "engines.algorithms.kl:kl_estimate"
     coef: float = Field(default=0.0, ge=0)
     """1e-3 to 1e-1 makes sense"""
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -277,10 +296,15 @@ class Kl(Config):
     unbiased: bool = False
     """in the loss: times the ratio to the old policy, so that later mini-batches stay exact"""
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self.code,) if self.coef else ()
 
-class Overlong(Config):
+
+class Overlong(Choice):
     """DAPO's soft penalty near the token budget, added to the training reward."""
 
+    code: ClassVar[str] = "engines.algorithms.overlong:overlong_penalty"
     margin: Share = 0.2
     """last share of the budget, over which the penalty falls from 0 to -weight"""
     weight: PositiveFloat = 1.0

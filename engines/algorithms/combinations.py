@@ -67,7 +67,7 @@ def _advantage(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 
 def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
-    compares = algorithm.correction.compares_engines
+    compares = algorithm.compares_engines
     if isinstance(algorithm.loss, DisLoss):
         if algorithm.old_logprobs == "trainer":
             yield (

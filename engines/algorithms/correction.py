@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.importance import importance_ratio
-from engines.algorithms.inputs import LossInputs
 
 if TYPE_CHECKING:
     # What a person writes is pydantic; the functions need torch alone.
@@ -79,17 +78,6 @@ def kept(
             ratio_R = importance_ratio(log_ratio_R, sequence_R, num, rejection.level)
             kept_R &= (ratio_R >= rejection.low) & (ratio_R <= rejection.high)
     return kept_R
-
-
-def off_policy_sequences(tokens: LossInputs, engine_logprobs_R: Tensor, *, delta: float) -> Tensor:
-    """[R] bool: tokens of negative advantage in a sequence that has drifted (DeepSeek-V3.2).
-
-    A sequence has drifted when the mean of engine's - present logprob over its trained tokens
-    passes `delta`: the policy has long left it, and pushing it further down teaches nothing.
-    """
-    with torch.no_grad():
-        drift_R = tokens.sequence_mean(engine_logprobs_R - tokens.logprobs_R)
-        return (tokens.advantages_R < 0) & (drift_R > delta)
 
 
 def weight_metrics(weights_R: Tensor, ratio_R: Tensor, spec: Weight) -> dict[str, float]:

@@ -45,15 +45,6 @@ def discounted_returns(rewards_S: Tensor, sequence_S: Tensor, num: int, *, gamma
     return gae(rewards_S, torch.zeros_like(rewards_S), sequence_S, gamma=gamma, lam_N=ones_N)
 
 
-def length_adaptive_lambda(lengths_N: Tensor, alpha: float) -> Tensor:
-    """[N] lam = 1 - 1 / (alpha x length), at least 0 (VAPO, arXiv 2504.05118; SAO).
-
-    A long trajectory's last reward then still reaches its first token.
-    Example: alpha 1.5 and length 4 -> 1 - 1/6 = 0.8333.
-    """
-    return (1 - 1 / (alpha * lengths_N.clamp(min=1).double())).clamp(min=0)
-
-
 def terminal_rewards(rewards_N: Tensor, sequence_S: Tensor) -> Tensor:
     """[S] each trajectory's reward on its last step, zeros before.
 

@@ -16,6 +16,7 @@ from engines.algorithms.choices import (
     GroupAdvantage,
     Kl,
     Loss,
+    Opsm,
     Overlong,
     TokenMean,
 )
@@ -65,6 +66,13 @@ class Algorithm(Config):
     def has_critic(self) -> bool:
         """Whether its advantage compares rewards with a critic's values."""
         return isinstance(self.advantage, GaeAdvantage)
+
+    @property
+    def compares_engines(self) -> bool:
+        """Whether its correction needs the trainer's own old logprobs beside the engine's."""
+        correction = self.correction
+        rejects = any(not isinstance(r, Opsm) for r in correction.reject)
+        return correction.weight is not None or rejects
 
     @model_validator(mode="before")
     @classmethod

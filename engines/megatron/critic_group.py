@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engines.algorithms.spec import Algorithm
 from engines.megatron.group import TrainerGroup
 from engines.megatron.rank import TrainerJob
 from engines.megatron.rank_group import STEP_S, RankGroup
@@ -21,6 +20,8 @@ from engines.types import Sample
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from engines.algorithms.spec import Algorithm
 
 
 class CriticGroup(RankGroup):

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.algorithms.spec import Algorithm
 from engines.megatron.pools import open_pool
 from engines.megatron.rank import TrainerJob
 from engines.megatron.rank_calls import answers
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from engines.algorithms.spec import Algorithm
     from engines.batching import TokenSequence
     from engines.weight_sync.report import PublishReport
 

@@ -18,13 +18,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engines.megatron.roles import ROLES, Role
 from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
 from infra.errors import EngineError, OutOfMemory, TributaryError
+from infra.hooks import resolve
 from infra.memory import is_memory_error
 from infra.traces import claim_private_folder
-from infra.user_files import install_hooks
+from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
     from engines.megatron.training import Training
@@ -52,10 +54,18 @@ class TrainerJob:
     seed: int
     total_steps: int
     """optimizer steps of the whole stage; the learning rate's decay ends there"""
-    hooks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """text of the user's own files by relative path; a custom loss or advantage is one of them"""
+    hooks: UserFiles = field(default_factory=UserFiles)
+    """the user's own files; a custom loss or advantage is one of them"""
     critic: CriticSpec | None = None
     """how the model learns values, if that is its role; None: it is a policy"""
+    learns_from_rewards: bool = True
+    """whether a policy is in reinforcement learning; False: in supervised training"""
+
+    @property
+    def role(self) -> Role:
+        if self.critic is not None:
+            return "critic"
+        return "policy" if self.learns_from_rewards else "sft"
 
 
 class Rank(Protocol):
@@ -134,13 +144,13 @@ class TrainerRank:
 
 
 def _joined_trainer(job: TrainerJob, rank: int, rendezvous: str) -> Training:
-    from engines.megatron.critic import Critic
     from engines.megatron.parallel import start_parallel
-    from engines.megatron.trainer import Trainer
 
     start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel)
+    # By name: a stage's code identity holds the class of its own roles alone.
+    make = resolve("role", ROLES[job.role], {})
     common = (job.spec, job.optimizer, job.parallel, job.model, job.seed, job.total_steps)
-    return Trainer(*common) if job.critic is None else Critic(*common, job.critic)
+    return make(*common) if job.critic is None else make(*common, job.critic)
 
 
 @contextmanager

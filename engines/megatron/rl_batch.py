@@ -16,17 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, gae_of, policy_loss
-from engines.algorithms.choices import ConstantMean, GaeAdvantage
-from engines.algorithms.correction import corrected
+from engines.algorithms.build import advantages, critic_targets, our_part, policy_loss
+from engines.algorithms.choices import ConstantMean, GaeAdvantage, Kl, Overlong, Weight
 from engines.algorithms.inputs import StepTokens, Trajectories
-from engines.algorithms.kl import kl_estimate
-from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
-from engines.megatron.objectives import RlObjective, RlTargets
 from engines.megatron.pack import FlatSequences, flatten
 from engines.megatron.parallel import Layout
+from engines.megatron.rl_objective import RlObjective, RlTargets
 from engines.types import Sample
 from infra.errors import AgreementError, TrainingStopped
 
@@ -105,8 +102,8 @@ class RlBatch:
         tokens = self._step_tokens(algorithm, old, token_rewards, values, teachers)
         metrics = teachers.metrics(tokens.logprobs_R) if teachers is not None else {}
         weights = None
-        if algorithm.correction.compares_engines:
-            made = corrected(
+        if algorithm.compares_engines:
+            made = our_part(Weight.code)(
                 algorithm.correction,
                 tokens.logprobs_R,
                 self._at(self.engine_logprobs),
@@ -131,7 +128,7 @@ class RlBatch:
         if reference is None or kl.place != "reward":
             return np.zeros(len(self.flat.tokens), np.float32)
         old = self.engine_logprobs if trainer is None else trainer
-        distance_R = kl_estimate(self._at(old), self._at(reference), kl.estimator)
+        distance_R = our_part(Kl.code)(self._at(old), self._at(reference), kl.estimator)
         return self._spread(-kl.coef * distance_R)
 
     def returns(self, algorithm: Algorithm, values: Floats, token_rewards: Floats | None) -> Floats:
@@ -141,7 +138,7 @@ class RlBatch:
         if token_rewards is None:
             token_rewards = np.zeros_like(values)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
-        return self._spread(gae_of(algorithm.advantage, tokens)[1])
+        return self._spread(critic_targets(algorithm.advantage, tokens))
 
     def valued(self, algorithm: Algorithm) -> FlatSequences:
         """The sequences with every token marked whose state needs a value: the trained ones, or
@@ -198,7 +195,8 @@ class RlBatch:
         tokens_N = torch.tensor([s.num_trained_tokens for s in self.samples])
         total = tokens_N.new_zeros(int(rollout_N.max()) + 1).index_add(0, rollout_N, tokens_N)
         budgets_N = self._budgets(overlong.budget, "overlong.budget")
-        penalty_N = overlong_penalty(total[rollout_N], budgets_N, margin=overlong.margin)
+        penalty = our_part(Overlong.code)
+        penalty_N = penalty(total[rollout_N], budgets_N, margin=overlong.margin)
         return rewards_N + overlong.weight * penalty_N
 
     def _budgets(self, written: int | None, field: str) -> torch.Tensor:

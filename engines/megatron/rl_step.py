@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from engines.algorithms.mismatch import mismatch_metrics
 from engines.algorithms.spec import Algorithm
 from engines.megatron.began import Began
-from engines.megatron.objectives import RlObjective
 from engines.megatron.rl_batch import RlBatch, check_agreement
+from engines.megatron.rl_objective import RlObjective
 from engines.types import Sample
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import Config
+from infra.config import RESULT_NEUTRAL, Config
 
 
 class Parallel(Config):
@@ -80,7 +80,7 @@ class Trainer(Config):
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """parameter and compute type; fp32 on CPU"""
-    micro_batch_tokens: PositiveInt = 8192
+    micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
     """most tokens packed into one micro-batch of one rank"""
     megatron: dict[str, Any] = Field(default_factory=dict)
     """any field of Megatron-core's TransformerConfig, passed through by its own name"""

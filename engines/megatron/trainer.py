@@ -1,4 +1,4 @@
-"""One rank of a trainer: a policy in training behind a few methods."""
+"""One rank of a policy in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from engines.algorithms.spec import Algorithm
-from engines.batching import TokenSequence
-from engines.megatron.began import Began
-from engines.megatron.hf_folder import HfWeights, write_folder
 from engines.megatron.model import PolicyModel
-from engines.megatron.objectives import SftObjective
 from engines.megatron.pack import FlatSequences
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.reference import Reference
 from engines.megatron.rl_step import agreement_of, token_rewards_of, train_on
+from engines.megatron.sft_trainer import SftTrainer
 from engines.megatron.teachers import Teachers
-from engines.megatron.training import Training
 from engines.types import Sample
 from engines.weight_sync.report import PublishReport
 from infra.errors import EngineError
@@ -30,7 +24,7 @@ from infra.errors import EngineError
 __all__ = ["Trainer", "start_parallel", "stop_parallel"]
 
 
-class Trainer(Training):
+class Trainer(SftTrainer):
     """This process's share of one policy in training."""
 
     _reference: Reference | None = None
@@ -42,22 +36,6 @@ class Trainer(Training):
         return cast("PolicyModel", self.network)
 
     # Training
-
-    def sft_steps(self, batches: Sequence[Sequence[TokenSequence]]) -> list[dict[str, float]]:
-        """One optimizer step for each batch, in order; returns the metrics of each."""
-        return [self._sft_step(batch) for batch in batches]
-
-    def _sft_step(self, batch: Sequence[TokenSequence]) -> dict[str, float]:
-        began = Began.now()
-        flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
-        indices = np.arange(len(batch))
-        stats = self.forward_backward(flat, indices, SftObjective())
-        norm = self.update()
-        return {
-            "loss": stats.mean("loss", "units"),
-            "grad_norm": norm,
-            **self.rates(flat, began),
-        }
 
     def rl_step(
         self,
@@ -98,29 +76,6 @@ class Trainer(Training):
 
     # Scoring
 
-    def logprobs(
-        self, sequences: Sequence[Sequence[int]], temperature: float = 1.0
-    ) -> list[list[float]]:
-        """Log-probability of every token given those before it, at this temperature.
-
-        Each list is as long as its sequence; the first entry, which nothing predicts, is 0.
-        """
-        flat = FlatSequences.of(sequences, [[1] * len(s) for s in sequences])
-        whole = torch.from_numpy(self.score(flat, temperature))
-        return [values.tolist() for values in whole.split(flat.lengths.tolist())]
-
-    def score(
-        self,
-        flat: FlatSequences,
-        temperature: float,
-        indices: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.float32]:
-        """Logprob of every trained token, as flat as the tokens; 0 for the others. No update.
-
-        With `indices`, of these sequences only.
-        """
-        return self.read(flat, {"temperature": temperature}, indices)
-
     def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
         """The same under the weights that this Trainer was made with."""
         if self._reference is None:
@@ -152,13 +107,3 @@ class Trainer(Training):
         finally:
             for _ in tensors:  # every rank takes part in gathering each of them
                 pass
-
-    def export(self, folder: Path, source: Path) -> None:
-        """Write a HF folder like `source` with the current weights; rank 0 writes."""
-        tensors = self.whole_weights()
-        if tensors:
-            weights = HfWeights(source)
-            if self.shape.is_tied and "lm_head.weight" in weights.file_of:
-                tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-            write_folder(folder, tensors, weights)
-        dist.barrier()

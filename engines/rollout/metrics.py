@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from engines.rollout.batch import StepBatch
-from engines.rollout.consumer import StepResult
 from engines.types import Sample, Status
+
+if TYPE_CHECKING:
+    from engines.rollout.batch import StepBatch
+    from engines.rollout.consumer import StepResult
 
 
 def mean(values: Iterable[float], default: float = 0.0) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from engines.algorithms.spec import Algorithm
 from engines.types import (
     AssistantTurn,
     Curriculum,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from engines.algorithms.spec import Algorithm
     from engines.weight_sync.report import PublishReport
 
 Values: TypeAlias = "NDArray[np.float32]"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from infra.config import Config
+from infra.config import RESULT_NEUTRAL, Config
 
 
 class FleetSpec(Config):
     """SGLang servers that share one architecture and one set of weights."""
 
-    max_total_tokens: PositiveInt = 16384
+    max_total_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 16384
     """KV-cache capacity of one server, in tokens"""
     context_length: PositiveInt | None = None
     """longest sequence; None takes the model's own"""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from infra.digest import code_identity
+from infra.code import code_identity
+from infra.digest import sha256_of
 from infra.errors import InfrastructureError
 from infra.home import SOURCE_ROOT, home
 from infra.processes import log_tail
@@ -55,4 +56,5 @@ def _fingerprint(path: Path) -> str:
     lies: a deployment names its folder."""
     deployments = yaml.safe_load(path.read_text())["deployments"]
     modules = sorted({d["entrypoint"].rsplit(".", 1)[0] for d in deployments})
-    return f"{code_identity(modules, [path], root=path.parent).hash} {path.parent}"
+    flows = code_identity(modules, root=path.parent).hash
+    return f"{flows} {sha256_of(path)} {path.parent}"

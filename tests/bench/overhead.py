@@ -26,7 +26,7 @@ from infra.stack import Stack, down, up
 from infra.storage import Store
 from infra.tracking import Tracker
 from tasks.attempts import Place, StageWork, run_stage
-from tasks.identity import stage_code, stage_digest
+from tasks.identity import stage_identity
 from tasks.ray_launch import RayLauncher
 from tasks.rl import RlSpec
 from tasks.stage import Resources, StageResources
@@ -94,12 +94,11 @@ class _Stages:
         expert = recipe.experts[EXPERT]
         spec = RlSpec(seed=self.seed, settings=expert.rl, domains=[expert.domain])
         began = time.monotonic()
-        code = stage_code(spec, [])
-        digest = stage_digest(spec, {"model": self.start.digest}, code)
+        digest = stage_identity(spec, {"model": self.start.digest}).digest
         name = f"rl-{self.seed}"
         tracked = self.tracker.stage_run(self.parent, name, digest, {})
         inputs = {"model": self.start}
-        work = StageWork(name, spec, inputs, StageResources(), digest, code, tracked)
+        work = StageWork(name, spec, inputs, StageResources(), digest, tracked)
         record, cached = run_stage(work, self.place, _Quiet())
         self.tracker.finish(tracked, "FINISHED")
         if cached:

@@ -25,7 +25,7 @@ from flows.load import load_recipe
 from flows.recipe import Recipe
 from infra.ports import free_ports
 from tasks import base
-from tasks.domain import HookSpec, build_curriculum, open_domain
+from tasks.live_domain import build_curriculum, open_domain
 from tests.stage_parts import stage_context
 
 COLD_START_STEPS = 300
@@ -92,7 +92,7 @@ def workbench(folder: Path) -> Generator[Workbench]:
 
 
 def _random_base(recipe: Recipe, folder: Path) -> Path:
-    curricula = [HookSpec(**d.curriculum.model_dump()) for d in recipe.domains]
+    curricula = [domain.curriculum for domain in recipe.domains]
     context = stage_context(folder, "base", {})
     spec = base.BaseSpec(settings=recipe.base, curricula=curricula)
     asyncio.run(base.run(spec, context))
@@ -110,6 +110,8 @@ def _demonstrations(recipe: Recipe, chat: Chat) -> list[TokenSequence]:
     found = [
         TokenSequence(*chat.training_ids(shown.problem, shown.turns))
         for domain in recipe.domains
-        for shown in build_curriculum(domain).demonstrations(_DEMONSTRATIONS, 0)
+        for shown in build_curriculum(
+            domain.curriculum.name, domain.curriculum.options
+        ).demonstrations(_DEMONSTRATIONS, 0)
     ]
     return random.Random(0).sample(found, len(found))

@@ -6,7 +6,6 @@ the job and misbehaves as a file beside it says.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,14 +19,15 @@ import pytest
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import StageFailed
 from infra.storage import Store
+from infra.user_files import UserFiles, install_hooks
 from tasks import attempts, launch
 from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.base import BaseSettings, BaseSpec, RandomModel
 from tasks.claims import Claims, Owner
-from tasks.domain import HookSpec
-from tasks.identity import stage_code, stage_digest
+from tasks.domain import CurriculumSpec
+from tasks.identity import stage_identity
 from tasks.launch import LocalLauncher, log_path
-from tasks.protocol import job_path
+from tasks.protocol import JobInput, job_path
 from tasks.stage import Resources, StageResources
 
 pytestmark = pytest.mark.integration
@@ -97,19 +97,17 @@ class Bench:
         self.mood = folder / "mood"
         self.mood.write_text("")
         self.hold = folder / "mood.hold"
-        hook = folder / "moody.py"
-        hook.write_text(MOODY)
         self.store = Store(f"file://{folder}/store")
         self.launchers: list[LocalLauncher] = []
         random = RandomModel(
             hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_size=16, vocab_size=300,
             tokenizer_texts=8,
         )  # fmt: skip
-        curriculum = HookSpec(name="moody:Moody", options={"mood": str(self.mood)})
+        curriculum = CurriculumSpec(name="moody:Moody", options={"mood": str(self.mood)})
         spec = BaseSpec(settings=BaseSettings(random=random), curricula=[curriculum])
-        code = stage_code(BaseSpec(settings=BaseSettings(random=random)), [hook])
-        digest = stage_digest(spec, {}, code)
-        self.work = StageWork("base", spec, {}, StageResources(), digest, code)
+        self.files = UserFiles(hooks={"moody.py": MOODY.encode()})
+        digest = stage_identity(spec, {}, install_hooks(self.files)).digest
+        self.work = StageWork("base", spec, {}, StageResources(), digest)
         self.claims = Claims(self.store, "base", digest)
 
     def place(
@@ -120,7 +118,7 @@ class Bench:
         return Place(
             store=self.store, artifacts=ArtifactStore(self.store, self.mood.parent / "cache"),
             launcher=launcher, home_id=home, run=run, pool=Resources(),
-            hooks={"moody.py": MOODY}, poll_seconds=0.05, expiry_seconds=expiry,
+            hooks=self.files, poll_seconds=0.05, expiry_seconds=expiry,
             silent_seconds=silent, retry_seconds=0.05,
         )  # fmt: skip
 
@@ -345,6 +343,6 @@ def test_what_a_job_is_given_holds_no_path_of_the_flow(bench: Bench) -> None:
     bench.run(bench.place("run"))
     claim = bench.claims.latest()
     assert claim is not None
-    given = json.loads(bench.store.read(job_path(claim.owner.job)))
-    assert given["hooks"] == {"moody.py": MOODY}
-    assert given["inputs"] == {}
+    given = JobInput.model_validate_json(bench.store.read(job_path(claim.owner.job)))
+    assert given.hooks == bench.files
+    assert given.inputs == {}

@@ -18,7 +18,7 @@ from engines.megatron.spec import Trainer as TrainerSpec
 from engines.megatron.trainer import Trainer
 from engines.types import Sample
 from infra.errors import AgreementError
-from infra.user_files import install_hooks
+from infra.user_files import install_hooks, read_hooks
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences
 
 pytestmark = pytest.mark.integration
@@ -162,7 +162,7 @@ def test_an_entropy_bonus_raises_the_entropy(folder: Path) -> None:
 
 def test_custom_parts_train(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    install_hooks({f.name: f.read_text() for f in EXAMPLES.glob("*.py")})
+    install_hooks(read_hooks([str(file) for file in EXAMPLES.glob("*.py")]))
     trainer = trainer_of(folder)
     algorithm = Algorithm.model_validate(
         {

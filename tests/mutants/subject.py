@@ -49,4 +49,4 @@ def test_files() -> list[str]:
 
 
 def _python(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.glob("*.py"))
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))

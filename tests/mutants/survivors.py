@@ -201,13 +201,15 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a custom part's options: a gap of these tests",
             is_equivalent=False,
         ),
+    ],
+    "engines/algorithms/advantages/rollouts.py": [
         Survivor(
             "num_rollouts = int(tokens.rollout_N.max()) + 1",
             ("constant: 1 -> 2",),
             "one more sum, which no rollout reads",
         ),
     ],
-    "engines/algorithms/group_relative.py": [
+    "engines/algorithms/groups.py": [
         Survivor(
             "return int(group_N.max()) + 1 if len(group_N) else 0",
             ("constant: 1 -> 2", "constant: 0 -> 1"),

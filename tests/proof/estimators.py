@@ -46,7 +46,12 @@ OF_UNIONS = {
     "sequence_lengths",
     # From a spec to the functions above, and to the user's own.
     "advantages",
-    "gae_of",
+    "critic_targets",
+    "our_part",
+    "of_rollouts",
+    "per_rollout",
+    "deviations",
+    "per_group",
     "policy_loss",
     "custom",
 }
@@ -94,8 +99,8 @@ def unnamed() -> set[str]:
 def public_functions() -> Iterator[str]:
     """Names of the functions that the modules of `engines.algorithms` define; not those by which
     the contract is tried."""
-    for info in pkgutil.iter_modules(engines.algorithms.__path__):
-        module = importlib.import_module(f"engines.algorithms.{info.name}")
+    for info in pkgutil.walk_packages(engines.algorithms.__path__, "engines.algorithms."):
+        module = importlib.import_module(info.name)
         if module is contract:
             continue
         for name, value in inspect.getmembers(module, lambda v: isinstance(v, FunctionType)):

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from engines.algorithms import choices
+from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.aggregation import shares
-from engines.algorithms.build import advantages, gae_of, policy_loss
-from engines.algorithms.correction import corrected, off_policy_sequences
+from engines.algorithms.build import advantages, critic_targets, policy_loss
+from engines.algorithms.correction import corrected
 from engines.algorithms.distillation import distillation_advantages, top_k_divergence
-from engines.algorithms.gae import length_adaptive_lambda
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import kl_estimate, unbiased_kl
+from engines.algorithms.off_policy import off_policy_sequences
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.supervised import supervised_loss
 from engines.algorithms.value_loss import value_loss
@@ -103,7 +104,7 @@ def test_a_critic_learns_with_its_own_decay() -> None:
     )
     for decay, wanted in ((0.0, [0.25, 1.0]), (0.5, [0.625, 1.0])):
         spec = choices.GaeAdvantage(kind="gae", lam=1.0, critic_lam=decay)
-        assert gae_of(spec, step_of([one]))[1].tolist() == pytest.approx(wanted)
+        assert critic_targets(spec, step_of([one])).tolist() == pytest.approx(wanted)
 
 
 @pytest.mark.proof("{row}", "edge")

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from engines.algorithms import choices
-from engines.algorithms.build import advantages, gae_of
+from engines.algorithms.advantages.critic import length_adaptive_lambda
+from engines.algorithms.build import advantages, critic_targets
 from engines.algorithms.distillation import distillation_advantages, top_k_divergence
-from engines.algorithms.gae import (
-    discounted_returns,
-    gae,
-    length_adaptive_lambda,
-    terminal_rewards,
-)
-from engines.algorithms.group_relative import group_advantages, leave_one_out_advantages
+from engines.algorithms.gae import discounted_returns, gae, terminal_rewards
+from engines.algorithms.group_relative import group_advantages
 from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
+from engines.algorithms.leave_one_out import leave_one_out_advantages
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.whitening import whitened
 
@@ -246,7 +243,7 @@ def with_observation() -> StepTokens:
 def test_observations_take_no_step() -> None:
     # Values 0.1, 0.2, 0.6; d = 0.1, 0.4, 0.4; lam 0.5: 0.4; 0.4 + 0.2 = 0.6; 0.1 + 0.3 = 0.4.
     spec = choices.GaeAdvantage(kind="gae", lam=0.5, whiten=False)
-    got, targets = gae_of(spec, with_observation())
+    got, targets = advantages(spec, with_observation()), critic_targets(spec, with_observation())
     assert got.tolist() == pytest.approx([0.4, 0.6, 0.4])
     # The critic's own decay is 1: it learns the reward itself.
     assert targets.tolist() == pytest.approx([1, 1, 1])
@@ -255,14 +252,14 @@ def test_observations_take_no_step() -> None:
 def test_observations_may_be_steps_and_never_carry_the_reward() -> None:
     # d = 0.1, 4.8, -4.4, 0.4; A = 0.4; -4.2; 2.7; 1.45, of which the trained ones are kept.
     spec = choices.GaeAdvantage(kind="gae", lam=0.5, skip_observations=False, whiten=False)
-    got, _ = gae_of(spec, with_observation())
+    got = advantages(spec, with_observation())
     assert got.tolist() == pytest.approx([1.45, 2.7, 0.4])
 
 
 def test_sao_bootstraps_by_the_length_of_what_the_model_wrote() -> None:
     # Three trained tokens, alpha 1.5: lam = 1 - 1/4.5 = 0.77778.
     spec = choices.GaeAdvantage(kind="gae", alpha=1.5, whiten=False)
-    got, _ = gae_of(spec, with_observation())
+    got = advantages(spec, with_observation())
     lam = 1 - 1 / 4.5
     last = 0.4
     middle = 0.4 + lam * last

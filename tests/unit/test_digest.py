@@ -1,4 +1,4 @@
-"""Digests, and which edits change a stage's code identity."""
+"""Digests: one text for one value, and which edits change a file's closure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
-from infra.digest import canonical_json, code_identity, digest_of
+from infra.code import code_identity
+from infra.config import RESULT_NEUTRAL, Config
+from infra.digest import canonical_json, content_of, digest_of
+from infra.errors import InputError
 from infra.home import SOURCE_ROOT
+from infra.imports import imports_of
 
 pytestmark = pytest.mark.unit
 
@@ -37,36 +43,29 @@ def test_canonical_json_is_one_text_and_refuses_nan() -> None:
         canonical_json(math.nan)
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of our code, without its history."""
-    for room in ("flows", "tasks", "engines", "rewards", "curricula", "infra"):
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCE_ROOT / room, tmp_path / room, ignore=skipped)
-    (tmp_path / "README.md").write_text("")
-    return tmp_path
+class Inner(Config):
+    lr: float
+    every: Annotated[int, RESULT_NEUTRAL] = 5
+    passed: dict[str, Any] = Field(default_factory=dict)
 
 
-@pytest.mark.parametrize(
-    ("edited", "changes"),
-    [
-        ("README.md", False),
-        ("tasks/evaluate.py", False),
-        ("flows/recipe.py", False),
-        ("tasks/rl.py", True),
-        ("engines/algorithms/spec.py", True),
-        ("infra/errors.py", True),
-        ("engines/rollout/producer.py", True),  # imported inside a function
-    ],
-)
-def test_only_an_edit_of_an_imported_file_changes_it(
-    tree: Path, edited: str, changes: bool
-) -> None:
-    before = code_identity(["tasks.rl"], [], root=tree)
-    with (tree / edited).open("a") as file:
-        file.write("\n# edited\n")
-    assert (code_identity(["tasks.rl"], [], root=tree).hash != before.hash) is changes
-    assert (edited in before.files) is changes
+class Outer(Config):
+    one: Inner
+    several: list[Inner]
+    named: dict[str, Inner]
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+def test_neutral_fields_are_left_out_however_deep_and_options_of_that_name_are_not() -> None:
+    inner = Inner(lr=0.1, passed={"speed": 1, "size": 2})
+    whole = Outer(one=inner, several=[inner], named={"a": inner}, options={"every": 1, "speed": 3})
+    kept = {"lr": 0.1, "passed": {"size": 2}}
+    assert content_of(whole, {(Inner, "passed"): {"speed"}}) == {
+        "one": kept,
+        "several": [kept],
+        "named": {"a": kept},
+        "options": {"every": 1, "speed": 3},
+    }
 
 
 def test_imports_inside_functions_and_started_modules_count(tmp_path: Path) -> None:
@@ -82,21 +81,59 @@ def test_imports_inside_functions_and_started_modules_count(tmp_path: Path) -> N
     )
     for name in ("typed", "lazy", "started", "named"):
         (package / f"{name}.py").write_text("import json\n")
-    files = code_identity(["engines.entry"], [], root=tmp_path).files
-    assert files == [
+    files = code_identity(["engines.entry"], root=tmp_path).files
+    assert list(files) == [
         "engines/__init__.py", "engines/entry.py", "engines/lazy.py", "engines/started.py",
     ]  # fmt: skip
 
 
-def test_a_hook_counts_by_name_and_content_not_by_folder(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "hook.py").write_text("A = 1\n")
-    one = code_identity(["infra.errors"], [tmp_path / "one/hook.py"])
-    two = code_identity(["infra.errors"], [tmp_path / "two/hook.py"])
-    assert one.hash == two.hash
-    (tmp_path / "two/hook.py").write_text("A = 2\n")
-    assert code_identity(["infra.errors"], [tmp_path / "two/hook.py"]).hash != one.hash
+DECLARES = '''
+"""Settings."""
+from typing import Annotated, ClassVar, Literal
+from infra.config import Choice, Config
+Level = Literal["a", "b"]
+class One(Choice):
+    """One."""
+    code: ClassVar[str] = "engines.one:loss"
+    level: Level = "a"
+    @model_validator(mode="after")
+    def _ordered(self):
+        return self
+class Two(One):
+    @property
+    def parts(self):
+        return ()
+TABLE: dict[str, str] = {"one": "engines.one:One", "two": "engines.two:Two.make"}
+'''
+
+
+@pytest.mark.parametrize(
+    ("added", "declares"),
+    [
+        ("", True),
+        ("def compute(x): return x\n", False),
+        ("LIMIT = 3\n", False),
+        ("WORDS = {'a': 'ant'}\n", False),
+        ("class Computes(Config):\n    x: int\n    @property\n    def y(self): return 1\n", False),
+        ("class Other:\n    x: int = 1\n", False),
+    ],
+)
+def test_a_file_of_settings_and_tables_of_parts_alone_is_none_of_the_code(
+    tmp_path: Path, added: str, declares: bool
+) -> None:
+    file = tmp_path / "settings.py"
+    file.write_text(DECLARES + added)
+    assert imports_of(file, "").only_declares is declares
+
+
+def test_words_alone_are_code() -> None:
+    assert not imports_of(SOURCE_ROOT / "curricula/vocabulary.py", "curricula").only_declares
+
+
+def test_a_file_that_is_not_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (:\n")
+    with pytest.raises(InputError, match=r"broken\.py is not Python"):
+        code_identity(["broken"], hooks=tmp_path)
 
 
 @pytest.fixture
@@ -124,7 +161,5 @@ def test_stages_that_begin_together_read_the_code_at_once(
         (root / "infra").mkdir(parents=True)
         shutil.copy(SOURCE_ROOT / "infra/artifacts.py", root / "infra")
     with ThreadPoolExecutor(4) as pool:
-        found = list(
-            pool.map(lambda root: code_identity(["infra.artifacts"], [], root=root), roots)
-        )
+        found = list(pool.map(lambda root: code_identity(["infra.artifacts"], root=root), roots))
     assert len({identity.hash for identity in found}) == 1

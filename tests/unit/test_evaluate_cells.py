@@ -38,7 +38,10 @@ def spec(**changes):
             {
                 "name": name,
                 "curriculum": {"name": "x"},
-                "rewards": [{"name": "y", "outcome": True}],
+                "outcome": {"name": "y"},
+                "max_new_tokens": 48,
+                "max_turns": 1,
+                "timeout_s": 60.0,
             }
             for name in ("a", "b")
         ],

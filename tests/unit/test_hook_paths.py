@@ -98,7 +98,8 @@ def test_the_functions_need_torch_alone_and_only_the_specs_pydantic() -> None:
     code = (
         "import importlib, pkgutil, sys, engines.algorithms as a\n"
         "specs = {'build', 'choices', 'combinations', 'spec'}\n"
-        "names = {m.name for m in pkgutil.iter_modules(a.__path__)}\n"
+        "found = pkgutil.walk_packages(a.__path__, a.__name__ + '.')\n"
+        "names = {m.name.removeprefix('engines.algorithms.') for m in found}\n"
         "sys.modules['pydantic'] = None\n"
         "for name in names - specs:\n"
         "    importlib.import_module('engines.algorithms.' + name)\n"

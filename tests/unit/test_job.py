@@ -11,13 +11,16 @@ import pytest
 from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.storage import Store
 from tasks.claims import Claims, End
+from tasks.identity import stage_identity
 from tasks.job import EXIT_FAILED, main
 from tasks.protocol import JobInput, job_path
+from tasks.sft import SftSpec
 from tasks.stage import Resources, StageResources
 
 pytestmark = pytest.mark.unit
 
-DIGEST = "5" * 64
+SPEC = SftSpec.model_validate({"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}})
+DIGEST = stage_identity(SPEC, {"model": "b" * 64}).digest
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +51,8 @@ def model(store: Store, tmp_path: Path) -> ArtifactRecord:
 
 def _end_of_job(store: Store, model: ArtifactRecord) -> End:
     """How a supervised stage on this model ends."""
-    spec = {"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}}
     given = JobInput(
-        job="job", stage="agent-sft", kind="sft", spec=spec, digest=DIGEST, attempt=1,
+        job="job", stage="agent-sft", kind="sft", spec=SPEC.model_dump(), digest=DIGEST, attempt=1,
         inputs={"model": model}, resources=StageResources(), pool=Resources(),
     )  # fmt: skip
     store.write(job_path("job"), given.model_dump_json().encode())
@@ -80,3 +82,13 @@ def test_an_input_that_was_deleted_says_so(store: Store, model: ArtifactRecord) 
     end = _end_of_job(store, model)
     assert end.error == "CorruptArtifact"
     assert "it was deleted" in end.message
+
+
+def test_a_job_of_another_identity_than_the_plans_runs_nothing(
+    store: Store, model: ArtifactRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the base folder, a hook or the code changed between plan and job."""
+    monkeypatch.setattr("tests.unit.test_job.DIGEST", "5" * 64)
+    end = _end_of_job(store, model)
+    assert end.error == "InputError"
+    assert "nothing was run" in end.message

@@ -33,7 +33,8 @@ from engines.types import (
 from infra import part_process
 from infra.errors import InputError, TrainingStopped
 from infra.part_process import PartFailed, PartProcess, PartRaised, part_stacks
-from tasks.domain import Domain, open_domain
+from tasks.domain import Domain
+from tasks.live_domain import open_domain
 from tests.rollout_parts import Policy, roller
 
 pytestmark = pytest.mark.unit

@@ -45,7 +45,7 @@ def test_the_unified_model_starts_from_the_base_on_distilled_data() -> None:
     stage = _plan()["unified-sft"]
     assert stage.inputs == {"model": "base", "data": "distill"}
     assert isinstance(stage.spec, SftSpec)
-    assert stage.spec.domain is None
+    assert stage.spec.curriculum is None
 
 
 def test_models_are_scored_under_the_names_of_the_report() -> None:

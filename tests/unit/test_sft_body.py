@@ -92,11 +92,7 @@ def spec(**settings: Any) -> SftSpec:
                 "checkpoint_every": 5,
                 **settings,
             },
-            "domain": {
-                "name": "reasoning",
-                "curriculum": {"name": "reasoning"},
-                "rewards": [{"name": "math", "outcome": True}],
-            },
+            "curriculum": {"name": "reasoning"},
         }
     )
 

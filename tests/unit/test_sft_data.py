@@ -81,11 +81,7 @@ def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path):
     spec = SftSpec.model_validate(
         {
             **sft(demonstrations=12).model_dump(),
-            "domain": {
-                "name": "reasoning",
-                "curriculum": {"name": "reasoning"},
-                "rewards": [{"name": "math", "outcome": True}],
-            },
+            "curriculum": {"name": "reasoning"},
         }
     )
     data = load_data(spec, model, None)

@@ -8,7 +8,6 @@ from flows.load import load_recipe
 from flows.plan import plan_post_train
 from flows.tracked import Tracked, trained
 from infra.artifacts import ArtifactRecord
-from infra.digest import CodeIdentity
 from infra.ports import free_ports
 from infra.tracking import Tracker
 from tasks.attempts import StageWork
@@ -17,7 +16,6 @@ from tasks.stage import StageResources
 pytestmark = pytest.mark.unit
 
 RECIPE = load_recipe("cpu-smoke")
-CODE = CodeIdentity(hash="c", files=[], version="0")
 
 
 def test_rl_is_the_last_round_and_sft_the_cold_start() -> None:
@@ -29,7 +27,7 @@ def test_rl_is_the_last_round_and_sft_the_cold_start() -> None:
 
 def _work() -> StageWork:
     stage = plan_post_train(RECIPE)[0]
-    return StageWork(stage.name, stage.spec, {}, StageResources(), "d" * 64, CODE)
+    return StageWork(stage.name, stage.spec, {}, StageResources(), "d" * 64)
 
 
 def _use_all(tracked: Tracked) -> None:

@@ -14,13 +14,16 @@ import pytest
 
 from infra.storage import Store
 from tasks.claims import Claims, End
+from tasks.identity import stage_identity
 from tasks.job import EXIT_FAILED, EXIT_STOPPED
 from tasks.protocol import JobInput, job_path
+from tasks.sft import SftSpec
 from tasks.stage import Pulse, Resources, StageResources
 
 pytestmark = pytest.mark.unit
 
-DIGEST = "7" * 64
+SPEC = SftSpec.model_validate({"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}})
+DIGEST = stage_identity(SPEC, {}).digest
 # A job whose body is one of these; the engines have none that hangs when asked to.
 JOB = """
 import asyncio, subprocess, sys, time
@@ -60,7 +63,7 @@ def _start(
     store = Store(str(tmp_path / "store"))
     given = JobInput(
         job="job", stage="agent-sft", kind="sft", digest=DIGEST, attempt=1, inputs={},
-        spec={"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}}, pool=Resources(),
+        spec=SPEC.model_dump(), pool=Resources(),
         resources=StageResources(stall_seconds=stall_seconds),
     )  # fmt: skip
     store.write(job_path("job"), given.model_dump_json().encode())

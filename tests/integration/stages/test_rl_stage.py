@@ -14,7 +14,7 @@ from infra.storage import Store
 from tasks import distill, evaluate, opd, rl
 from tasks.stage import StageContext, Stopped
 from tests.integration.megatron_models import varied
-from tests.stage_parts import STEADY, ListReporter, stage_context
+from tests.stage_parts import STEADY, ListReporter, scored, stage_context
 
 pytestmark = pytest.mark.integration
 
@@ -82,7 +82,7 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None
     spec = evaluate.EvaluateSpec.model_validate(
         {
             "settings": {"problems": 8, "samples": 2},
-            "domains": [SHORT],
+            "domains": [scored(SHORT)],
             "home": {"general": ["general"]},
         }
     )
@@ -112,7 +112,7 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     records = {"general": {"digest": "d" * 64}, "base": {"digest": "b" * 64}}
     given = {"inputs": {"general": trained, "base": model}, "records": records}
     context = stage_context(root, "distill", **given)
-    domain = {**STEADY, "max_new_tokens": 200}
+    domain = scored({**STEADY, "max_new_tokens": 200})
     spec = distill.DistillSpec.model_validate(
         {
             "settings": {"problems": 12, "min_outcome": 0.0},

@@ -41,11 +41,7 @@ def spec() -> SftSpec:
                 "optimizer": {"lr": 2e-3, "warmup_steps": 3, "decay": "cosine"},
                 "checkpoint_every": 10,
             },
-            "domain": {
-                "name": "general",
-                "curriculum": {"name": "general"},
-                "rewards": [{"name": "constraints", "outcome": True}],
-            },
+            "curriculum": {"name": "general"},
         }
     )
 

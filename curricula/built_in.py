@@ -1,0 +1,12 @@
+"""The built-in curricula: where each name leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BUILT_IN: Mapping[str, str] = {
+    "reasoning": "curricula.reasoning:Reasoning",
+    "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
+    "agent": "curricula.agent:Agent",
+    "general": "curricula.general:General",
+}

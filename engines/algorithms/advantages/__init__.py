@@ -1,0 +1,1 @@
+"""One file an estimator: `advantages(tokens, **settings)` of a step's batch, [R] float64."""

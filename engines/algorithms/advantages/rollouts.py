@@ -1,0 +1,32 @@
+"""One advantage a rollout: what GRPO and RLOO share. Axes: N samples, R trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engines.algorithms.inputs import StepTokens
+
+Estimate = Callable[[Tensor, Tensor], Tensor]
+"""(values of rollouts, their groups) -> an estimate for each rollout"""
+
+
+def of_rollouts(tokens: StepTokens, estimate: Estimate) -> Tensor:
+    """[R] one advantage a rollout, of its reward and the rewards of all its tokens."""
+    num_rollouts = int(tokens.rollout_N.max()) + 1
+    of_tokens = tokens.rewards_N.new_zeros(num_rollouts).index_add(
+        0, tokens.rollout_N[tokens.sequence_R], tokens.token_rewards_R
+    )
+    totals_N = tokens.rewards_N + of_tokens[tokens.rollout_N]
+    return per_rollout(tokens, totals_N, estimate)[tokens.sequence_R]
+
+
+def per_rollout(tokens: StepTokens, values_N: Tensor, estimate: Estimate) -> Tensor:
+    """[N] an estimate over rollouts: one counts once in its group, however many samples it has."""
+    num_samples = len(values_N)
+    place_N = torch.arange(num_samples)
+    numbers, member_N = tokens.rollout_N.unique(return_inverse=True)
+    first = torch.full((len(numbers),), num_samples).scatter_reduce(0, member_N, place_N, "amin")
+    return estimate(values_N[first], tokens.group_N[first])[member_N]

@@ -1,0 +1,77 @@
+"""From a domain as a person wrote it to its live parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from curricula.own_process import ProcessEnvironment
+from curricula.registry import BUILT_IN as CURRICULA
+from curricula.registry import build as build_curriculum
+from engines.rollout.seams import LiveDomain
+from engines.types import Curriculum, Environment, Reward
+from infra.errors import InputError
+from infra.part_process import PartProcess
+from rewards.own_process import ProcessReward
+from rewards.registry import QUICK
+from rewards.registry import build as build_reward
+from rewards.rubric import Rubric, Term
+from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDomain:
+    """A domain ready for rollouts, once its processes are started; they end when it is closed."""
+
+    live: LiveDomain
+    processes: Sequence[PartProcess]
+    """of the parts that are not ours"""
+
+
+def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
+    """Build a domain's curriculum, environment and rubric. Raises InputError."""
+    curriculum = build_curriculum(domain.curriculum.name, domain.curriculum.options)
+    environment, processes = _environment(domain, curriculum)
+    terms: list[Term] = []
+    for term in _rewards(domain):
+        reward = _reward(term)
+        processes += [reward.process] if isinstance(reward, ProcessReward) else []
+        terms.append(Term(term.name, term.weight, term.outcome, reward))
+    live = LiveDomain(
+        name=domain.name,
+        curriculum=curriculum,
+        judge=Rubric(terms),
+        environment=environment,
+        max_new_tokens=domain.max_new_tokens,
+        max_turns=domain.max_turns,
+    )
+    return OpenDomain(live, processes)
+
+
+def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:
+    if isinstance(domain, Domain):
+        return domain.rewards
+    return [RewardTerm(**dict(domain.outcome), outcome=True)]
+
+
+def _reward(term: RewardSpec) -> Reward:
+    if term.name in QUICK:
+        return build_reward(term.name, term.options)
+    return ProcessReward(term.name, term.options, term.timeout_s)
+
+
+def _environment(
+    domain: Domain | ScoredDomain, curriculum: Curriculum
+) -> tuple[Environment | None, list[PartProcess]]:
+    """What a rollout of several turns acts on, and its process where it has one of its own."""
+    named = domain.curriculum
+    environment = curriculum.environment()
+    if domain.max_turns > 1 and environment is None:
+        raise InputError(
+            f"domain {domain.name!r} asks for max_turns {domain.max_turns}, but its curriculum "
+            f"{named.name!r} has no environment: nothing would answer the first turn"
+        )
+    if environment is None or named.name in CURRICULA:
+        return environment, []
+    apart = ProcessEnvironment(named.name, named.options, domain.timeout_s)
+    return apart, [apart.process]

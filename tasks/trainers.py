@@ -1,0 +1,26 @@
+"""The trainer's ranks that a stage leases."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from tasks.stage import StageContext
+
+if TYPE_CHECKING:
+    from engines.megatron.group import TrainerGroup
+    from engines.megatron.rank import TrainerJob
+
+
+async def lease_trainer(
+    stack: AsyncExitStack, context: StageContext, job: TrainerJob
+) -> TrainerGroup:
+    """Lease the stage's trainer ranks, loaded; released with the stack."""
+    from engines.megatron.group import TrainerGroup
+
+    with context.pulse.waiting():
+        trainer = await TrainerGroup.lease(
+            job, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+        )
+    stack.push_async_callback(trainer.release)
+    return trainer

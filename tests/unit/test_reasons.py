@@ -1,0 +1,139 @@
+"""`tributary check` says why a stage is not cached."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.cli_show import stage_reasons
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from flows.planned_digests import planned_identities
+from flows.recipe import Recipe
+from flows.runs import StageRecord, new_run, store_of
+from infra.artifacts import ArtifactStore
+from tasks.identity import StageIdentity
+
+pytestmark = pytest.mark.unit
+
+AFTER = {
+    "distill": ["input general: general-rl is new"],
+    "unified-sft": ["input data: distill is new"],
+    "unified-rl": ["input model: unified-sft is new"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+def recipe(*changes: str) -> Recipe:
+    return load_recipe("cpu-demo", [*changes])
+
+
+def why(*changes: str) -> dict[str, list[str]]:
+    loaded = recipe(*changes)
+    return {k: v for k, v in stage_reasons(loaded, plan_post_train(loaded)).items() if v}
+
+
+def identities(*changes: str) -> dict[str, StageIdentity]:
+    return planned_identities(plan_post_train(recipe(*changes)))
+
+
+def keep(found: dict[str, StageIdentity], folder: Path, *, but: str = "") -> None:
+    """Artifacts of stages, as their jobs leave them."""
+    store = ArtifactStore(store_of(recipe().storage), folder / "cache")
+    for name, identity in found.items():
+        made = folder / "made" / name
+        made.mkdir(parents=True, exist_ok=True)
+        (made / "file").write_text("x")
+        if name != but and store.find(identity.kind, identity.digest) is None:
+            store.commit(
+                identity.kind, identity.digest, 1, made, identity=identity.content,
+                inputs=identity.inputs, code=identity.code.model_dump(), metrics={}, seeds={},
+                mlflow_run_id="", seconds=1.0,
+            )  # fmt: skip
+
+
+def ran(found: dict[str, StageIdentity], *changes: str) -> None:
+    record = new_run(recipe(*changes), "post-train", {}, in_process=True)
+    for name, identity in found.items():
+        stage = StageRecord(
+            name=name, kind=identity.kind, digest=identity.digest, state="completed"
+        )
+        record.put_stage(stage)
+
+
+def test_what_was_never_run_and_what_is_cached(tmp_path: Path) -> None:
+    assert why() == {name: ["never run before"] for name in identities()}
+    keep(identities(), tmp_path)
+    assert why() == {}
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path, has_run: bool) -> None:
+    keep(identities(), tmp_path)
+    if has_run:
+        ran(identities())
+    said = why("experts.general.rl.optimizer.lr=1e-4")
+    assert said.pop("evaluate") == [f"input {m}: {s} is new" for m, s in (
+        ("general", "general-rl"), ("unified-sft", "unified-sft"), ("unified", "unified-rl"),
+    )]  # fmt: skip
+    assert said == {"general-rl": ["rl.optimizer.lr: 2e-4 -> 1e-4"], **AFTER}
+
+
+def test_a_part_of_a_list_is_called_by_its_name(tmp_path: Path) -> None:
+    keep(identities(), tmp_path)
+    said = why("experts.general.domain.rewards.1.weight=0.3")
+    assert said["general-rl"] == ["domains.general.rewards.repetition.weight: 0.2 -> 0.3"]
+
+
+def test_files_and_packages_are_named(tmp_path: Path) -> None:
+    found = identities()
+    code = found["general-rl"].code
+    files = {**code.files, "rewards/shaping.py": "0" * 64, "rewards/gone.py": "1" * 64}
+    before = code.model_copy(
+        update={
+            "hash": "2" * 64,
+            "files": files,
+            "hooks": {"mine.py": "3"},
+            "installed": {"a": "1"},
+        }
+    )
+    old = StageIdentity("rl", found["general-rl"].content, found["general-rl"].inputs, before)
+    keep(found, tmp_path, but="general-rl")
+    keep({"old": old}, tmp_path)
+    ran({"general-rl": old})
+    assert why()["general-rl"] == [
+        "rewards/gone.py is not used any more", "rewards/shaping.py changed",
+        "hook mine.py is not used any more", "installed a: 1 -> not used",
+    ]  # fmt: skip
+
+
+def test_what_was_begun_or_deleted_says_so(tmp_path: Path) -> None:
+    found = identities()
+    keep(found, tmp_path, but="general-rl")
+    ran(found)
+    assert why()["general-rl"] == ["its artifact was deleted"]
+    record = new_run(recipe(), "post-train", {}, in_process=True)
+    digest = found["general-rl"].digest
+    record.put_stage(StageRecord(name="general-rl", kind="rl", digest=digest, state="stopped"))
+    assert why()["general-rl"] == ["begun and not finished"]
+
+
+def test_check_shows_the_first_reason_and_all_of_them_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(identities(), tmp_path)
+    changes = ["experts.general.rl.optimizer.lr=1e-4", "experts.general.rl.steps=25"]
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "cpu-demo", "--set", changes[0], "--set", changes[1]])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "general-rl: rl.steps: 24 -> 25" in said
+    assert "general-rl: rl.optimizer.lr: 2e-4 -> 1e-4" in said
+    shutil.rmtree(tmp_path / "made")

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 
 from engines.megatron import device
 from engines.megatron.spec import Parallel
+from engines.rendezvous import store_at
 
 # A collective that waits longer than this has lost a peer.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -67,6 +68,7 @@ def _group(group: Any) -> dist.ProcessGroup:
 def start_parallel(rank: int, world: int, init_method: str, parallel: Parallel) -> None:
     """Join the process group at `init_method` (e.g. tcp://127.0.0.1:29500) with this layout.
 
+    Rank 0 listens on that address only.
     Raises ValueError if `world` is not the layout's size.
     """
     if world != parallel.world_size:
@@ -78,7 +80,7 @@ def start_parallel(rank: int, world: int, init_method: str, parallel: Parallel) 
         here["device_id"] = device.device()
     dist.init_process_group(
         device.backend(),
-        init_method=init_method,
+        store=store_at(init_method, rank, world, COLLECTIVE_TIMEOUT),
         rank=rank,
         world_size=world,
         timeout=COLLECTIVE_TIMEOUT,

@@ -13,6 +13,7 @@ from typing import Any, Self
 from engines.megatron.rank import TrainerJob
 from engines.megatron.rank_calls import answers
 from engines.megatron.rank_lease import POOL_S, RankLease
+from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 
 START_S = 300.0
@@ -55,7 +56,9 @@ class RankGroup:
         ranks, places = self._ranks, self._places
         try:
             (port,) = await answers([ranks[0].free_port.remote()], POOL_S, "rank 0", places[:1])
-            rendezvous = f"tcp://{places[0].host}:{port}"
+            # Who reaches the rendezvous can disturb it: on one host nobody else has to.
+            together = len({place.host for place in places}) == 1
+            rendezvous = f"tcp://{LOOPBACK if together else places[0].host}:{port}"
             starts = [actor.start.remote(job, rank, rendezvous) for rank, actor in enumerate(ranks)]
             await answers(starts, START_S, "start", places)
         except TributaryError as error:

@@ -15,6 +15,8 @@ from infra.errors import InputError
 _ALWAYS: dict[str, Any] = {
     "enable_deterministic_inference": True,
     "skip_server_warmup": True,
+    # the router tells this to everyone; by default it is the model's path
+    "served_model_name": "model",
     "log_level": "warning",
 }
 _CPU: dict[str, Any] = {

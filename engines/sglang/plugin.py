@@ -11,12 +11,13 @@ _registered = False
 
 
 def register() -> None:
-    """Let routed batches carry their seeds; on CPU also batch attention, sample by seed,
-    and let no request feel what shares its batch."""
+    """Let routed batches carry their seeds, and ranks meet on loopback; on CPU also batch
+    attention, sample by seed, and let no request feel what shares its batch."""
     global _registered
-    from engines.sglang import routed_batch
+    from engines.sglang import meeting, routed_batch
 
     routed_batch.install()
+    meeting.install()
     if not has_cuda():
         from engines.sglang import attention, rows, seeded
 

@@ -111,14 +111,14 @@ def _join(backend: str, address: str, world_size: int, name: str) -> Any:
     import torch
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import distributed_c10d as c10d
-    from torch.distributed.rendezvous import rendezvous
+
+    from engines.rendezvous import store_at
 
     limit = timedelta(seconds=_JOIN_S)
-    store, rank, _ = next(rendezvous(address, 0, world_size, timeout=limit))
-    store.set_timeout(limit)
+    store = store_at(address, 0, world_size, limit)
     group, _ = c10d._new_process_group_helper(  # type: ignore[reportPrivateUsage]
         world_size,
-        rank,
+        0,
         [],
         c10d.Backend(backend),
         PrefixStore(name, store),

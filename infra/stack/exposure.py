@@ -16,8 +16,8 @@ from infra.stack.record import Stack
 PROBE_SECONDS = 3.0
 _ASKED = (401, 403)
 _BY_THEMSELVES = (
-    "Ray's daemons and torch's rendezvous listen on every address whatever they are told, and here "
-    "ask for no key: {}. On a network with strangers close these ports, or set TRIBUTARY_HOST, "
+    "Ray's daemons listen on every address whatever they are told, and here ask for no key: {}. "
+    "On a network with strangers close these ports, or set TRIBUTARY_HOST, "
     "with which Ray asks for a key"
 )
 
@@ -79,8 +79,8 @@ def _protection(stack: Stack, ports: Mapping[int, str]) -> str:
     return (
         f"servers listen on {stack.host}: Prefect, MLflow, SGLang and its router ask for the key "
         f"in {key_path()}, Ray for the same as its token. Open to everyone are health pages, the "
-        f"empty frames of the pages, Ray's metrics (port {stack.ports['ray_metrics']}) and torch's "
-        "rendezvous. Nothing is encrypted: keep the network private. All ports that others reach: "
+        "empty frames of the pages and the router's list of models. Nothing is encrypted: keep the "
+        "network private. All ports that others reach: "
         f"{_shown(ports)}"
     )
 

@@ -39,7 +39,6 @@ PORTS = (
     "ray_agent_http",
     "ray_agent_grpc",
     "ray_runtime_env",
-    "ray_metrics",
 )
 WORK_POOL = "tributary-local"
 

@@ -143,10 +143,9 @@ def _ray(stack: Stack) -> Service:
         "object-manager-port": "ray_object_manager", "node-manager-port": "ray_node_manager",
         "ray-client-server-port": "ray_client", "dashboard-agent-listen-port": "ray_agent_http",
         "dashboard-agent-grpc-port": "ray_agent_grpc", "runtime-env-agent-port": "ray_runtime_env",
-        "metrics-export-port": "ray_metrics",
     }  # fmt: skip
     command = [
-        "start", "--head", "--block", "--disable-usage-stats", 
+        "start", "--head", "--block", "--disable-usage-stats", "--no-monitor",
         f"--node-ip-address={reachable(stack.host)}", "--include-dashboard=true",
         f"--dashboard-host={stack.host}", "--include-log-monitor=false",
         # 0: workers take ports of the system's choice, so two heads do not share a range.
@@ -160,6 +159,10 @@ def _ray(stack: Stack) -> Service:
         "RAY_enable_worker_prestart": "0",
         # Ray yields to everything else on the machine by default; our engines are its work.
         "RAY_worker_niceness": "0",
+        # Its metrics would be open to everyone on three ports: the nodes' are not collected, the
+        # autoscaler's go with its monitor, and the dashboard's own get a port that cannot be.
+        "RAY_enable_metrics_collection": "0",
+        "DASHBOARD_METRIC_PORT": "65536",
         # Ray rewrites its processes' titles; this keeps our mark readable behind them.
         "SPT_NOENV": "1",
     }

@@ -7,12 +7,15 @@ an argument, a record or a log.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -24,6 +27,7 @@ from infra.home import SOURCE_ROOT, runtime_dir
 from infra.processes import family
 from infra.stack import Stack, doctor, load_stack
 from infra.stack.exposure import open_ports
+from tests.e2e.stranger import stranger
 from tests.machine import BUCKET, Machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -113,6 +117,44 @@ def test_a_fleet_generates_and_takes_weights_and_strangers_do_neither(
             check=False,
         )  # fmt: skip
     assert done.returncode == 0, log.read_text()[-6000:]
+
+
+def test_others_reach_the_ports_that_the_page_lists_and_no_more(open_stack: Stack) -> None:
+    """After the test before, whose servers and router still run."""
+    listed = re.findall(r"^\| (`.+`) \|", (SOURCE_ROOT / "docs/security.md").read_text(), re.M)
+    names = {name for row in listed for name in re.findall("`(.+?)`", row)}
+    ours = open_ports(open_stack)
+    name_of = {port: name for name, port in open_stack.ports.items()}
+    kinds = {port: name_of.get(port) or _kind(program) for port, program in ours.items()}
+    with stranger() as other:
+        reached = other.reaches(_listening(open_stack))
+        told = other.get([f"{port}/{path}" for port in reached for path in _PATHS])
+    assert {kinds.get(port, f"{port}, on loopback") for port in reached} <= names
+    assert set(open_stack.ports.values()) <= reached
+    assert "sglang" in kinds.values()
+    home = open_stack.services["ray"].log.parents[1]
+    for asked, (status, body) in told.items():
+        assert "# TYPE" not in body, f"{asked} gives metrics to everyone"
+        assert str(home) not in body, f"{asked} gives a path to everyone"
+        assert status != 200 or asked.endswith(_FREE), asked
+
+
+_PATHS = ("", "metrics", "v1/models", "model_info", "server_info", "api/version", "workers")
+_FREE = ("/", "/v1/models")
+"""the frames of pages; the router's list"""
+
+
+def _kind(program: str) -> str:
+    return "ray worker" if program.startswith(("ray::", "python")) else program.partition(":")[0]
+
+
+def _listening(stack: Stack) -> Iterator[int]:
+    """Every port of the stack's processes, also those on loopback."""
+    for process in family(stack.services.values(), stack.mark):
+        with suppress(psutil.Error):  # it ended meanwhile
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.port
 
 
 def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from engines.sglang.client import GenerationClient
@@ -128,3 +129,21 @@ async def _until_running(pair: SglangPair) -> None:
     """Return once a server works on a request (bounded by the test's own limit)."""
     while not await asyncio.to_thread(pair.is_generating):
         pass
+
+
+def test_a_server_and_its_ranks_listen_on_loopback_only(sglang_pair: SglangPair) -> None:
+    for name in sglang_pair.names:
+        server = psutil.Process(sglang_pair.server(name).pid)
+        listening = {
+            connection.laddr.ip
+            for process in (server, *server.children(recursive=True))
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == {"127.0.0.1"}
+
+
+def test_the_router_tells_nobody_where_the_model_is(sglang_pair: SglangPair) -> None:
+    told = call(sglang_pair.router.url, "/v1/models", timeout=10)
+    assert str(sglang_pair.model) not in str(told)
+    assert [model["id"] for model in told["data"]] == ["model"]

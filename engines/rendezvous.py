@@ -1,0 +1,34 @@
+"""Where the ranks of a process group meet: on one address, not on every one as torch's own does."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+
+def store_at(url: str, rank: int, world: int, timeout: timedelta) -> TCPStore:
+    """The store at e.g. tcp://127.0.0.1:29500; rank 0 serves it there and returns when all came.
+
+    Whoever reaches that port can disturb the group, and no key is asked for.
+    """
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None:
+        raise ValueError(f"{url} is no rendezvous: tcp://HOST:PORT is expected")
+    return tcp_store(parts.hostname, parts.port, rank, world, timeout)
+
+
+def tcp_store(host: str, port: int, rank: int, world: int, timeout: timedelta) -> TCPStore:
+    """The same by host and port."""
+    from torch.distributed import TCPStore
+
+    if rank:
+        return TCPStore(host, port, world, is_master=False, timeout=timeout)
+    listener = socket.create_server((host, port), backlog=max(128, world))
+    return TCPStore(
+        host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+    )

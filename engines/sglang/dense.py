@@ -23,17 +23,14 @@ from engines.sglang.rows import filled_up
 
 def forward(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> Any:
     """The normed hidden states of a batch's new tokens."""
-    hidden = model.embed_tokens(input_ids)
-    residual: torch.Tensor | None = None
+    residual = model.embed_tokens(input_ids)
     cos, sin = _rotation(model.layers[0].self_attn.rotary_emb, positions)
     for layer in model.layers:
-        residual = hidden if residual is None else hidden + residual
-        hidden = _attended(
-            layer.self_attn, _normed(layer.input_layernorm, residual), cos, sin, batch
-        )
-        residual = hidden + residual
-        hidden = _transformed(layer.mlp, _normed(layer.post_attention_layernorm, residual))
-    return _normed(model.norm, hidden + residual)
+        hidden = _normed(layer.input_layernorm, residual)
+        residual = _attended(layer.self_attn, hidden, cos, sin, batch) + residual
+        hidden = _normed(layer.post_attention_layernorm, residual)
+        residual = _transformed(layer.mlp, hidden) + residual
+    return _normed(model.norm, residual)
 
 
 def _attended(
@@ -115,7 +112,7 @@ def is_plain(model: Any) -> bool:
 
     def layer_is_plain(layer: Any) -> bool:
         attention, mlp = layer.self_attn, layer.mlp
-        of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        of_heads: list[Any] = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         same = of_heads == [None, None] or (
             all(norm_is_plain(norm) for norm in of_heads)
             and of_heads[0].variance_epsilon == of_heads[1].variance_epsilon

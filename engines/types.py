@@ -153,6 +153,8 @@ class Sampling:
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    is_last: bool = False
+    """no later turn goes on from this one: its answer need not stay in the engine's cache"""
 
 
 @dataclass(frozen=True, slots=True)

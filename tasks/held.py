@@ -43,6 +43,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_optimizer": "trainer",
         "_scheduler": "trainer",
         "steps_done": "trainer",
+        "scored_flops": "empty",
         "spec": "spec",
         "seed": "spec",
         "layout": "spec",

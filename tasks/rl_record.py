@@ -41,7 +41,8 @@ class RlRecord:
         self._steps = steps
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._kept: dict[str, list[float]] = {
-            name: [] for name in ("mismatch_mean", "mismatch_max", "mfu", "teacher_kl")
+            name: []
+            for name in ("mismatch_mean", "mismatch_max", "mfu", "mfu_stated", "teacher_kl")
         }
         self._unsaved: dict[int, dict[str, float]] = {}
         self.step = 0
@@ -93,8 +94,14 @@ class RlRecord:
             "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
             "checkpoint_seconds": totals["checkpoint_seconds"],
             **{name: totals[name] for name in _TOTALS},
+            **self._stated(),
             **self._distance(),
         }
+
+    def _stated(self) -> dict[str, float]:
+        """Of the data sheet's peak, where the device has one."""
+        stated = self._kept["mfu_stated"]
+        return {"mfu_stated": mean(stated)} if stated else {}
 
     def _distance(self) -> dict[str, float]:
         """From the teachers, where there are any, at either end."""

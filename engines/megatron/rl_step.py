@@ -36,6 +36,7 @@ def train_on(
 ) -> dict[str, float]:
     """See `Trainer.rl_step`."""
     began = Began.now()
+    trainer.scored_flops = 0.0  # of an agreement measured between two steps
     batch = RlBatch.of(samples, algorithm)
     old = _old(trainer, batch, algorithm)
     reference = _reference(trainer, batch, algorithm) if token_rewards is None else None

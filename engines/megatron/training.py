@@ -34,7 +34,7 @@ from engines.batching import plan_micro_batches
 from engines.megatron import device
 from engines.megatron.began import Began
 from engines.megatron.checkpoint import TrainingState, seed_all
-from engines.megatron.flops import peak_flops, sequence_flops
+from engines.megatron.flops import mfu, sequence_flops
 from engines.megatron.hf_config import model_shape, read_config
 from engines.megatron.hf_folder import HfWeights
 from engines.megatron.hf_map import load_weights, whole_tensors
@@ -86,6 +86,8 @@ class Training:
             self.shape = replace(self.shape, has_value_head=True, is_tied=False)
         self.steps_done = 0
         """optimizer steps so far"""
+        self.scored_flops = 0.0
+        """of the passes without a gradient since the last `rates`, on all ranks together"""
         seed_all(seed)
         self.config = transformer_config(self.shape, self.layout, spec.precision, spec.megatron)
         self.network = build_model(self.shape, self.config, self.layout)
@@ -196,10 +198,11 @@ class Training:
         )
 
     def rates(self, flat: FlatSequences, began: Began) -> dict[str, float]:
+        """Metrics of a step that trained on these sequences once."""
         seconds = began.seconds
         tokens = int(flat.lengths.sum())
-        flops = float(self._flops(flat).sum())
-        peak = peak_flops(DTYPES[self.spec.precision]) * self.layout.world
+        flops = float(self._flops(flat).sum()) + self.scored_flops
+        self.scored_flops = 0.0
         return {
             "lr": float(self._optimizer.param_groups[0]["lr"]),
             "tokens": float(tokens),
@@ -207,7 +210,7 @@ class Training:
             "seconds": seconds,
             "cpu_seconds": began.cpu_seconds,
             "tokens_per_s": tokens / seconds,
-            "mfu": flops / seconds / peak,
+            **mfu(flops, seconds, DTYPES[self.spec.precision], self.layout.world),
         }
 
     # Scoring
@@ -221,7 +224,10 @@ class Training:
     ) -> NDArray[np.float32]:
         """What the model's head says first of every trained token, as flat as the tokens; 0 for
         the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
-        packs = self._packs(flat, np.arange(len(flat.lengths)) if indices is None else indices)
+        chosen = np.arange(len(flat.lengths)) if indices is None else indices
+        packs = self._packs(flat, chosen)
+        # A pass forward is a third of one there and back.
+        self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
         scored = self._schedule(packs, partial(_forward, _score_of, head), forward_only=True)
         pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
         return self.gathered(pairs, len(flat.tokens))

@@ -207,6 +207,7 @@ class Roller:
                 seed=sampling_seed(
                     self._seed, attempt.problem.id, attempt.index, attempt.version, turn
                 ),
+                is_last=attempt.domain.environment is None or turn + 1 == attempt.domain.max_turns,
             )
         )
         if generation.finish == "abort":

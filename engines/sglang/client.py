@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import aiohttp
 import orjson
 
+from engines.sglang import last_turn
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
 from infra.access import bearer
@@ -192,6 +193,8 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
         parameters["top_p"] = sampling.top_p
     if sampling.stop_token_ids:
         parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.is_last:
+        last_turn.mark(parameters)
     return parameters
 
 

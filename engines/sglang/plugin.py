@@ -12,16 +12,19 @@ _registered = False
 
 def register() -> None:
     """Let routed batches carry their seeds, and ranks meet on loopback; on CPU also batch
-    attention, sample by seed, and let no request feel what shares its batch."""
+    attention, sample by seed, spend less between two products, and let no request feel what shares
+    its batch."""
     global _registered
     from engines.sglang import meeting, routed_batch
 
     routed_batch.install()
     meeting.install()
     if not has_cuda():
-        from engines.sglang import attention, rows, seeded
+        from engines.sglang import attention, dense, last_turn, rows, seeded
 
         attention.install()
+        dense.install()
+        last_turn.install()
         rows.install()
         seeded.install()
     _registered = True

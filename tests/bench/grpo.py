@@ -1,8 +1,9 @@
 """GRPO steps against TRL's GRPOTrainer: same weights, prompts, group size, rewards and tokens.
 
 No answer ends early, so both sides generate and train the same number of tokens. Ours is the whole
-loop (producer, one SGLang server behind a router, Megatron-core, weights published every step), TRL
-one process; each process computes with one thread. CPU seconds count every process of a side.
+loop (producer with its journal, one SGLang server behind a router, Megatron-core, weights published
+every step), TRL one process; each process computes with one thread. CPU seconds count every process
+of a side.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from engines.megatron.trainer import Trainer
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.episode import Roller
+from engines.rollout.journal import RolloutJournal
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
 from engines.rollout.seams import LiveDomain, Values
@@ -37,6 +39,7 @@ from tests.bench.rows import Row
 from tests.bench.servers import Servers
 from tests.bench.trl_grpo import WARMUP
 from tests.bench.workbench import Workbench
+from tests.stage_parts import stage_context
 
 PROMPTS, GROUP, NEW_TOKENS = 32, 8, 32
 STEPS = 8
@@ -182,16 +185,18 @@ def _producer(bench: Workbench, client: GenerationClient) -> Producer:
             context_length=CONTEXT,
             seed=SEED,
         ),
-        source=ProblemSource([_domain(bench)], split="rl", seed=SEED),
+        source=ProblemSource([endless_domain(bench)], split="rl", seed=SEED),
         groups_per_step=PROMPTS,
         group_size=GROUP,
         oversample=1.0,
         rounds=1,
         temperature=1.0,
+        journal=RolloutJournal(stage_context(bench.folder, "grpo", {}).checkpoints),
     )
 
 
-def _domain(bench: Workbench) -> LiveDomain:
+def endless_domain(bench: Workbench) -> LiveDomain:
+    """Of answers that take their whole budget, with a reward that TRL's side can compute."""
     domain = bench.domain("reasoning")
     return replace(domain, judge=Checksum(), max_new_tokens=NEW_TOKENS)
 
@@ -199,7 +204,7 @@ def _domain(bench: Workbench) -> LiveDomain:
 def _trl(bench: Workbench) -> StepCost:
     """The same problems in the same order, in a process of its own."""
     steps = WARMUP + STEPS + 1
-    problems = _domain(bench).curriculum.problems("rl", PROMPTS * steps, SEED)
+    problems = endless_domain(bench).curriculum.problems("rl", PROMPTS * steps, SEED)
     prompts = [
         {"text": bench.chat.decode(ids), "ids": ids}
         for ids in (bench.chat.prompt_ids(problem) for problem in problems)

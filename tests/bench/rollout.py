@@ -1,9 +1,10 @@
 """Tokens a second of the loop's generation phase against raw requests for the same tokens.
 
-Ours: the Producer rolls out 48 groups of 8 (problems, prompts, seeds, turns, judging). Raw: a bare
-aiohttp client posts the same requests, in the same batches, to the same router. A seeded turn is
-the same whoever asks, so the servers do the same work for both, which is checked; the raw side does
-nothing with the answers.
+Ours: the Producer rolls out 48 groups of 8 as a stage does (problems, prompts, seeds, turns, tools,
+judging, and the journal on disk). Raw: a bare aiohttp client posts the same requests, in batches of
+the same size, to the same router; the turns of a conversation one after the other, with the tools'
+answers ready made. A seeded turn is the same whoever asks, so the servers do the same work for
+both, which is checked; the raw side does nothing with the answers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import aiohttp
 import orjson
 
 from engines.rollout.episode import Roller
+from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
 from engines.rollout.seams import LiveDomain
 from engines.rollout.source import ProblemSource
+from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
+from tests.bench import transformers_rollout
 from tests.bench.clock import Clock, Spent, median_ratio
 from tests.bench.rows import Row
 from tests.bench.servers import Servers
 from tests.bench.workbench import Workbench
+from tests.stage_parts import stage_context
 
 REPEATS = 7
 MAX_BATCH = 16
@@ -45,51 +50,75 @@ class Recorder:
     """Hands turns on to a client and keeps what was asked for and how long the answers were."""
 
     client: GenerationClient
-    turns: list[Turn] = field(default_factory=list[Turn])
+    rollouts: dict[int, list[Turn]] = field(default_factory=dict[int, list[Turn]])
+    """the turns of each: a rollout is a task of its own"""
+
+    @property
+    def num_new(self) -> int:
+        return sum(turn.num_new for turns in self.rollouts.values() for turn in turns)
 
     async def __call__(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         turn = Turn(prompt_ids, sampling)
-        self.turns.append(turn)
+        self.rollouts.setdefault(id(asyncio.current_task()), []).append(turn)
         generation = await self.client.generate(prompt_ids, sampling)
         turn.num_new = len(generation.token_ids)
         return generation
 
 
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
-    return [asyncio.run(_measure(bench, engines, count)) for count in (2, 1)]
+    return [
+        asyncio.run(_measure(bench, engines, 2, "reasoning", floor=0.9)),
+        asyncio.run(_measure(bench, engines, 1, "reasoning", floor=0.9)),
+        asyncio.run(_measure(bench, engines, 1, "agent", floor=None)),
+        asyncio.run(transformers_rollout.measure(bench, engines)),
+    ]
 
 
-async def _measure(bench: Workbench, engines: Servers, count: int) -> Row:
+async def _measure(
+    bench: Workbench, engines: Servers, count: int, name: str, floor: float | None
+) -> Row:
     router, _ = await asyncio.to_thread(engines.serve, bench.model, count)
-    domain = bench.domain("reasoning")
+    domain = bench.domain(name)
+    notes = stage_context(bench.folder, f"rollout-{name}-{count}", {}).checkpoints
     ours: list[Spent] = []
     raw: list[Spent] = []
     tokens: list[int] = []
+    turns = 0.0
     async with GenerationClient(router, max_batch=MAX_BATCH) as client, _session() as session:
         for repeat in range(REPEATS + 1):
             recorder = Recorder(client)
             clock = Clock()
-            await _producer(bench, domain, recorder, seed=repeat).collect(1, 0, [])
+            producer = _producer(bench, name, domain, recorder, RolloutJournal(notes), seed=repeat)
+            await producer.collect(1 + repeat, 0, [])
             ours.append(clock.spent())
             clock = Clock()
-            await _raw(session, f"{router}/generate", recorder.turns)
+            await _raw(session, f"{router}/generate", list(recorder.rollouts.values()))
             raw.append(clock.spent())
-            tokens.append(sum(turn.num_new for turn in recorder.turns))
+            tokens.append(recorder.num_new)
+            turns = sum(map(len, recorder.rollouts.values())) / len(recorder.rollouts)
     # The first of each opens connections and warms both sides up.
     ratio = median_ratio(raw[1:], ours[1:])
     speed = sorted(n / spent.wall for n, spent in zip(tokens[1:], ours[1:], strict=True))
+    kind = f", {turns:.1f} turns a rollout" if domain.environment is not None else ""
     return Row(
-        f"rollout tokens/s over raw SGLang, {count} server{'s' * (count > 1)}",
+        f"rollout tokens/s over raw SGLang, {count} server{'s' * (count > 1)}{kind}",
         ratio.wall,
         "ratio",
-        floor=0.9,
+        floor=floor,
         note=f"{speed[len(speed) // 2]:.0f} tokens/s; by CPU seconds {ratio.cpu:.2f};"
-        f" median of {REPEATS} pairs, about {tokens[-1]} tokens each",
+        f" median of {REPEATS} pairs, about {tokens[-1]} tokens each; with the journal",
     )
 
 
-def _producer(bench: Workbench, domain: LiveDomain, generate: Recorder, seed: int) -> Producer:
-    settings = bench.recipe.experts["reasoning"].rl
+def _producer(
+    bench: Workbench,
+    name: str,
+    domain: LiveDomain,
+    generate: Recorder,
+    journal: RolloutJournal,
+    seed: int,
+) -> Producer:
+    settings = bench.recipe.experts[name].rl
     return Producer(
         roller=Roller(generate=generate, chat=bench.chat, context_length=CONTEXT, seed=seed),
         source=ProblemSource([domain], split="rl", seed=seed),
@@ -98,6 +127,7 @@ def _producer(bench: Workbench, domain: LiveDomain, generate: Recorder, seed: in
         oversample=settings.oversample,
         rounds=1,
         temperature=settings.algorithm.temperature,
+        journal=journal,
     )
 
 
@@ -107,8 +137,12 @@ def _session() -> aiohttp.ClientSession:
     )
 
 
-async def _raw(session: aiohttp.ClientSession, url: str, turns: list[Turn]) -> None:
-    num_batches = -(-len(turns) // MAX_BATCH)
+async def _raw(session: aiohttp.ClientSession, url: str, rollouts: list[list[Turn]]) -> None:
+    num_batches = -(-len(rollouts) // MAX_BATCH)
+
+    async def converse(batch: list[list[Turn]]) -> None:
+        for number in range(max(map(len, batch))):
+            await post([turns[number] for turns in batch if len(turns) > number])
 
     async def post(batch: list[Turn]) -> None:
         async with session.post(url, data=orjson.dumps(_body(batch)), headers=_JSON) as response:
@@ -117,22 +151,24 @@ async def _raw(session: aiohttp.ClientSession, url: str, turns: list[Turn]) -> N
             if len(reply["output_ids"]) != turn.num_new:
                 raise RuntimeError(f"raw gave {len(reply['output_ids'])}, ours {turn.num_new}")
 
-    await asyncio.gather(*[post(turns[first::num_batches]) for first in range(num_batches)])
+    batches = [rollouts[first::num_batches] for first in range(num_batches)]
+    await asyncio.gather(*map(converse, batches))
 
 
 _JSON = {"Content-Type": "application/json"}
 
 
 def _body(batch: list[Turn]) -> dict[str, Any]:
-    return pack(
-        [list(turn.prompt) for turn in batch],
-        [
-            {
-                "max_new_tokens": turn.sampling.max_new_tokens,
-                "temperature": turn.sampling.temperature,
-                "sampling_seed": turn.sampling.seed,
-                "stop_token_ids": list(turn.sampling.stop_token_ids),
-            }
-            for turn in batch
-        ],
-    )
+    return pack([list(turn.prompt) for turn in batch], [_fields(turn.sampling) for turn in batch])
+
+
+def _fields(sampling: Sampling) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "sampling_seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    if sampling.is_last:
+        last_turn.mark(fields)
+    return fields

@@ -1,26 +1,66 @@
-"""What checkpoints cost an RL stage of the demo's shapes: the whole stage, on Ray."""
+"""What checkpoints cost an RL stage of the demo's shapes.
+
+How long they stop the loop is measured on a whole stage, on Ray. They go on beside the next step
+and take processor time there: that of one save is measured by itself, in this process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 
+from engines.algorithms.spec import Algorithm
 from tasks import rl
 from tasks.stage import Resources
+from tests.bench.clock import timed
 from tests.bench.rows import Row
+from tests.bench.trainer import rl_samples
 from tests.bench.workbench import Workbench
 from tests.ray_parts import own_ray
 from tests.stage_parts import stage_context
 
 EXPERT = "reasoning"
 STEPS, EVERY = 11, 5
+SAVES = 5
 SHARE, SECONDS = 0.05, 0.15
 """most of a step's time that a checkpoint at every 5 steps may take, or seconds a step"""
 
 
 def measure(bench: Workbench) -> list[Row]:
+    return [_stopped(bench), _processor(bench)]
+
+
+def _processor(bench: Workbench) -> Row:
+    """CPU seconds of one save: the rank's part, then checksums, store and retention."""
+    trainer = bench.trainer()
+    samples = rl_samples(bench, trainer)
+    step = min(timed(lambda: trainer.rl_step(samples, Algorithm(), gate=False)).cpu for _ in "abc")
+    context = stage_context(bench.folder, "save", {})
+    ranks: list[float] = []
+    store: list[float] = []
+    for number in range(SAVES + 1):
+        folder = context.scratch / f"checkpoint-{number}"
+        folder.mkdir()
+        ranks.append(timed(lambda to=folder: trainer.save(to)).cpu)
+        keep = partial(context.checkpoints.save, number, folder, 0.0)
+        store.append(timed(keep).cpu)
+    whole = statistics.median(map(sum, zip(ranks[1:], store[1:], strict=True)))
+    share = whole / (EVERY * step)
+    return Row(
+        "checkpoint, CPU seconds of one save",
+        whole,
+        "s",
+        note=f"{share:.1%} of what {EVERY} training steps take; median of {SAVES}:"
+        f" rank {statistics.median(ranks[1:]):.3f}, checksums and store"
+        f" {statistics.median(store[1:]):.3f}",
+    )
+
+
+def _stopped(bench: Workbench) -> Row:
     expert = bench.recipe.experts[EXPERT]
     # Solving its problems early must not end it.
     bounds = rl.Bounds(solved_reward=9.0)
@@ -38,13 +78,11 @@ def measure(bench: Workbench) -> list[Row]:
         shutil.rmtree(home, ignore_errors=True)
     step = summary["work_seconds"] / summary["steps"]
     blocked = summary["checkpoint_seconds"] / summary["steps"]
-    return [
-        Row(
-            f"checkpoint every {EVERY} steps, seconds a step",
-            blocked,
-            "s",
-            max(SECONDS, SHARE * step),
-            True,
-            f"{blocked / step:.2%} of {step:.2f} s; {STEPS // EVERY} checkpoints in {STEPS} steps",
-        )
-    ]
+    return Row(
+        f"checkpoint every {EVERY} steps, seconds a step that the loop stands still",
+        blocked,
+        "s",
+        max(SECONDS, SHARE * step),
+        True,
+        f"{blocked / step:.2%} of {step:.2f} s; {STEPS // EVERY} checkpoints in {STEPS} steps",
+    )

@@ -1,16 +1,19 @@
 """Tokens a second of the Trainer against a bare Megatron-core loop with the same passes.
 
 Both train the same weights on the same micro-batches in the same order; their losses must agree,
-which proves that they do. The Trainer starts from token lists and gives metrics; the bare loop gets
-its micro-batches ready made and gives nothing.
+which proves that they do. The Trainer starts from samples that are handed to it as the loop hands
+them to a rank (pickled, as Ray does it) and gives metrics; the bare loop gets its micro-batches
+ready made and gives nothing.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import statistics
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +47,7 @@ def _sft(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
     bare_loss: list[float] = []
 
     def ours() -> None:
-        ours_loss[:] = [metrics["loss"] for metrics in trainer.sft_steps(batches)]
+        ours_loss[:] = [metrics["loss"] for metrics in trainer.sft_steps(_handed_over(batches))]
 
     def reference() -> None:
         bare_loss[:] = [bare.step(step, cross_entropy) for step in laid_out]
@@ -67,7 +70,7 @@ def _rl(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
     bare_loss: list[float] = []
 
     def ours() -> None:
-        ours_loss.append(trainer.rl_step(samples, algorithm, gate=True)["loss"])
+        ours_loss.append(trainer.rl_step(_handed_over(samples), algorithm, gate=True)["loss"])
 
     def reference() -> None:
         bare_loss.append(statistics.mean(bare.step(step, clipped_policy) for step in steps))
@@ -75,6 +78,14 @@ def _rl(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
     row = _compare("RL", ours, reference, len(batch.flat.tokens))
     _agree(ours_loss[:1], bare_loss[:1])
     return row
+
+
+_T = TypeVar("_T")
+
+
+def _handed_over(given: _T) -> _T:
+    """As it arrives at a rank."""
+    return pickle.loads(pickle.dumps(given, protocol=5))
 
 
 def _compare(

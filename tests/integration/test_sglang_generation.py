@@ -93,6 +93,19 @@ async def test_each_turn_of_a_batch_keeps_its_own_sampling(sglang_pair: SglangPa
     assert all_.weight_versions == [0] * 6
 
 
+@pytest.mark.parametrize(("is_last", "cached"), [(False, 24), (True, 16)])
+async def test_a_last_turn_leaves_its_prompt_in_the_cache_and_not_its_answer(
+    sglang_pair: SglangPair, is_last: bool, cached: int
+) -> None:
+    prompt = [100 + is_last, *range(40, 55)]  # of its own, so that nothing else is cached of it
+    sampling = Sampling(9, seed=1, is_last=is_last)
+    async with GenerationClient(sglang_pair.urls[0]) as client:
+        said = await client.generate(prompt, sampling)
+    body = {"input_ids": [*prompt, *said.token_ids, 7], "sampling_params": {"max_new_tokens": 1}}
+    reply = call(sglang_pair.urls[0], "/generate", body, timeout=30)
+    assert reply["meta_info"]["cached_tokens"] == cached
+
+
 async def test_a_refused_turn_raises_with_the_engines_words(sglang_pair: SglangPair) -> None:
     with pytest.raises(EngineError, match=r"(?i)length|long|exceed"):
         await _generate(sglang_pair, [(list(range(256)) * 3, Sampling(4))])

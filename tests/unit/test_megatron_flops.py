@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from engines.megatron.flops import sequence_flops
+from engines.megatron import flops
+from engines.megatron.flops import mfu, sequence_flops
 from engines.megatron.hf_config import ModelShape, model_shape
 
 pytestmark = pytest.mark.unit
@@ -39,3 +41,38 @@ def test_attention_of_a_long_sequence_passes_no_integer_bound() -> None:
     attention = 6 * 128 * 16384 * 10_000_000**2
     assert attention > 2**63
     assert found == pytest.approx(attention + 6 * large.num_matmul_params * 10_000_000)
+
+
+def test_utilisation_is_of_the_measured_peak_and_never_above_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)  # pyright: ignore[reportUnknownLambdaType]
+    assert mfu(50.0, 2.0, torch.float32, ranks=1) == {"mfu": 0.25}
+    assert mfu(50.0, 2.0, torch.float32, ranks=2) == {"mfu": 0.125}
+    # Faster than the peak that was measured: the peak had been measured too low.
+    assert mfu(300.0, 2.0, torch.float32, ranks=1) == {"mfu": 1.0}
+
+
+def test_the_data_sheets_peak_is_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "peak_flops", lambda dtype: 100.0)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(flops, "stated_flops", lambda dtype: 400.0)  # pyright: ignore[reportUnknownLambdaType]
+    assert mfu(100.0, 2.0, torch.float32, ranks=1) == {"mfu": 0.5, "mfu_stated": 0.125}
+
+
+def test_a_cpus_peak_is_measured_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds of the wall while the process computed for one: the peak is that of one."""
+    now = {"cpu": 0.0}
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        now["cpu"] += 1.0
+        return a
+
+    monkeypatch.setattr(flops.torch, "mm", product)
+    monkeypatch.setattr(flops.torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(flops.time, "process_time", lambda: now["cpu"])
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: 2.0 * now["cpu"])
+    flops.peak_flops.cache_clear()
+    try:
+        assert flops.peak_flops(torch.float32) == 2.0 * max(flops.PEAK_MATRICES["cpu"]) ** 3
+    finally:
+        flops.peak_flops.cache_clear()

@@ -65,6 +65,15 @@ async def test_tool_output_is_in_the_sample_but_masked():
     assert oracle.closed == 1
 
 
+async def test_the_engine_is_told_which_turn_nothing_follows():
+    single, called = Policy(lambda *_: "7"), Policy(lambda *_: "!ask")
+    await roll(single, domain("d", lambda _: 1.0))
+    live = domain("d", lambda _: 1.0, environment=Oracle(), max_turns=2, max_new_tokens=20)
+    await roll(called, live)
+    assert [sampling.is_last for _, sampling in single.calls] == [True]
+    assert [sampling.is_last for _, sampling in called.calls] == [False, True]
+
+
 async def test_a_broken_call_ends_with_reward_zero_and_its_reason_unjudged():
     live = domain("d", lambda _: 1.0, environment=Oracle(), max_turns=3)
     rollout = await roll(Policy(lambda *_: "?x"), live)

@@ -50,10 +50,10 @@ class RlSettings(Config):
     problems_per_step: PositiveInt = 32
     group_size: PositiveInt = 8
     oversample: float = Field(default=1.5, ge=1)
-    """problems asked for over problems still needed, in each round of generation; with a critic
-    no group is replaced, and as many are asked for as are needed"""
+    """problems asked for over problems still needed, in each round of generation. An advantage
+    that needs no spread within a group keeps every group, and asks for as many as are needed"""
     refill_rounds: int = Field(default=1, ge=0)
-    """most further rounds of a step, in which fresh problems replace zero-variance groups"""
+    """most further rounds of a step, in which fresh problems replace groups that teach nothing"""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
@@ -172,6 +172,8 @@ def _producer(
     from tasks.resources import context_length
 
     settings = spec.settings
+    # Teachers judge every token, whatever the rewards of its group.
+    needs_spread = settings.algorithm.needs_group_spread and not has_teachers
     return Producer(
         roller=Roller(
             generate=fleet.client.generate,
@@ -182,10 +184,10 @@ def _producer(
         source=ProblemSource(domains, split="rl", seed=spec.seed),
         groups_per_step=settings.problems_per_step,
         group_size=settings.group_size,
-        oversample=1.0 if settings.algorithm.has_critic else settings.oversample,
+        oversample=settings.oversample if needs_spread else 1.0,
         rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
-        needs_spread=not (has_teachers or settings.algorithm.has_critic),
+        needs_spread=needs_spread,
         journal=RolloutJournal(context.checkpoints),
     )
 

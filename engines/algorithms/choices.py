@@ -6,7 +6,7 @@ formulas stand beside the functions, in the file named for each.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -15,12 +15,14 @@ from infra.config import Config
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-# Advantages
+# Advantages. Each says whether it learns only from rewards that differ within a group: a group of
+# equal rewards then teaches nothing, and fresh problems replace it.
 
 
 class GroupAdvantage(Config):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["group"]
     std: bool = True
     """divide by the group's standard deviation; off where easy and hard problems differ widely
@@ -32,6 +34,7 @@ class GroupAdvantage(Config):
 class RlooAdvantage(Config):
     """reward - mean of the group's other rollouts."""
 
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["rloo"]
     whiten: bool = False
 
@@ -39,6 +42,7 @@ class RlooAdvantage(Config):
 class ReinforcePlusPlusAdvantage(Config):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
     """discount a token; below 1 a long reply's first tokens hardly hear of its reward"""
@@ -48,6 +52,7 @@ class ReinforcePlusPlusAdvantage(Config):
 class ReinforcePlusPlusBaselineAdvantage(Config):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["reinforce++-baseline"]
     whiten: bool = True
 
@@ -55,6 +60,7 @@ class ReinforcePlusPlusBaselineAdvantage(Config):
 class GaeAdvantage(Config):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
@@ -72,6 +78,7 @@ class GaeAdvantage(Config):
 class DistillationAdvantage(Config):
     """Teacher's - student's logprob of each sampled token; rewards play no part."""
 
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
     """bound of a token's advantage, in nats; None: none"""
@@ -85,6 +92,9 @@ class CustomAdvantage(Config):
     path: str
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
+    needs_group_spread: bool = True
+    """it learns only from rewards that differ within a group; false: no group is replaced because
+    its rewards are equal, and a group of one is enough"""
     whiten: bool = False
 
 

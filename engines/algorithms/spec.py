@@ -66,6 +66,11 @@ class Algorithm(Config):
         """Whether its advantage compares rewards with a critic's values."""
         return isinstance(self.advantage, GaeAdvantage)
 
+    @property
+    def needs_group_spread(self) -> bool:
+        """Whether a group of equal rewards teaches nothing under its advantage."""
+        return self.advantage.needs_group_spread
+
     @model_validator(mode="before")
     @classmethod
     def _compose(cls, data: Any) -> Any:

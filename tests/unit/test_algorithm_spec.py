@@ -9,6 +9,7 @@ from engines.algorithms import choices
 from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
+from flows.algorithm_checks import algorithm_problems
 from flows.check import cautions, check_recipe
 from flows.exactness import inexact
 from flows.load import load_recipe
@@ -154,6 +155,26 @@ def test_a_group_of_one_is_refused_where_a_group_is_compared(preset: str) -> Non
     assert any("group of one" in line for line in refused(1, preset=preset))
     assert refused(1, preset="reinforce++") == []
     assert refused(2, preset=preset) == []
+
+
+def test_a_custom_advantage_says_whether_it_compares_a_group() -> None:
+    mine = {"kind": "custom", "path": "mine:advantage"}
+    (line,) = refused(1, advantage=mine)
+    assert "or `needs_group_spread: false` if yours does not" in line
+    assert refused(1, advantage={**mine, "needs_group_spread": False}) == []
+    alone = Algorithm.model_validate({"advantage": mine})
+    assert list(refusals(alone, 1, has_teachers=True)) == []
+
+
+def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None:
+    changes = ["group_size=1", "algorithm={preset: reinforce++}"]
+    for problems, is_refused in ((1, True), (2, False)):
+        recipe = load_recipe(
+            "cpu-smoke",
+            [f"unified.rl.{c}" for c in [*changes, f"problems_per_step={problems}"]],
+        )
+        found = [line for s in plan_post_train(recipe) for line in algorithm_problems(s)]
+        assert any("which is one rollout" in line for line in found) == is_refused
 
 
 def test_check_names_the_stage_and_every_reason() -> None:

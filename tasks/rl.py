@@ -58,7 +58,10 @@ class RlSettings(Config):
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
     exactly 0, 1, ..., k, k, k, ... versions old (less only where an update was skipped)"""
-    algorithm: Algorithm = Algorithm()
+    # No default for a form to submit: what is left out is as the preset says.
+    algorithm: Algorithm = Field(
+        default=Algorithm(), json_schema_extra=lambda schema: schema.pop("default", None)
+    )
     optimizer: Optimizer
     critic: Critic | None = None
     """of an algorithm whose advantage is gae (presets ppo, sao); None: the defaults of one there"""

@@ -8,9 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import CoreSchema
 
+from engines.algorithms.unwritten import without_defaults
 from infra.config import Config
+
+
+class Part(Config):
+    """What a choice is made of; its JSON schema gives a form no default to submit."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        without_defaults(handler.resolve_ref_schema(schema).get("properties", {}))
+        return schema
+
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -19,7 +34,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 # equal rewards then teaches nothing, and fresh problems replace it.
 
 
-class GroupAdvantage(Config):
+class GroupAdvantage(Part):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
     needs_group_spread: ClassVar[bool] = True
@@ -31,7 +46,7 @@ class GroupAdvantage(Config):
     """then bring the whole batch to mean 0 and variance 1"""
 
 
-class RlooAdvantage(Config):
+class RlooAdvantage(Part):
     """reward - mean of the group's other rollouts."""
 
     needs_group_spread: ClassVar[bool] = True
@@ -39,7 +54,7 @@ class RlooAdvantage(Config):
     whiten: bool = False
 
 
-class ReinforcePlusPlusAdvantage(Config):
+class ReinforcePlusPlusAdvantage(Part):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
     needs_group_spread: ClassVar[bool] = False
@@ -49,7 +64,7 @@ class ReinforcePlusPlusAdvantage(Config):
     whiten: bool = True
 
 
-class ReinforcePlusPlusBaselineAdvantage(Config):
+class ReinforcePlusPlusBaselineAdvantage(Part):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
     needs_group_spread: ClassVar[bool] = True
@@ -57,7 +72,7 @@ class ReinforcePlusPlusBaselineAdvantage(Config):
     whiten: bool = True
 
 
-class GaeAdvantage(Config):
+class GaeAdvantage(Part):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
     needs_group_spread: ClassVar[bool] = False
@@ -75,7 +90,7 @@ class GaeAdvantage(Config):
     whiten: bool = True
 
 
-class DistillationAdvantage(Config):
+class DistillationAdvantage(Part):
     """Teacher's - student's logprob of each sampled token; rewards play no part."""
 
     needs_group_spread: ClassVar[bool] = False
@@ -85,7 +100,7 @@ class DistillationAdvantage(Config):
     whiten: bool = False
 
 
-class CustomAdvantage(Config):
+class CustomAdvantage(Part):
     """Your own `def advantage(tokens: StepTokens, **options) -> Tensor` ([R], no gradient)."""
 
     kind: Literal["custom"]
@@ -112,7 +127,7 @@ Advantage = Annotated[
 # Losses
 
 
-class ClipLoss(Config):
+class ClipLoss(Part):
     """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
 
     kind: Literal["clip"]
@@ -124,7 +139,7 @@ class ClipLoss(Config):
     """a bad action's loss is at most this times |A|; 3 to 10 makes sense; None: no bound"""
 
 
-class GspoLoss(Config):
+class GspoLoss(Part):
     """The clipped loss with one ratio a sequence; its range is about 1000 times narrower."""
 
     kind: Literal["gspo"]
@@ -132,7 +147,7 @@ class GspoLoss(Config):
     clip_high: PositiveFloat = 4e-4
 
 
-class CispoLoss(Config):
+class CispoLoss(Part):
     """-clip(ratio) x A x logprob, the clipped ratio constant."""
 
     kind: Literal["cispo"]
@@ -142,7 +157,7 @@ class CispoLoss(Config):
     """the ratio counts at most 1 + clip_high; 3 to 7 makes sense"""
 
 
-class DisLoss(Config):
+class DisLoss(Part):
     """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
 
     kind: Literal["dis"]
@@ -152,13 +167,13 @@ class DisLoss(Config):
     """SAO: 5 for reasoning with tools, 3 for coding agents"""
 
 
-class ReinforceLoss(Config):
+class ReinforceLoss(Part):
     """-A x logprob: for one update a batch."""
 
     kind: Literal["reinforce"]
 
 
-class CustomLoss(Config):
+class CustomLoss(Part):
     """Your own `def loss(tokens: LossInputs, **options) -> PolicyLoss` (a loss of each token)."""
 
     kind: Literal["custom"]
@@ -177,7 +192,7 @@ Loss = Annotated[
 Level = Literal["token", "sequence", "geometric"]
 
 
-class Weight(Config):
+class Weight(Part):
     """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
 
     level: Level = "token"
@@ -195,7 +210,7 @@ class Weight(Config):
         return self
 
 
-class Band(Config):
+class Band(Part):
     """Rejects where the ratio leaves [low, high]: IcePop by token, MIS by sequence."""
 
     kind: Literal["ratio"]
@@ -210,14 +225,14 @@ class Band(Config):
         return self
 
 
-class Veto(Config):
+class Veto(Part):
     """Rejects a sequence if the ratio of any of its tokens is below a floor."""
 
     kind: Literal["veto"]
     floor: Share = 1e-4
 
 
-class Opsm(Config):
+class Opsm(Part):
     """Off-policy sequence masking: rejects bad actions of sequences the policy has left."""
 
     kind: Literal["opsm"]
@@ -228,7 +243,7 @@ class Opsm(Config):
 Rejection = Annotated[Band | Veto | Opsm, Field(discriminator="kind")]
 
 
-class Correction(Config):
+class Correction(Part):
     """Importance weight and rejection, each by itself; neither by default."""
 
     weight: Weight | None = None
@@ -243,25 +258,25 @@ class Correction(Config):
 # Aggregation
 
 
-class TokenMean(Config):
+class TokenMean(Part):
     """Over all trained tokens of the mini-batch."""
 
     kind: Literal["token_mean"]
 
 
-class SequenceMean(Config):
+class SequenceMean(Part):
     """Over samples, of each one's mean over its tokens."""
 
     kind: Literal["sequence_mean"]
 
 
-class RolloutMean(Config):
+class RolloutMean(Part):
     """Over rollouts, of each one's mean over the tokens of all its samples."""
 
     kind: Literal["rollout_mean"]
 
 
-class ConstantMean(Config):
+class ConstantMean(Part):
     """Over rollouts, of the sum over tokens divided by a constant (Dr.GRPO)."""
 
     kind: Literal["constant"]
@@ -276,7 +291,7 @@ Aggregation = Annotated[
 # Terms beside the policy's
 
 
-class Kl(Config):
+class Kl(Part):
     """A pull towards the model the stage began with; coef 0 is none, and costs nothing."""
 
     coef: float = Field(default=0.0, ge=0)
@@ -288,7 +303,7 @@ class Kl(Config):
     """in the loss: times the ratio to the old policy, so that later mini-batches stay exact"""
 
 
-class Overlong(Config):
+class Overlong(Part):
     """DAPO's soft penalty near the token budget, added to the training reward."""
 
     margin: Share = 0.2

@@ -93,7 +93,7 @@ def require_one_recipe(heads: Sequence[RunHead]) -> None:
 def _compared(head: RunHead) -> dict[str, Any]:
     """What must be equal: not what a run is called, where it runs and what it keeps."""
     recipe = {key: value for key, value in head.recipe.items() if key not in _MAY_DIFFER}
-    return {"flow": head.flow, **head.arguments, **recipe}
+    return {"flow": head.flow, "arguments": head.arguments, **recipe}
 
 
 def _equal(reports: Sequence[Report]) -> list[list[str]]:

@@ -89,8 +89,9 @@ class RecipeRun:
         if known is not None and known.digest and known.digest != digest:
             # What a run has begun it finishes under the same identity.
             watch.warn(
-                f"stage {planned.name}: code or inputs changed since this run began; it keeps "
-                f"its digest {known.digest[:12]}. Start a new run to use the change"
+                f"stage {planned.name}: code or inputs changed since this run, or the earlier "
+                f"round, began; it keeps its digest {known.digest[:12]}. Start a new run to use "
+                "the change"
             )
             digest = known.digest
         return StageWork(planned.name, planned.spec, inputs, planned.resources, digest, code)

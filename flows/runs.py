@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -109,6 +109,10 @@ class RunRecord:
     def __init__(self, store: Store, run: str) -> None:
         self.store, self.run = store, run
         self._folder = f"runs/{run}"
+
+    @property
+    def exists(self) -> bool:
+        return self.store.exists(f"{self._folder}/recipe.json")
 
     def head(self) -> RunHead:
         """Raises InputError when the store has lost the run."""
@@ -212,6 +216,15 @@ def find_run(wanted: str = "") -> RunRecord:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
     latest = ", ".join(entry.run for entry in entries[:5])
     raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
+
+
+def runs_of(recipe: Recipe) -> Iterator[RunRecord]:
+    """This home's runs of a recipe of that name that are still in its store, newest first."""
+    for entry in _entries():
+        if (entry.recipe, entry.root) == (recipe.name, recipe.storage.root):
+            record = RunRecord(store_of(entry.storage), entry.run)
+            if record.exists:
+                yield record
 
 
 def _entries() -> list[RunEntry]:

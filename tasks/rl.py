@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -58,10 +59,7 @@ class RlSettings(Config):
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
     exactly 0, 1, ..., k, k, k, ... versions old (less only where an update was skipped)"""
-    # No default for a form to submit: what is left out is as the preset says.
-    algorithm: Algorithm = Field(
-        default=Algorithm(), json_schema_extra=lambda schema: schema.pop("default", None)
-    )
+    algorithm: Algorithm = Field(default=Algorithm(), json_schema_extra={"default": {}})
     optimizer: Optimizer
     critic: Critic | None = None
     """of an algorithm whose advantage is gae (presets ppo, sao); None: the defaults of one there"""
@@ -70,6 +68,12 @@ class RlSettings(Config):
     bounds: Bounds = Bounds()
     checkpoint_every: PositiveInt = 10
     """steps"""
+
+    @property
+    def most_problems(self) -> int:
+        """No stage draws more problems than this."""
+        a_round = math.ceil(self.problems_per_step * self.oversample)
+        return self.steps * (1 + self.refill_rounds) * a_round
 
     @property
     def critic_role(self) -> Critic | None:
@@ -84,6 +88,8 @@ class RlSpec(StageSpec):
     settings: RlSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
+    start: int = Field(default=0, ge=0)
+    """position of each domain's first problem: a later round takes problems that none had"""
 
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
@@ -184,7 +190,7 @@ def _producer(
             context_length=context_length(settings.fleet, context.inputs["model"]),
             seed=spec.seed,
         ),
-        source=ProblemSource(domains, split="rl", seed=spec.seed),
+        source=ProblemSource(domains, split="rl", seed=spec.seed, start=spec.start),
         groups_per_step=settings.problems_per_step,
         group_size=settings.group_size,
         oversample=settings.oversample if needs_spread else 1.0,

@@ -78,7 +78,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
         folder.mkdir()
         scores = {"base": {"reasoning": 0.0}, "ppo-sft": {"reasoning": 0.5}}
         scores["ppo"] = {"reasoning": 0.5 + int(digest[0], 16) / 100}
-        (folder / "scores.json").write_text(json.dumps({"scores": scores, "greedy": scores}))
+        (folder / "scores.json").write_text(
+            json.dumps({"scores": scores, "greedy": scores, "cells": []})
+        )
         artifacts = ArtifactStore(record.store, tmp_path / "cache")
         made = artifacts.find("evaluate", digest) or artifacts.commit(
             "evaluate", digest, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},

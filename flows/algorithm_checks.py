@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engines.algorithms.choices import CustomAdvantage, CustomLoss
+from engines.algorithms.choices import CustomAdvantage, CustomLoss, ReinforcePlusPlusAdvantage
 from engines.algorithms.combinations import refusals, stale_doubts
 from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
 from infra.errors import InputError
-from tasks.opd import OpdSpec
+from tasks.opd import OpdSettings, OpdSpec
 from tasks.rl import RlSettings, RlSpec
 
 _HALF_TYPES = ("bfloat16", "float16", "half")
@@ -26,6 +26,11 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     has_teachers = isinstance(stage.spec, OpdSpec)
     for refusal in refusals(settings.algorithm, settings.group_size, has_teachers=has_teachers):
         yield f"{where}.{refusal}"
+    if settings.problems_per_step * settings.group_size == 1 and _has_the_batch_alone(settings):
+        yield (
+            f"{where}.advantage: its baseline is the step's batch, which is one rollout; raise"
+            " problems_per_step or group_size"
+        )
     if isinstance(settings, RlSettings):
         yield from (f"stage {stage.name}: {line}" for line in _critic(settings))
     for kind, part in (
@@ -57,6 +62,10 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
             f"{where}.agreement_gate: trainer and engine differ by 0.001 to 0.01 nats a token where"
             f" one of them computes in 16 bits, and beyond {gate:g} the stage stops; set it to 0.05"
         )
+
+
+def _has_the_batch_alone(settings: RlSettings | OpdSettings) -> bool:
+    return isinstance(settings.algorithm.advantage, ReinforcePlusPlusAdvantage)
 
 
 def _critic(settings: RlSettings) -> Iterator[str]:

@@ -28,7 +28,9 @@ def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[Pla
             return plan_expert(recipe, _expert(recipe, arguments["name"]))
         case "distill-rounds":
             expert = _expert(recipe, arguments["expert"])
-            return plan_distill_rounds(recipe, expert, int(arguments["rounds"]))
+            # `after` is how many rounds there were when the run began; absent: none.
+            rounds = int(arguments.get("after", 0)) + int(arguments["rounds"])
+            return plan_distill_rounds(recipe, expert, rounds)
         case "evaluate":
             return plan_evaluate(recipe, arguments["models"])
         case _:

@@ -30,6 +30,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
     if not problems:  # parts can only be built once their files are there
         watch_reads(install_hooks(read_hooks(recipe.hooks, recipe.data)))
         problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
+        problems += _round_options(recipe)
     problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     problems += _time_limits(plan)
     if recipe.determinism == "exact":
@@ -105,6 +106,16 @@ def _domain(where: str, domain: Domain) -> Iterator[str]:
     yield from refused
     if not refused and curriculum.environment() is None:
         yield f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
+
+
+def _round_options(recipe: Recipe) -> Iterator[str]:
+    from curricula.registry import build
+
+    for key, expert in recipe.experts.items():
+        for index in range(len(expert.round_options)):
+            named = expert.domain_of_round(index + 1).curriculum
+            where = f"experts.{key}.round_options.{index}"
+            yield from _raises(where, lambda n=named: build(n.name, n.options))
 
 
 def _rewards(where: str, domain: Domain) -> Iterator[str]:

@@ -8,28 +8,35 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.compare import Spread, compare
+from flows.compare import Spread, compare, require_one_recipe
 from flows.report import Report, build_report
-from flows.runs import find_run
+from flows.runs import RunRecord, find_run
 from infra.errors import InputError
 
 
 def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
     if not runs:
         raise InputError("say which runs to compare: `tributary compare RUN RUN ...`")
-    found = compare([_report(run) for run in runs])
+    records = [find_run(run) for run in runs]
+    require_one_recipe([record.head() for record in records])
+    found = compare([_report(record) for record in records])
     if json:
         print(found.model_dump_json(indent=1))
         return 0
-    title = f"mean and standard deviation over {len(runs)} runs"
+    for equal in found.equal:
+        console.print(
+            f"warning: {', '.join(equal)} share one evaluation: they are equal, and count as"
+            f" {len(equal)} runs below though they are one result",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    title = f"mean and standard deviation, n = {len(runs)} runs"
     console.print(_table(f"outcome at temperature 1: {title}", found.scores))
     console.print(_table(f"greedy: {title}", found.greedy))
     console.print(_gains(found.gains))
     return 0
 
 
-def _report(run: str) -> Report:
-    record = find_run(run)
+def _report(record: RunRecord) -> Report:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
     return build_report(record, [stage.name for stage in plan])
@@ -44,7 +51,9 @@ def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
 
 
 def _cell(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.mean:.3f} ± {spread.deviation:.3f}"
+    if spread is None:
+        return ""
+    return f"{spread.mean:.3f} {'(all equal)' if spread.is_equal else f'± {spread.deviation:.3f}'}"
 
 
 def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
@@ -57,7 +66,13 @@ def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
                 model,
                 domain,
                 f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
-                "" if spread.standard_errors is None else f"{spread.standard_errors:.1f}",
+                _errors(spread),
                 ", ".join(f"{100 * value:+.1f}" for value in spread.values),
             )
     return table
+
+
+def _errors(spread: Spread) -> str:
+    if spread.is_equal:
+        return "all equal"
+    return "" if spread.standard_errors is None else f"{spread.standard_errors:.1f}"

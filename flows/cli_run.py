@@ -12,6 +12,7 @@ from flows.going import is_going
 from flows.live import LiveTable, show_end
 from flows.load import load_recipe
 from flows.prefect_api import PrefectApi
+from flows.rounds import written
 from flows.runs import RunRecord, find_run, new_run
 from infra.errors import DETACHED, InfrastructureError, StageFailed
 
@@ -162,7 +163,7 @@ class _Deployed:
 
     def _start(self) -> str:
         head = self._record.head()
-        parameters = head.arguments | {"recipe": head.recipe, "run": self._record.run}
+        parameters = written(head.arguments) | {"recipe": head.recipe}
         started = self._api.start(head.flow, parameters, self._record.run)
         state = self._record.state()
         self._record.put_state(state.model_copy(update={"flow_run": started}))

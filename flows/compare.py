@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
+from flows.differences import differences, listed
 from flows.report import Report, Scores, domains_of
+from flows.runs import RunHead
 from infra.config import Config
 from infra.errors import InputError
+
+_MAY_DIFFER = ("name", "seed", "determinism", "resources", "storage", "tracking")
 
 
 class Spread(Config):
@@ -27,23 +32,28 @@ class Spread(Config):
 
     @property
     def standard_errors(self) -> float | None:
-        """How many standard errors of the mean it lies from 0; infinite where all runs agree, None
-        of a single run."""
-        if len(self.values) == 1:
-            return None
+        """How many standard errors of the mean it lies from 0; None of a single run, and where all
+        runs are equal: they say nothing of the error."""
         error = self.deviation / math.sqrt(len(self.values))
-        return self.mean / error if error else math.copysign(math.inf, self.mean)
+        return self.mean / error if error else None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether several runs gave the same number."""
+        return len(self.values) > 1 and len(set(self.values)) == 1
 
 
 class Comparison(Config):
     """What `tributary compare --json` prints; a model that some run lacks is left out."""
 
     runs: list[str]
+    equal: list[list[str]]
+    """runs that share one evaluation, so that they are one result and not several"""
     scores: dict[str, dict[str, Spread]]
     """model -> domain -> outcome at temperature 1"""
     greedy: dict[str, dict[str, Spread]]
     gains: dict[str, dict[str, Spread]]
-    """expert -> domain -> its score less its cold start's, where both were scored"""
+    """expert -> domain -> its score minus its cold start's, where both were scored"""
     seconds: dict[str, Spread]
     """stage -> wall time, of the runs that did not find it in the store"""
 
@@ -59,11 +69,40 @@ def compare(reports: Sequence[Report]) -> Comparison:
     scores = [report.scores for report in reports]
     return Comparison(
         runs=[report.run for report in reports],
+        equal=_equal(reports),
         scores=_spreads(scores),
         greedy=_spreads([report.greedy for report in reports]),
         gains=_spreads([_gains(of) for of in scores]),
         seconds=_seconds(reports),
     )
+
+
+def require_one_recipe(heads: Sequence[RunHead]) -> None:
+    """Raises InputError, with what differs, unless the runs are of one recipe under any seeds."""
+    first, *others = heads
+    for other in others:
+        found = list(differences(_compared(first), _compared(other)))
+        if found:
+            raise InputError(
+                f"runs {first.run} and {other.run} are of different recipes, so a mean over them"
+                f" means nothing; only `seed` may differ. {first.run} -> {other.run}:\n"
+                f"{listed(found)}"
+            )
+
+
+def _compared(head: RunHead) -> dict[str, Any]:
+    """What must be equal: not what a run is called, where it runs and what it keeps."""
+    recipe = {key: value for key, value in head.recipe.items() if key not in _MAY_DIFFER}
+    return {"flow": head.flow, "arguments": head.arguments, **recipe}
+
+
+def _equal(reports: Sequence[Report]) -> list[list[str]]:
+    of_evaluation: dict[str, list[str]] = {}
+    for report in reports:
+        for stage in report.stages:
+            if stage.kind == "evaluate":
+                of_evaluation.setdefault(stage.digest, []).append(report.run)
+    return [runs for runs in of_evaluation.values() if len(runs) > 1]
 
 
 def _spreads(runs: Sequence[Scores]) -> dict[str, dict[str, Spread]]:

@@ -2,17 +2,21 @@
 
     base -> sft -> rl -> (distill -> sft -> rl) x rounds -> evaluate in its domain
 
-Schedulable on its own: what earlier runs made is cached, so a higher `rounds` adds rounds.
+Schedulable: each trigger goes on from the newest round of the same settings, on problems that no
+round used before, and with the curriculum options that `round_options` gives the round.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
+from pydantic import Field
 
 from flows.prefect_run import run_flow, stop_stages, task_runner
 from flows.recipe import Recipe
+
+Rounds = Annotated[int, Field(ge=1, le=8)]
 
 
 @flow(
@@ -22,13 +26,12 @@ from flows.recipe import Recipe
     on_cancellation=[stop_stages],
     persist_result=False,
 )
-def distill_rounds(recipe: Recipe, expert: str, rounds: int = 1, run: str = "") -> dict[str, Any]:
-    """Train one expert and then again on its own verified answers.
+def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
+    """Train one expert again on its own verified answers; the expert itself where there is none.
 
     Args:
         recipe: The recipe that holds the expert.
         expert: Which expert, e.g. `reasoning`.
-        rounds: How many times.
-        run: An earlier run to continue; empty starts a new one.
+        rounds: How many rounds this run adds to those that are there.
     """
-    return run_flow("distill-rounds", recipe, run, {"expert": expert, "rounds": rounds})
+    return run_flow("distill-rounds", recipe, {"expert": expert, "rounds": rounds})

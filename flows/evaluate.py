@@ -17,12 +17,11 @@ from flows.recipe import Recipe
     on_cancellation=[stop_stages],
     persist_result=False,
 )
-def evaluate(recipe: Recipe, models: dict[str, str], run: str = "") -> dict[str, Any]:
+def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
     """Score models on a recipe's held-out problems.
 
     Args:
         recipe: Gives the domains and how to evaluate.
         models: HF folders (any fsspec URL) by the name they get in the scores.
-        run: An earlier run to continue; empty starts a new one.
     """
-    return run_flow("evaluate", recipe, run, {"models": models})
+    return run_flow("evaluate", recipe, {"models": models})

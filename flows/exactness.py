@@ -8,6 +8,7 @@ from typing import Any
 from flows.engine_checks import model_config
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from infra.cuda import has_cuda
 from tasks.distill import DistillSpec
 from tasks.evaluate import EvaluateSpec
 from tasks.opd import OpdSpec
@@ -18,6 +19,7 @@ _MEASURED = {
     "attention_backend": ("torch_native",),
     "device": ("cpu",),
     "dtype": ("float32", "bfloat16"),
+    "enable_deterministic_inference": (True,),
     "sampling_backend": ("pytorch",),
 }
 _NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_torch_compile")
@@ -29,6 +31,11 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
     The promise is for stages that run where there is no GPU: no kernel of one was measured.
     """
+    if has_cuda():
+        yield (
+            "this host has a GPU, none of whose kernels was measured (an empty CUDA_VISIBLE_DEVICES"
+            " keeps everything on the CPU)"
+        )
     config = model_config(recipe.base) or {}
     routed = any(config.get(name) for name in _EXPERTS)
     for stage in plan:

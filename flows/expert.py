@@ -17,12 +17,11 @@ from flows.recipe import Recipe
     on_cancellation=[stop_stages],
     persist_result=False,
 )
-def expert(recipe: Recipe, name: str, run: str = "") -> dict[str, Any]:
+def expert(recipe: Recipe, name: str) -> dict[str, Any]:
     """Train one expert of a recipe.
 
     Args:
         recipe: The recipe that holds the expert.
         name: Which expert, e.g. `reasoning`.
-        run: An earlier run to continue; empty starts a new one.
     """
-    return run_flow("expert", recipe, run, {"name": name})
+    return run_flow("expert", recipe, {"name": name})

@@ -88,11 +88,18 @@ class _Draft:
     def round(self, name: str, number: int, base: str, teacher: str) -> str:
         """One round of self-distillation: the expert's own verified answers, SFT, RL again."""
         expert = self.recipe.experts[name]
-        data = self.add(
-            f"{name}-distill-r{number}", self._distill([expert.domain]), name, **{name: teacher}
-        )
+        domain = expert.domain_of_round(number)
+        # Each round goes on in the problems where the one before ended at the latest.
+        distill = self._distill([domain], start=(number - 1) * self.recipe.distill.problems)
+        data = self.add(f"{name}-distill-r{number}", distill, name, **{name: teacher})
         cold = self.add(f"{name}-sft-r{number}", self._sft(expert.sft), name, model=base, data=data)
-        return self.add(f"{name}-rl-r{number}", self._expert_rl(expert), name, model=cold)
+        rl = RlSpec(
+            seed=self.recipe.seed,
+            settings=expert.rl,
+            domains=[domain],
+            start=number * expert.rl.most_problems,
+        )
+        return self.add(f"{name}-rl-r{number}", rl, name, model=cold)
 
     def distill(self, experts: Mapping[str, str]) -> str:
         return self.add("distill", self._distill(self.recipe.domains), **experts)
@@ -150,9 +157,11 @@ class _Draft:
     def _expert_rl(self, expert: Expert) -> RlSpec:
         return RlSpec(seed=self.recipe.seed, settings=expert.rl, domains=[expert.domain])
 
-    def _distill(self, domains: list[Domain]) -> DistillSpec:
+    def _distill(self, domains: list[Domain], start: int = 0) -> DistillSpec:
         scored = [_scored(domain) for domain in domains]
-        return DistillSpec(seed=self.recipe.seed, settings=self.recipe.distill, domains=scored)
+        return DistillSpec(
+            seed=self.recipe.seed, settings=self.recipe.distill, domains=scored, start=start
+        )
 
 
 def _scored(domain: Domain) -> ScoredDomain:
@@ -199,7 +208,7 @@ def plan_expert(recipe: Recipe, expert: str) -> list[PlannedStage]:
 
 
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
-    """`rounds` rounds of self-distillation of one expert, whatever its recipe says."""
+    """`rounds` rounds of self-distillation of one expert in all, whatever its recipe says."""
     changed = recipe.experts[expert].model_copy(update={"rounds": rounds})
     experts = recipe.experts | {expert: changed}
     return plan_expert(recipe.model_copy(update={"experts": experts}), expert)

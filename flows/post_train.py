@@ -24,11 +24,10 @@ from flows.recipe import Recipe
     on_cancellation=[stop_stages],
     persist_result=False,
 )
-def post_train(recipe: Recipe, run: str = "") -> dict[str, Any]:
+def post_train(recipe: Recipe) -> dict[str, Any]:
     """Train every expert, unify them, evaluate all models.
 
     Args:
         recipe: What to train, where, and where it is kept.
-        run: An earlier run to continue; empty starts a new one.
     """
-    return run_flow("post-train", recipe, run, {})
+    return run_flow("post-train", recipe, {})

@@ -17,6 +17,8 @@ PENDING_SECONDS = 60.0
 """what a worker may take to start a flow's process"""
 BUSY_SECONDS = 30.0
 """how long a server that says it is busy is asked again: SQLite lets one write at a time"""
+RUN_LABEL = "tributary.run"
+"""label of a flow run that says which run it works on"""
 _BUSY = (429, 503)
 
 
@@ -43,12 +45,14 @@ class PrefectApi:
         since = datetime.fromisoformat(str(found["timestamp"]))  # a lost worker leaves it pending
         return (datetime.now(UTC) - since).total_seconds() < PENDING_SECONDS
 
-    def start(self, flow: str, parameters: dict[str, Any], name: str) -> str:
-        """Create a run of the deployment `flow/flow`; returns the flow run's id."""
+    def start(self, flow: str, parameters: dict[str, Any], run: str) -> str:
+        """Create a flow run of the deployment `flow/flow` that works on a run; returns its id."""
         deployment = self._call("GET", f"/deployments/name/{flow}/{flow}")
         body = {
             "parameters": parameters,
-            "name": name,
+            "name": run,
+            # No parameter: who copies a flow run on Prefect's page wants a run of their own.
+            "labels": {RUN_LABEL: run},
             "state": {"type": "SCHEDULED"},
             "idempotency_key": uuid.uuid4().hex,  # asked twice, it starts once
         }

@@ -19,17 +19,20 @@ from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows import rounds
 from flows.catalog import plan_of
 from flows.finish import conclude, publish
 from flows.give_way import giving_way
 from flows.going import working_on
 from flows.open import open_run
 from flows.plan import PlannedStage
+from flows.prefect_api import RUN_LABEL
 from flows.recipe import Recipe
 from flows.report import build_report, notes
 from flows.report_page import markdown
 from flows.run import RecipeRun, execute, first_error, recorded
-from flows.runs import find_run, new_run
+from flows.runs import RunRecord, find_run, new_run
+from flows.same import require_same
 from flows.stop import stop_run
 from infra.artifacts import ArtifactRecord
 from infra.home import home
@@ -43,13 +46,12 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=64)
 
 
-def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a flow's plan as tasks of the current flow run; returns the report as JSON."""
-    plan = plan_of(name, recipe, arguments)
     flow_run = str(current.id)
-    known = run or _remembered(flow_run)
-    record = find_run(known) if known else new_run(recipe, name, arguments, in_process=False)
+    record = _record(flow_run, name, recipe, arguments)
     _remember(flow_run, record.run)
+    plan = plan_of(name, recipe, record.head().arguments)
     if deployment.id:
         _write_to(home() / "logs" / "flows" / f"{record.run}.log")
     links = {"Prefect run": current.ui_url or ""}
@@ -65,6 +67,28 @@ def run_flow(name: str, recipe: Recipe, run: str, arguments: dict[str, Any]) -> 
         _show_links(opened)
         conclude(opened, _run_stages(opened, plan))
     return build_report(record, [stage.name for stage in plan]).model_dump()
+
+
+def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any]) -> RunRecord:
+    """The run that this flow run goes on with, or a new one."""
+    known = _remembered(flow_run) or _labelled(flow_run)
+    if known:
+        record = find_run(known)
+        require_same(record.head(), name, recipe, arguments)
+        return record
+    plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    if name != rounds.FLOW:
+        return new_run(recipe, name, arguments, in_process=False)
+    earlier = rounds.earlier_rounds(recipe, arguments["expert"])
+    record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, in_process=False)
+    rounds.take_over(record, earlier)
+    return record
+
+
+def _labelled(flow_run: str) -> str:
+    """The run that `tributary` started this flow run for; Prefect's copy of it has no label."""
+    with get_client(sync_client=True) as client:
+        return str(client.read_flow_run(UUID(flow_run)).labels.get(RUN_LABEL, ""))
 
 
 def _write_to(log: Path) -> None:

@@ -26,7 +26,22 @@ class Expert(Config):
     """cold start on the curriculum's demonstrations"""
     rl: RlSettings
     rounds: int = Field(default=0, ge=0, le=8)
-    """times the RL expert's own verified answers start a fresh SFT from the base, then RL again"""
+    """times the RL expert's own verified answers start a fresh SFT from the base, then RL again,
+    each time on problems that no round used before"""
+    round_options: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
+    """what rounds 1, 2, ... change of the curriculum's options; the last holds for all later ones,
+    e.g. `[{}, {levels: [easy, medium]}]`. Scores stay those of the domain as it is"""
+
+    def domain_of_round(self, number: int) -> Domain:
+        """The domain as a round (from 1) sees it."""
+        if not self.round_options:
+            return self.domain
+        changed = self.round_options[min(number, len(self.round_options)) - 1]
+        curriculum = self.domain.curriculum
+        options = {**curriculum.options, **changed}
+        return self.domain.model_copy(
+            update={"curriculum": curriculum.model_copy(update={"options": options})}
+        )
 
 
 class Unified(Config):

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from curricula.registry import BUILT_IN
 from flows.recipe import Recipe
 from flows.runs import RunRecord, StageRecord
 from infra.artifacts import ArtifactStore
@@ -224,7 +225,9 @@ def _operators(report: Report) -> list[str]:
 
 def _demonstrators(recipe: Recipe) -> list[str]:
     """Which cold starts were taught wrongly on purpose, e.g. `reasoning 30%`."""
-    shares = {d.name: d.curriculum.options.get("noise") for d in recipe.domains}
+    # Only of our own curricula is it known what the option means.
+    ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN]
+    shares = {d.name: float(d.curriculum.options.get("noise", 0.0)) for d in ours}
     noisy = [f"{name} {share:.0%}" for name, share in shares.items() if share]
     if not noisy:
         return []

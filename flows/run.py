@@ -96,7 +96,10 @@ class RecipeRun:
         What is done or under way stays what it is. A result is kept under the digest of what made
         it, so that the rest begins anew, and refuses to mix what is half done. Raises InputError.
         """
-        changed = f"stage {planned.name}: its code, hooks or base folder changed since it began"
+        changed = (
+            f"stage {planned.name}: its code, hooks or base folder changed since this run, or an"
+            " earlier round that it continues, began"
+        )
         done = self.place.artifacts.find(planned.kind, begun) is not None
         if done or is_under_way(self.place, planned.kind, begun):
             watch.warn(f"{changed}; it stays as it was begun. Start a new run to use the change")

@@ -110,6 +110,10 @@ class RunRecord:
         self.store, self.run = store, run
         self._folder = f"runs/{run}"
 
+    @property
+    def exists(self) -> bool:
+        return self.store.exists(f"{self._folder}/recipe.json")
+
     def head(self) -> RunHead:
         """Raises InputError when the store has lost the run."""
         try:
@@ -215,10 +219,12 @@ def find_run(wanted: str = "") -> RunRecord:
 
 
 def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
-    """This home's runs of a recipe in a store, newest first."""
+    """This home's runs of a recipe that are still in a store, newest first."""
     for entry in _entries():
         if entry.recipe == recipe and store_of(entry.storage).root == store.root:
-            yield RunRecord(store, entry.run)
+            record = RunRecord(store, entry.run)
+            if record.exists:
+                yield record
 
 
 def _entries() -> list[RunEntry]:

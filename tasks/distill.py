@@ -50,6 +50,8 @@ class DistillSpec(StageSpec):
     kind: ClassVar[str] = "distill"
     settings: DistillSettings
     domains: list[ScoredDomain] = Field(min_length=1)
+    start: int = Field(default=0, ge=0)
+    """position of each domain's first problem: a later round takes problems that none had"""
 
 
 async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
@@ -128,7 +130,7 @@ async def _sample(
     groups = await sweep(
         roller,
         domain,
-        draw_problems(domain.curriculum, "distill", settings.problems, spec.seed),
+        draw_problems(domain.curriculum, "distill", settings.problems, spec.seed, spec.start),
         samples=settings.samples,
         temperature=settings.temperature,
         kept=kept,

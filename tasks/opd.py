@@ -36,7 +36,9 @@ class OpdSettings(Config):
     problems_per_step: PositiveInt = 64
     group_size: PositiveInt = 1
     """rollouts of a problem; nothing compares them, so fresh problems teach more"""
-    algorithm: Algorithm = Algorithm(preset="opd")
+    algorithm: Algorithm = Field(
+        default=Algorithm(preset="opd"), json_schema_extra={"default": {"preset": "opd"}}
+    )
     """`{preset: opd, ...}`: its advantage must be distillation, or one of your own"""
     optimizer: Optimizer
     trainer: Trainer = Trainer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -51,15 +52,15 @@ class RlSettings(Config):
     problems_per_step: PositiveInt = 32
     group_size: PositiveInt = 8
     oversample: float = Field(default=1.5, ge=1)
-    """problems asked for over problems still needed, in each round of generation; with a critic
-    no group is replaced, and as many are asked for as are needed"""
+    """problems asked for over problems still needed, in each round of generation. An advantage
+    that needs no spread within a group keeps every group, and asks for as many as are needed"""
     refill_rounds: int = Field(default=1, ge=0)
-    """most further rounds of a step, in which fresh problems replace zero-variance groups"""
+    """most further rounds of a step, in which fresh problems replace groups that teach nothing"""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
     exactly 0, 1, ..., k, k, k, ... versions old (less only where an update was skipped)"""
-    algorithm: Algorithm = Algorithm()
+    algorithm: Algorithm = Field(default=Algorithm(), json_schema_extra={"default": {}})
     optimizer: Optimizer
     critic: Critic | None = None
     """of an algorithm whose advantage is gae (presets ppo, sao); None: the defaults of one there"""
@@ -68,6 +69,12 @@ class RlSettings(Config):
     bounds: Bounds = Bounds()
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
     """steps"""
+
+    @property
+    def most_problems(self) -> int:
+        """No stage draws more problems than this."""
+        a_round = math.ceil(self.problems_per_step * self.oversample)
+        return self.steps * (1 + self.refill_rounds) * a_round
 
     @property
     def critic_role(self) -> Critic | None:
@@ -82,6 +89,8 @@ class RlSpec(StageSpec):
     settings: RlSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
+    start: int = Field(default=0, ge=0)
+    """position of each domain's first problem: a later round takes problems that none had"""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -178,6 +187,8 @@ def _producer(
     from tasks.resources import context_length
 
     settings = spec.settings
+    # Teachers judge every token, whatever the rewards of its group.
+    needs_spread = settings.algorithm.needs_group_spread and not has_teachers
     return Producer(
         roller=Roller(
             generate=fleet.client.generate,
@@ -185,13 +196,13 @@ def _producer(
             context_length=context_length(settings.fleet, context.inputs["model"]),
             seed=spec.seed,
         ),
-        source=ProblemSource(domains, split="rl", seed=spec.seed),
+        source=ProblemSource(domains, split="rl", seed=spec.seed, start=spec.start),
         groups_per_step=settings.problems_per_step,
         group_size=settings.group_size,
-        oversample=1.0 if settings.algorithm.has_critic else settings.oversample,
+        oversample=settings.oversample if needs_spread else 1.0,
         rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
-        needs_spread=not (has_teachers or settings.algorithm.has_critic),
+        needs_spread=needs_spread,
         journal=RolloutJournal(context.checkpoints),
     )
 

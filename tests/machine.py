@@ -100,6 +100,11 @@ class Machine:
         entries = [json.loads(file.read_text()) for file in runs.glob("*.json")]
         return [e["run"] for e in entries if name in (e["name"], e["recipe"])]
 
+    def state(self, run: str) -> dict[str, Any]:
+        """A run's state as the store has it."""
+        path = f"store/runs/{self.run_id(run)}/state.json"
+        return json.load(self.s3.get_object(Bucket=BUCKET, Key=path)["Body"])
+
     def stage(self, run: str, stage: str) -> dict[str, Any]:
         """A stage's record as the store has it; empty before it is looked at."""
         path = f"store/runs/{self.run_id(run)}/stages/{stage}.json"

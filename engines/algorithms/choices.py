@@ -8,20 +8,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import CoreSchema
 
+from engines.algorithms.unwritten import without_defaults
 from infra.config import Choice, Config
+
+
+class Part(Config):
+    """What a choice is made of; its JSON schema gives a form no default to submit."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        without_defaults(handler.resolve_ref_schema(schema).get("properties", {}))
+        return schema
+
+
+class PartWithCode(Part, Choice):
+    """A part that names the code which computes it."""
+
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-# Advantages
+# Advantages. Each says whether it learns only from rewards that differ within a group: a group of
+# equal rewards then teaches nothing, and fresh problems replace it.
 
 
-class GroupAdvantage(Choice):
+class GroupAdvantage(PartWithCode):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.group:advantages"
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["group"]
     std: bool = True
     """divide by the group's standard deviation; off where easy and hard problems differ widely
@@ -30,36 +51,40 @@ class GroupAdvantage(Choice):
     """then bring the whole batch to mean 0 and variance 1"""
 
 
-class RlooAdvantage(Choice):
+class RlooAdvantage(PartWithCode):
     """reward - mean of the group's other rollouts."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.rloo:advantages"
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["rloo"]
     whiten: bool = False
 
 
-class ReinforcePlusPlusAdvantage(Choice):
+class ReinforcePlusPlusAdvantage(PartWithCode):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus:advantages"
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
     """discount a token; below 1 a long reply's first tokens hardly hear of its reward"""
     whiten: bool = True
 
 
-class ReinforcePlusPlusBaselineAdvantage(Choice):
+class ReinforcePlusPlusBaselineAdvantage(PartWithCode):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus_baseline:advantages"
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["reinforce++-baseline"]
     whiten: bool = True
 
 
-class GaeAdvantage(Choice):
+class GaeAdvantage(PartWithCode):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.critic:advantages"
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
@@ -74,23 +99,27 @@ class GaeAdvantage(Choice):
     whiten: bool = True
 
 
-class DistillationAdvantage(Choice):
+class DistillationAdvantage(PartWithCode):
     """Teacher's - student's logprob of each sampled token; rewards play no part."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.distillation:advantages"
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
     """bound of a token's advantage, in nats; None: none"""
     whiten: bool = False
 
 
-class CustomAdvantage(Config):
+class CustomAdvantage(Part):
     """Your own `def advantage(tokens: StepTokens, **options) -> Tensor` ([R], no gradient)."""
 
     kind: Literal["custom"]
     path: str
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
+    needs_group_spread: bool = True
+    """it learns only from rewards that differ within a group; false: no group is replaced because
+    its rewards are equal, and a group of one is enough"""
     whiten: bool = False
 
     @property
@@ -112,7 +141,7 @@ Advantage = Annotated[
 # Losses
 
 
-class ClipLoss(Choice):
+class ClipLoss(PartWithCode):
     """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
 
     code: ClassVar[str] = "engines.algorithms.clip:clip_loss"
@@ -125,7 +154,7 @@ class ClipLoss(Choice):
     """a bad action's loss is at most this times |A|; 3 to 10 makes sense; None: no bound"""
 
 
-class GspoLoss(Choice):
+class GspoLoss(PartWithCode):
     """The clipped loss with one ratio a sequence; its range is about 1000 times narrower."""
 
     code: ClassVar[str] = "engines.algorithms.gspo:gspo_loss"
@@ -134,7 +163,7 @@ class GspoLoss(Choice):
     clip_high: PositiveFloat = 4e-4
 
 
-class CispoLoss(Choice):
+class CispoLoss(PartWithCode):
     """-clip(ratio) x A x logprob, the clipped ratio constant."""
 
     code: ClassVar[str] = "engines.algorithms.cispo:cispo_loss"
@@ -145,7 +174,7 @@ class CispoLoss(Choice):
     """the ratio counts at most 1 + clip_high; 3 to 7 makes sense"""
 
 
-class DisLoss(Choice):
+class DisLoss(PartWithCode):
     """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
 
     code: ClassVar[str] = "engines.algorithms.dis:dis_loss"
@@ -156,14 +185,14 @@ class DisLoss(Choice):
     """SAO: 5 for reasoning with tools, 3 for coding agents"""
 
 
-class ReinforceLoss(Choice):
+class ReinforceLoss(PartWithCode):
     """-A x logprob: for one update a batch."""
 
     code: ClassVar[str] = "engines.algorithms.reinforce:reinforce_loss"
     kind: Literal["reinforce"]
 
 
-class CustomLoss(Config):
+class CustomLoss(Part):
     """Your own `def loss(tokens: LossInputs, **options) -> PolicyLoss` (a loss of each token)."""
 
     kind: Literal["custom"]
@@ -186,7 +215,7 @@ Loss = Annotated[
 Level = Literal["token", "sequence", "geometric"]
 
 
-class Weight(Choice):
+class Weight(PartWithCode):
     """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
 
     code: ClassVar[str] = "engines.algorithms.correction:corrected"
@@ -205,7 +234,7 @@ class Weight(Choice):
         return self
 
 
-class Band(Choice):
+class Band(PartWithCode):
     """Rejects where the ratio leaves [low, high]: IcePop by token, MIS by sequence."""
 
     code: ClassVar[str] = "engines.algorithms.correction:corrected"
@@ -221,7 +250,7 @@ class Band(Choice):
         return self
 
 
-class Veto(Choice):
+class Veto(PartWithCode):
     """Rejects a sequence if the ratio of any of its tokens is below a floor."""
 
     code: ClassVar[str] = "engines.algorithms.correction:corrected"
@@ -229,7 +258,7 @@ class Veto(Choice):
     floor: Share = 1e-4
 
 
-class Opsm(Choice):
+class Opsm(PartWithCode):
     """Off-policy sequence masking: rejects bad actions of sequences the policy has left."""
 
     code: ClassVar[str] = "engines.algorithms.off_policy:off_policy_sequences"
@@ -241,7 +270,7 @@ class Opsm(Choice):
 Rejection = Annotated[Band | Veto | Opsm, Field(discriminator="kind")]
 
 
-class Correction(Config):
+class Correction(Part):
     """Importance weight and rejection, each by itself; neither by default."""
 
     weight: Weight | None = None
@@ -251,25 +280,25 @@ class Correction(Config):
 # Aggregation
 
 
-class TokenMean(Config):
+class TokenMean(Part):
     """Over all trained tokens of the mini-batch."""
 
     kind: Literal["token_mean"]
 
 
-class SequenceMean(Config):
+class SequenceMean(Part):
     """Over samples, of each one's mean over its tokens."""
 
     kind: Literal["sequence_mean"]
 
 
-class RolloutMean(Config):
+class RolloutMean(Part):
     """Over rollouts, of each one's mean over the tokens of all its samples."""
 
     kind: Literal["rollout_mean"]
 
 
-class ConstantMean(Config):
+class ConstantMean(Part):
     """Over rollouts, of the sum over tokens divided by a constant (Dr.GRPO)."""
 
     kind: Literal["constant"]
@@ -284,7 +313,7 @@ Aggregation = Annotated[
 # Terms beside the policy's
 
 
-class Kl(Choice):
+class Kl(PartWithCode):
     """A pull towards the model the stage began with; coef 0 is none, and costs nothing."""
 
     code: ClassVar[str] = "engines.algorithms.kl:kl_estimate"
@@ -301,7 +330,7 @@ class Kl(Choice):
         return (self.code,) if self.coef else ()
 
 
-class Overlong(Choice):
+class Overlong(PartWithCode):
     """DAPO's soft penalty near the token budget, added to the training reward."""
 
     code: ClassVar[str] = "engines.algorithms.overlong:overlong_penalty"

@@ -12,12 +12,8 @@ from engines.algorithms.choices import (
     GspoLoss,
     ReinforceLoss,
     ReinforcePlusPlusAdvantage,
-    ReinforcePlusPlusBaselineAdvantage,
-    RlooAdvantage,
 )
 from engines.algorithms.spec import Algorithm
-
-_COMPARE = GroupAdvantage | RlooAdvantage | ReinforcePlusPlusBaselineAdvantage
 
 
 def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = False) -> Iterator[str]:
@@ -26,7 +22,8 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
     `has_teachers` says whether the stage is one of on-policy distillation.
     """
     yield from _teachers(algorithm, has_teachers)
-    yield from _advantage(algorithm, group_size)
+    yield from _group(algorithm, group_size, has_teachers)
+    yield from _advantage(algorithm)
     yield from _old_logprobs(algorithm)
     yield from _terms(algorithm)
 
@@ -45,13 +42,21 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
         )
 
 
-def _advantage(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+def _group(algorithm: Algorithm, group_size: int, has_teachers: bool) -> Iterator[str]:
     advantage = algorithm.advantage
-    if isinstance(advantage, _COMPARE) and group_size < 2:
-        yield (
-            f"advantage: {advantage.kind} compares the rollouts of a group, and a group of one"
-            " has advantage 0; set group_size to 2 or more"
-        )
+    if not advantage.needs_group_spread or has_teachers or group_size > 1:
+        return
+    way_out = "set group_size to 2 or more"
+    if isinstance(advantage, CustomAdvantage):
+        way_out += ", or `needs_group_spread: false` if yours does not"
+    yield (
+        f"advantage: {advantage.kind} compares the rollouts of a group, and a group of one"
+        f" teaches nothing; {way_out}"
+    )
+
+
+def _advantage(algorithm: Algorithm) -> Iterator[str]:
+    advantage = algorithm.advantage
     if isinstance(advantage, ReinforcePlusPlusAdvantage) and not advantage.whiten:
         yield (
             "advantage.whiten: reinforce++ has no baseline but the batch's mean; leave it on, or"

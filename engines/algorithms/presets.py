@@ -65,16 +65,33 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 def composed(written: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What a person wrote, laid over its preset, laid over the defaults; without `preset`.
 
-    A part of another kind replaces the preset's; one of the same kind, or without a kind, changes
-    single fields of it. A part's name alone stands for it: `loss: gspo`. An unknown preset stays
-    for the schema to refuse.
+    What is None counts as not written. A part of the preset's kind, or without a kind, changes
+    single fields of the preset's; without a preset one of another kind replaces the default. A
+    part's name alone stands for it: `loss: gspo`. An unknown preset stays for the schema to refuse.
+    Raises ValueError for a part of another kind than the preset's.
     """
-    preset = written.get("preset")
+    written = {key: value for key, value in written.items() if value is not None}
+    preset = written.pop("preset", None)
     known = {None: {}, **PRESETS}.get(preset) if isinstance(preset, str | None) else None
-    whole = _laid_over(_laid_over(defaults, known or {}), written)
-    if known is not None:
-        whole.pop("preset", None)
-    return whole
+    below = _laid_over(defaults, known or {})
+    if preset is not None and known is not None:
+        _require_same_kinds(written, below, preset)
+    whole = _laid_over(below, written)
+    return whole if known is not None else {**whole, "preset": preset}
+
+
+def _require_same_kinds(
+    written: Mapping[str, Any], composition: Mapping[str, Any], preset: str
+) -> None:
+    for name, value in written.items():
+        part = composition.get(name)
+        theirs = part.get("kind") if isinstance(part, Mapping) else None
+        mine = value.get("kind") if isinstance(value, Mapping) else value
+        if theirs is not None and isinstance(mine, str) and mine != theirs:
+            raise ValueError(
+                f"{name} is {mine}, but preset {preset} has {name} {theirs}; leave `{name}` out, or"
+                " leave `preset` out and write what shall differ from grpo"
+            )
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import CoreSchema
 
 from engines.algorithms.choices import (
     Advantage,
@@ -21,15 +22,17 @@ from engines.algorithms.choices import (
     TokenMean,
 )
 from engines.algorithms.presets import Preset, composed
+from engines.algorithms.unwritten import nullable
 from infra.config import Config
 
 
 class Algorithm(Config):
     """Advantage x loss x correction x aggregation x KL. The defaults are GRPO's.
 
-    `preset` names a composition; whatever else is written wins over it. A part may be given by its
-    name (`loss: gspo`), or by single fields (`loss: {clip_high: 0.3}`). The composition is what
-    enters the digest: two spellings of one algorithm are one.
+    `preset` names a composition; what else is written changes single fields of it. What is left
+    out, or null, is as the preset says. A part may be given by its name (`loss: gspo`), or by
+    single fields (`loss: {clip_high: 0.3}`); one of another kind than the preset's is refused. The
+    composition is what enters the digest: two spellings of one algorithm are one.
     """
 
     preset: Preset | None = Field(default=None, exclude=True)
@@ -74,10 +77,23 @@ class Algorithm(Config):
         rejects = any(not isinstance(r, Opsm) for r in correction.reject)
         return correction.weight is not None or rejects
 
+    @property
+    def needs_group_spread(self) -> bool:
+        """Whether a group of equal rewards teaches nothing under its advantage."""
+        return self.advantage.needs_group_spread
+
     @model_validator(mode="before")
     @classmethod
     def _compose(cls, data: Any) -> Any:
         return composed(data, _defaults()) if isinstance(data, Mapping) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        nullable(handler.resolve_ref_schema(schema).get("properties", {}))
+        return schema
 
 
 def _defaults() -> dict[str, Any]:

@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from infra.cuda import has_cuda
+from infra.errors import EngineError
+
 CPU = torch.device("cpu")
-
-
-def has_cuda() -> bool:
-    return torch.cuda.is_available()
 
 
 def device() -> torch.device:
@@ -46,7 +45,15 @@ def cuda_means_cpu() -> AbstractContextManager[Any]:
 
 @functools.cache
 def prepare() -> None:
-    """Make Megatron-core usable in this process; call before anything of it is built."""
+    """Make Megatron-core usable in this process; call before anything of it is built.
+
+    Raises EngineError where there is a GPU that this torch cannot use.
+    """
+    if has_cuda() and not torch.cuda.is_available():
+        raise EngineError(
+            f"this host has a GPU, but torch {torch.__version__} cannot use it: install with"
+            " LOCK=locks/cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
+        )
     _install_fused_adam()
     _write_checkpoints_in_process()
     if has_cuda():

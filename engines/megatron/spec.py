@@ -66,7 +66,9 @@ class Critic(Config):
 
     @model_validator(mode="after")
     def _one_learning_rate(self) -> Critic:
-        if self.optimizer is not None and "lr_ratio" in self.model_fields_set:
+        # A form and a recipe on record write the default, too.
+        scaled = self.lr_ratio != type(self).model_fields["lr_ratio"].default
+        if self.optimizer is not None and scaled:
             raise ValueError("lr_ratio scales the policy's optimizer; leave it out, or `optimizer`")
         return self
 

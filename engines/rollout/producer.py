@@ -1,8 +1,9 @@
 """Producer: turns problems into the groups of a training step.
 
     round:  draw problems ──▶ all rollouts of all groups at once ──▶ judged groups
-            groups whose rewards differ (with a critic: all) are kept; the others are replaced by
-            fresh problems in the next round, until enough are kept or the rounds are used up
+            groups that can teach are kept: whose rewards differ, or all where the advantage needs
+            no spread; the others are replaced by fresh problems in the next round, until enough
+            are kept or the rounds are used up
 
 consumes: the problem source, the policy of the moment     produces: `StepBatch`
 
@@ -42,8 +43,8 @@ class Producer:
         needs_spread: bool = True,
         journal: RolloutJournal | None = None,
     ) -> None:
-        """`needs_spread`: a group teaches by its spread, so one of equal rewards is replaced. Not
-        so where a critic or a teacher says what each rollout should have brought."""
+        """`needs_spread`: a group of equal rewards teaches nothing, so it is replaced. Not so where
+        a critic, a teacher or the whole batch says what each rollout should have brought."""
         self._roller = roller
         self.source = source
         self._wanted = groups_per_step

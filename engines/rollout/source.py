@@ -20,18 +20,20 @@ class Cursor:
     turn: int
     """problems drawn so far over all domains"""
     starts: Mapping[str, int]
-    """problems drawn so far of each domain"""
+    """position of each domain's next problem"""
 
 
 class ProblemSource:
     """The endless, deterministic order of a split over domains: a, b, c, a, b, c, ..."""
 
-    def __init__(self, domains: Sequence[LiveDomain], *, split: Split, seed: int) -> None:
+    def __init__(
+        self, domains: Sequence[LiveDomain], *, split: Split, seed: int, start: int = 0
+    ) -> None:
         self._domains = domains
         self._split: Split = split
         self._seed = seed
         self._turn = 0
-        self._starts = {d.name: 0 for d in domains}
+        self._starts = {d.name: start for d in domains}
 
     @property
     def cursor(self) -> Cursor:

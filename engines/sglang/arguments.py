@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.sglang.host import has_cuda
 from engines.sglang.spec import FleetSpec
 from infra.access import is_loopback, listening_host
+from infra.cuda import has_cuda
 from infra.errors import InputError
 
-# What every server needs for RL: token ids in and out, seeds that mean something.
 _ALWAYS: dict[str, Any] = {
-    "enable_deterministic_inference": True,
     "skip_server_warmup": True,
     # the router tells this to everyone; by default it is the model's path
     "served_model_name": "model",
     "log_level": "warning",
 }
 _CPU: dict[str, Any] = {
+    # Seeds mean something. On a GPU it costs half the speed and has not been proven: there it is
+    # off, unless a recipe passes it through.
+    "enable_deterministic_inference": True,
     "device": "cpu",
     # fp32 end to end: with "auto" an fp32 checkpoint got an fp16 key-value cache
     "dtype": "float32",

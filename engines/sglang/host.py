@@ -1,10 +1,10 @@
-"""What kind of host this is, and the environment SGLang needs on it."""
+"""The environment SGLang needs on this host."""
 
 from __future__ import annotations
 
-import functools
 import os
-from pathlib import Path
+
+from infra.cuda import has_cuda
 
 _ENVIRONMENT = {
     # GET /health answers at once instead of generating: a router asks every 2 s, and such a
@@ -22,17 +22,6 @@ _CPU_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-@functools.cache
-def has_cuda() -> bool:
-    """Whether an NVIDIA device is usable; answers without importing torch.
-
-    CUDA_VISIBLE_DEVICES set to nothing (or -1) makes a host count as one without.
-    """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
-        return False
-    return Path("/proc/driver/nvidia/version").exists()
 
 
 def prepare_environment() -> None:

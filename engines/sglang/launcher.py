@@ -14,8 +14,9 @@ import sys
 from typing import Any
 
 from engines.sglang import absent, footprint, plugin
-from engines.sglang.host import has_cuda, prepare_environment
+from engines.sglang.host import prepare_environment
 from infra.access import LOOPBACK, required_key
+from infra.cuda import has_cuda
 
 _PRELOADED = (
     "sglang.launch_server",

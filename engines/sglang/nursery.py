@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 from engines.sglang import footprint
-from engines.sglang.host import has_cuda
+from infra.cuda import has_cuda
 
 _PR_SET_PDEATHSIG = 1
 REAP_S = 0.5

@@ -67,7 +67,6 @@ _SET_BY_US = {
     "api_key": "the key is the stack's; see docs/security.md",
     "context_length": "write it as `fleet.context_length`",
     "dp_size": "raise resources: servers instead",
-    "enable_deterministic_inference": "seeds need it; it is always on",
     "host": "set TRIBUTARY_HOST for `tributary up`",
     "max_total_tokens": "write it as `fleet.max_total_tokens`",
     "model_path": "it comes from the stage's input",

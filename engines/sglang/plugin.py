@@ -5,7 +5,7 @@ SGLang calls `register` in each of its processes. Where CUDA is, nothing of its 
 
 from __future__ import annotations
 
-from engines.sglang.host import has_cuda
+from infra.cuda import has_cuda
 
 _registered = False
 

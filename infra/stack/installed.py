@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from infra.cuda import has_cuda
 from infra.home import SOURCE_ROOT
 from infra.stack.check import Check
 
@@ -59,7 +60,7 @@ def torch_build() -> Check:
         told = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Check("torch", False, f"{_installed('torch')} does not load: {told}", _reinstall())
     found = json.loads(done.stdout.splitlines()[-1])
-    return judge_torch(found["version"], found["cuda"], sees_gpu=found["gpu"], has_gpu=_has_gpu())
+    return judge_torch(found["version"], found["cuda"], sees_gpu=found["gpu"], has_gpu=has_cuda())
 
 
 def judge_torch(version: str, cuda: str | None, *, sees_gpu: bool, has_gpu: bool) -> Check:
@@ -94,15 +95,11 @@ def lock_pins(text: str) -> dict[str, str]:
 
 
 def _lock() -> Path:
-    return SOURCE_ROOT / "locks" / ("cuda.txt" if _has_gpu() else "cpu.txt")
+    return SOURCE_ROOT / "locks" / ("cuda.txt" if has_cuda() else "cpu.txt")
 
 
 def _reinstall() -> str:
     return f"`make clean install LOCK=locks/{_lock().name}`"
-
-
-def _has_gpu() -> bool:
-    return Path("/proc/driver/nvidia/version").exists()
 
 
 def _installed(name: str) -> str:

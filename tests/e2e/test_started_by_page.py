@@ -62,6 +62,9 @@ class Page:
     def resume(self, flow_run: str) -> None:
         self._ask("POST", f"/flow_runs/{flow_run}/resume", {}).raise_for_status()
 
+    def parameters(self, flow_run: str) -> dict[str, Any]:
+        return self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()["parameters"]
+
     def count(self) -> int:
         return self._ask("POST", "/flow_runs/count", {}).raise_for_status().json()
 
@@ -106,13 +109,25 @@ def test_a_users_own_expert_is_trained_alone(machine: Machine, page: Page) -> No
     assert set(report["scores"]["sorting"]) == {"sorting"}
 
 
-def test_self_distillation_adds_rounds_to_what_is_there(
+def test_each_trigger_of_self_distillation_adds_a_round(
     machine: Machine, page: Page, smoke: dict[str, Any]
 ) -> None:
-    report = _run(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
-    rounds = {"reasoning-distill-r1", "reasoning-sft-r1", "reasoning-rl-r1"}
-    assert _made(report) == rounds | {"evaluate"}
-    assert set(report["scores"]) == {"base", "reasoning-sft", "reasoning"}
+    for number in (1, 2):
+        report = _run(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
+        stages = {f"reasoning-{kind}-r{number}" for kind in ("distill", "sft", "rl")}
+        assert _made(report) == stages | {"evaluate"}
+        assert set(report["scores"]) == {"base", "reasoning-sft", "reasoning"}
+
+
+def test_a_copy_of_the_commands_run_is_a_run_of_its_own(
+    machine: Machine, page: Page, smoke: dict[str, Any]
+) -> None:
+    """What Prefect's page copies is the parameters."""
+    copied = page.parameters(machine.state("first")["flow_run"])
+    assert copied == {"recipe": smoke}
+    report = _run(machine, page, "post-train", copied)
+    assert report["run"] != machine.run_id("first")
+    assert _made(report) == set()
 
 
 def test_any_folder_is_evaluated(machine: Machine, page: Page, smoke: dict[str, Any]) -> None:

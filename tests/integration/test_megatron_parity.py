@@ -22,7 +22,8 @@ ALGORITHMS = {
     "gspo": Algorithm(preset="gspo", loss=WIDE),
     "opsm": Algorithm(preset="gspo", loss=WIDE, correction={"reject": [{"kind": "opsm"}]}),
     "corrected": Algorithm(
-        preset="reinforce++",
+        advantage="reinforce++",
+        loss={"clip_high": 0.2},
         kl={"coef": 0.1, "unbiased": True},
         aggregation="rollout_mean",
         old_logprobs="trainer",

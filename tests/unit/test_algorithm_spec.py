@@ -9,6 +9,7 @@ from engines.algorithms import choices
 from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
+from flows.algorithm_checks import algorithm_problems
 from flows.check import cautions, check_recipe
 from flows.exactness import inexact
 from flows.load import load_recipe
@@ -59,21 +60,47 @@ def test_two_spellings_of_one_algorithm_are_one() -> None:
 
 def test_what_a_person_writes_wins_over_the_preset() -> None:
     made = Algorithm.model_validate(
-        {"preset": "dr-grpo", "loss": {"dual_clip": 3}, "aggregation": "token_mean"}
+        {"preset": "dr-grpo", "loss": {"dual_clip": 3}, "aggregation": {"length": 9}}
     )
-    # Single fields change the preset's part; another kind replaces it.
     assert made.loss == choices.ClipLoss(kind="clip", clip_high=0.2, dual_clip=3)
-    assert made.aggregation == choices.TokenMean(kind="token_mean")
+    assert made.aggregation == choices.ConstantMean(kind="constant", length=9)
     assert made.advantage == choices.GroupAdvantage(kind="group", std=False)
-    other = Algorithm.model_validate({"preset": "dr-grpo", "loss": {"kind": "cispo"}})
-    assert other.loss == choices.CispoLoss(kind="cispo")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_null_is_as_the_preset_says(preset: str) -> None:
+    nothing = dict.fromkeys(Algorithm.model_fields)
+    assert Algorithm.model_validate({**nothing, "preset": preset}) == Algorithm(preset=preset)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"preset": "gspo", "loss": {"kind": "clip"}}, "loss is clip, but preset gspo has loss g"),
+        ({"preset": "gspo", "loss": "clip"}, "leave `loss` out, or leave `preset` out and write"),
+        ({"preset": "grpo", "advantage": "rloo"}, "advantage is rloo, but preset grpo has adva"),
+        ({"preset": "dapo", "aggregation": "sequence_mean"}, "but preset dapo has aggregation t"),
+        # a recipe on record has every part written
+        ({**Algorithm(preset="gspo").model_dump(), "preset": "grpo"}, "loss is gspo, but preset"),
+        ({**Algorithm(preset="rloo").model_dump(), "preset": "gspo"}, "advantage is rloo, but"),
+    ],
+)
+def test_a_part_of_another_kind_than_the_presets_is_refused(
+    written: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Algorithm.model_validate(written)
+    assert said in str(caught.value)
+
+
+def test_a_part_of_another_kind_needs_no_preset() -> None:
+    assert Algorithm.model_validate({"loss": "cispo"}).loss == choices.CispoLoss(kind="cispo")
 
 
 def test_a_part_of_a_correction_can_be_taken_away() -> None:
     made = Algorithm.model_validate({"preset": "icepop", "correction": {"weight": None}})
     assert made.correction.weight is None
     assert made.correction.reject == [choices.Band(kind="ratio", low=0.5, high=2)]
-    assert Algorithm.model_validate({"preset": "dapo", "overlong": None}).overlong is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +181,26 @@ def test_a_group_of_one_is_refused_where_a_group_is_compared(preset: str) -> Non
     assert any("group of one" in line for line in refused(1, preset=preset))
     assert refused(1, preset="reinforce++") == []
     assert refused(2, preset=preset) == []
+
+
+def test_a_custom_advantage_says_whether_it_compares_a_group() -> None:
+    mine = {"kind": "custom", "path": "mine:advantage"}
+    (line,) = refused(1, advantage=mine)
+    assert "or `needs_group_spread: false` if yours does not" in line
+    assert refused(1, advantage={**mine, "needs_group_spread": False}) == []
+    alone = Algorithm.model_validate({"advantage": mine})
+    assert list(refusals(alone, 1, has_teachers=True)) == []
+
+
+def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None:
+    changes = ["group_size=1", "algorithm={preset: reinforce++}"]
+    for problems, is_refused in ((1, True), (2, False)):
+        recipe = load_recipe(
+            "cpu-smoke",
+            [f"unified.rl.{c}" for c in [*changes, f"problems_per_step={problems}"]],
+        )
+        found = [line for s in plan_post_train(recipe) for line in algorithm_problems(s)]
+        assert any("which is one rollout" in line for line in found) == is_refused
 
 
 def test_check_names_the_stage_and_every_reason() -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from flows.cli_compare import show_comparison
 from flows.compare import Spread, compare
+from flows.load import load_recipe
 from flows.report import Report, ReportStage
+from flows.runs import StageRecord, new_run
+from infra.artifacts import ArtifactStore
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
+
+Recorded = Callable[..., None]
 
 
 def _report(run: str, sft: float, rl: float, *, cached: bool = False) -> Report:
@@ -47,8 +59,69 @@ def test_one_run_has_no_spread() -> None:
     assert Spread.of([0.4]).standard_errors is None
 
 
-def test_runs_that_agree_are_infinitely_far_from_nought() -> None:
-    assert Spread.of([0.4, 0.4]).standard_errors == math.inf
+def test_runs_that_are_equal_say_so_and_nothing_of_their_error() -> None:
+    assert Spread.of([0.4, 0.4]).standard_errors is None
+    assert Spread.of([0.4, 0.4]).is_equal
+    assert not Spread.of([0.4]).is_equal
+    assert not Spread.of([0.4, 0.5]).is_equal
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Runs on record with an evaluation each, by name."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+    def put(name: str, digest: str, *changes: str) -> None:
+        recipe = load_recipe("learning-study", changes)
+        record = new_run(recipe, "post-train", {}, name=name, in_process=True)
+        folder = tmp_path / name
+        folder.mkdir()
+        scores = {"base": {"reasoning": 0.0}, "ppo-sft": {"reasoning": 0.5}}
+        scores["ppo"] = {"reasoning": 0.5 + int(digest[0], 16) / 100}
+        (folder / "scores.json").write_text(
+            json.dumps({"scores": scores, "greedy": scores, "cells": []})
+        )
+        artifacts = ArtifactStore(record.store, tmp_path / "cache")
+        made = artifacts.find("evaluate", digest) or artifacts.commit(
+            "evaluate", digest, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+            mlflow_run_id="", seconds=3.0,
+        )  # fmt: skip
+        stage = StageRecord(name="evaluate", kind="evaluate", state="completed", digest=digest)
+        record.put_stage(stage.model_copy(update={"artifact": made.url}))
+
+    return put
+
+
+def _said(*runs: str) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    show_comparison(runs, False, console)
+    return console.export_text()
+
+
+def test_different_recipes_are_refused_with_what_differs(recorded: Recorded) -> None:
+    recorded("one", "a" * 64)
+    recorded("two", "b" * 64, "experts.ppo.rl.steps=21", "seed=1")
+    with pytest.raises(InputError) as caught:
+        _said("one", "two")
+    assert "experts.ppo.rl.steps: 20 -> 21" in str(caught.value)
+    assert "seed:" not in str(caught.value)
+
+
+def test_one_recipe_under_two_seeds_is_compared_with_its_n(recorded: Recorded) -> None:
+    recorded("one", "a" * 64)
+    recorded("two", "b" * 64, "seed=1", "name=other", "resources.servers=1")
+    said = _said("one", "two")
+    assert "n = 2 runs" in said
+    assert "warning" not in said
+
+
+def test_equal_runs_say_that_they_are_equal(recorded: Recorded) -> None:
+    recorded("one", "a" * 64)
+    recorded("two", "a" * 64)
+    said = _said("one", "two")
+    assert re.search(r"warning: one-\S+, two-\S+ share one evaluation", said)
+    assert "all equal" in said
+    assert "inf" not in said
 
 
 def test_a_model_that_a_run_lacks_is_left_out() -> None:

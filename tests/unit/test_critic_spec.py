@@ -88,3 +88,4 @@ def test_its_optimizer_is_the_policys_faster_or_its_own() -> None:
     assert Critic(optimizer=own).optimizer_beside(policy) == own
     with pytest.raises(ValidationError, match="lr_ratio scales the policy's optimizer"):
         Critic(optimizer=own, lr_ratio=2.0)
+    assert Critic.model_validate(Critic(optimizer=own).model_dump()).optimizer == own

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -39,6 +40,7 @@ class Api(ThreadingHTTPServer):
     """how many of the next posts are turned away"""
     posted: list[tuple[str, str]]
     """path and idempotency key"""
+    bodies: list[dict[str, Any]]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -52,6 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.posted.append((self.path, body.get("idempotency_key", "")))
+        self.server.bodies.append(body)
         self.server.busy -= 1
         self._reply({"id": "started"}, 200 if self.server.busy < 0 else 503)
 
@@ -71,7 +74,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     alive = ProcessRecord(pid=os.getpid(), created=psutil.Process().create_time(), log=tmp_path)
     save_record(stack.model_copy(update={"services": {"prefect-server": alive}}))
     server = Api(("127.0.0.1", stack.ports["prefect"]), _Handler)
-    server.posted = []
+    server.posted, server.bodies = [], []
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -152,6 +155,14 @@ def test_a_run_whose_flow_prefect_gave_up_is_started_though_its_process_lives(
     with working_on(record.run), pytest.raises(StageFailed):
         continue_run(record.run, Console(quiet=True))
     assert record.state().flow_run == "started"
+
+
+def test_the_run_is_no_parameter_of_its_flow_run(api: Api, record: RunRecord) -> None:
+    """Prefect's page copies parameters and nothing else: a copy is a run of its own."""
+    continue_run(record.run, Console(quiet=True))
+    (body,) = api.bodies
+    assert set(body["parameters"]) == {"recipe"}
+    assert body["labels"] == {"tributary.run": record.run}
 
 
 @pytest.mark.parametrize("held", [True, False])

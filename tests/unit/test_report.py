@@ -140,6 +140,16 @@ def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:
     assert not any("demonstrator" in n for n in notes(_report(record), load_recipe("cluster")))
 
 
+@pytest.mark.parametrize("noise", ["pink", 0.3])
+def test_an_option_called_noise_of_a_users_own_curriculum_means_what_it_likes(
+    record: RunRecord, noise: object
+) -> None:
+    names = ("reasoning", "agent", "general")
+    mine = f"{{name: 'mine:Problems', options: {{noise: {noise}}}}}"
+    recipe = load_recipe("cpu-smoke", [f"experts.{n}.domain.curriculum={mine}" for n in names])
+    assert not any("demonstrator" in note for note in notes(_report(record), recipe))
+
+
 def test_artifacts_are_looked_for_where_the_latest_run_keeps_them(
     record: RunRecord, tmp_path: Path
 ) -> None:

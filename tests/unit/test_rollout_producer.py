@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from engines.rollout.producer import Producer, trainable
 from engines.rollout.source import Cursor, ProblemSource
 from engines.types import Group, Problem, Sample, Status
-from tests.rollout_parts import Policy, domain, roller
+from tasks.rl import RlSettings, RlSpec, _producer
+from tests.rollout_parts import CharChat, Policy, domain, roller
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +130,44 @@ def test_failed_and_aborted_samples_leave_the_group_and_their_siblings_stay():
 def test_a_failed_sample_gives_a_group_no_signal():
     samples = [sample(Status.COMPLETED, 1.0), sample(Status.FAILED, 0.0)]
     assert not Group(Problem("p", "d", ()), samples).has_signal
+
+
+def stages_producer(algorithm, group_size, policy):
+    """The producer of an RL stage, whose policy answers as `policy` does."""
+    settings = RlSettings(
+        steps=1, problems_per_step=4, group_size=group_size, oversample=2.0, refill_rounds=0,
+        algorithm=algorithm, optimizer={"lr": 1e-4}, fleet={"context_length": 200},
+    )  # fmt: skip
+    parts = {"curriculum": {"name": "general"}, "rewards": [{"name": "format", "outcome": True}]}
+    spec = RlSpec(settings=settings, domains=[{"name": "d", **parts}])
+    context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
+    fleet = SimpleNamespace(client=policy)
+    return _producer(spec, context, CharChat(), [domain("d", float)], fleet, has_teachers=False)
+
+
+class NoNotes:
+    def note(self, step, data): ...
+
+    def notes(self, step):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("preset", "group_size", "rolled", "kept"),
+    [
+        ("grpo", 2, 8, [0, 2, 4, 6]),
+        ("reinforce++", 2, 4, [0, 1, 2, 3]),
+        ("reinforce++", 1, 4, [0, 1, 2, 3]),
+        ("ppo", 1, 4, [0, 1, 2, 3]),
+    ],
+)
+async def test_a_stage_drops_groups_of_equal_rewards_where_its_advantage_needs_spread(
+    preset, group_size, rolled, kept
+):
+    made = stages_producer({"preset": preset}, group_size, alternating())
+    batch, _ = await made.collect(1, 0, [])
+    assert len(batch.rolled) == rolled
+    assert numbers(batch.groups) == kept
 
 
 async def test_with_a_critic_every_group_teaches_even_one_of_a_single_rollout():

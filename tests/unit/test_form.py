@@ -1,0 +1,81 @@
+"""What Prefect's form submits: every default of the deployment's schema, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+
+from engines.algorithms.presets import PRESETS
+from engines.algorithms.spec import Algorithm
+from engines.megatron.spec import Critic
+from flows.post_train import post_train
+from flows.recipe import Recipe
+
+pytestmark = pytest.mark.unit
+
+Json = dict[str, Any]
+SCHEMA: Json = parameter_schema(post_train.fn).model_dump()
+
+
+def filled(schema: Json) -> Any:
+    """A part of the form as it is opened: defaults, and the defaults within what has none."""
+    if "$ref" in schema:
+        resolved = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+        schema = {**resolved, **schema}
+    if "const" in schema:
+        return schema["const"]
+    within = {name: filled(part) for name, part in schema.get("properties", {}).items()}
+    within = {name: value for name, value in within.items() if value is not None}
+    default = schema.get("default")
+    return {**within, **default} if isinstance(default, dict) else default or within or None
+
+
+def part(name: str) -> Json:
+    return filled({"$ref": f"#/definitions/{name}"})
+
+
+def submitted(algorithm: Json) -> Json:
+    """The page's whole submission: an expert by JSON, the unified model in the form."""
+    optimizer = {**part("Optimizer"), "lr": 1e-4}
+    rl = {**part("RlSettings"), "steps": 1, "optimizer": optimizer}
+    rl["algorithm"] = {**rl.get("algorithm", {}), **algorithm}
+    sft = {**part("SftSettings"), "steps": 1, "optimizer": optimizer}
+    domain = {"curriculum": {"name": "general"}, "rewards": [{"name": "format", "outcome": True}]}
+    expert = {"domain": domain, "sft": {"steps": 1, "optimizer": optimizer}}
+    expert["rl"] = {"steps": 1, "optimizer": optimizer}
+    unified = {"sft": sft, "rl": rl, "opd": {**part("OpdSettings"), **rl_like(optimizer)}}
+    written = {"name": "mine", "base": {"random": part("RandomModel")}, "unified": unified}
+    return {**part("Recipe"), **written, "experts": {"general": expert}}
+
+
+def rl_like(optimizer: Json) -> Json:
+    return {"steps": 1, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_chosen_in_the_form_is_what_trains(preset: str) -> None:
+    recipe = Recipe.model_validate(submitted({"preset": preset}))
+    assert recipe.unified is not None
+    assert recipe.unified.rl.algorithm == Algorithm(preset=preset)
+    assert recipe.unified.opd is not None
+    assert recipe.unified.opd.algorithm == Algorithm(preset="opd")
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "opened"),
+    [("dr-grpo", "loss", "ClipLoss"), ("dis", "advantage", "GroupAdvantage"),
+     ("sao", "advantage", "GaeAdvantage"), ("icepop", "correction", "Correction")],
+)  # fmt: skip
+def test_a_part_that_is_opened_in_the_form_changes_nothing_by_itself(
+    preset: str, name: str, opened: str
+) -> None:
+    recipe = Recipe.model_validate(submitted({"preset": preset, name: part(opened) or {}}))
+    assert recipe.unified is not None
+    assert recipe.unified.rl.algorithm == Algorithm(preset=preset)
+
+
+def test_a_critic_of_the_form_may_have_an_optimizer_of_its_own() -> None:
+    own = {**part("Optimizer"), "lr": 1e-3}
+    assert Critic.model_validate({**part("Critic"), "optimizer": own}).optimizer is not None

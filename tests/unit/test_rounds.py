@@ -1,0 +1,112 @@
+"""`distill-rounds` on a schedule: each trigger adds rounds, on problems and levels of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.catalog import plan_of
+from flows.check import check_recipe
+from flows.load import load_recipe
+from flows.plan import plan_distill_rounds, plan_post_train
+from flows.recipe import Recipe
+from flows.rounds import Earlier, earlier_rounds, take_over, written
+from flows.runs import RunRecord, StageRecord, new_run
+from infra.errors import InputError
+from tasks.distill import DistillSpec
+from tasks.rl import RlSpec
+
+pytestmark = pytest.mark.unit
+
+LEVELS = "experts.agent.round_options=[{}, {levels: [easy, medium]}]"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+
+
+def recipe(*changes: str) -> Recipe:
+    return load_recipe("cpu-smoke", changes)
+
+
+def triggered(of: Recipe, done: bool = True) -> RunRecord:
+    """What a trigger of one round puts on record; with its stages done or about to begin."""
+    earlier = earlier_rounds(of, "agent")
+    arguments = {"expert": "agent", "rounds": 1, "after": earlier.rounds}
+    record = new_run(of, "distill-rounds", arguments, in_process=False)
+    take_over(record, earlier)
+    for stage in plan_of("distill-rounds", of, arguments):
+        known = record.stage(stage.name)
+        digest = known.digest if known else f"{stage.name} of {record.run}"
+        state = "completed" if done else "running"
+        record.put_stage(StageRecord(name=stage.name, kind=stage.kind, state=state, digest=digest))
+    return record
+
+
+def planned(record: RunRecord) -> list[str]:
+    head = record.head()
+    return [s.name for s in plan_of(head.flow, record.recipe(), head.arguments)]
+
+
+def test_each_trigger_goes_on_from_the_newest_round() -> None:
+    first, second, third = (triggered(recipe()) for _ in range(3))
+    for number, record in enumerate((first, second, third), start=1):
+        assert planned(record)[-2] == f"agent-rl-r{number}"
+    kept = second.stages()
+    assert {n: s.digest for n, s in kept.items() if n in first.stages() and n != "evaluate"} == {
+        n: s.digest for n, s in first.stages().items() if n != "evaluate"
+    }
+    assert third.stages()["agent-rl-r2"].digest == kept["agent-rl-r2"].digest
+    assert written(third.head().arguments) == {"expert": "agent", "rounds": 1}
+
+
+def test_a_round_that_is_not_done_is_no_round() -> None:
+    """Two triggers at once plan one round, whose stages they share; a failed one is taken up."""
+    going, beside = triggered(recipe(), done=False), triggered(recipe(), done=False)
+    assert planned(going) == planned(beside)
+
+
+@pytest.mark.parametrize(
+    "change", ["seed=1", "experts.agent.rl.steps=3", "base.random.layers=3", "distill.problems=9"]
+)
+def test_other_settings_begin_a_series_of_their_own(change: str) -> None:
+    triggered(recipe())
+    assert earlier_rounds(recipe(change), "agent") == Earlier()
+
+
+def test_settings_of_later_rounds_and_places_are_free() -> None:
+    triggered(recipe())
+    changed = recipe(LEVELS, "resources.servers=1", "experts.general.rl.steps=9")
+    assert earlier_rounds(changed, "agent").rounds == 1
+    assert earlier_rounds(changed, "general").rounds == 0
+
+
+def test_each_round_has_problems_that_none_had() -> None:
+    stages = {s.name: s.spec for s in plan_distill_rounds(recipe(), "agent", 3)}
+    distills = [stages[f"agent-distill-r{n}"] for n in (1, 2, 3)]
+    assert [s.start for s in distills if isinstance(s, DistillSpec)] == [0, 128, 256]
+    rls = [stages["agent-rl"], *(stages[f"agent-rl-r{n}"] for n in (1, 2, 3))]
+    # 2 steps, each asking twice at most for 4 x 1.5 problems
+    assert [s.start for s in rls if isinstance(s, RlSpec)] == [0, 24, 48, 72]
+
+
+def test_a_round_may_raise_the_level_and_the_last_one_said_stays() -> None:
+    made = recipe(LEVELS)
+    check_recipe(made, plan_post_train(made))
+    stages = {s.name: s.spec for s in plan_distill_rounds(made, "agent", 3)}
+
+    def levels(name: str) -> object:
+        (domain,) = stages[name].model_dump()["domains"]
+        return domain["curriculum"]["options"].get("levels")
+
+    assert [levels(f"agent-distill-r{n}") for n in (1, 2, 3)] == [None, *[["easy", "medium"]] * 2]
+    assert levels("agent-rl-r2") == ["easy", "medium"]
+    assert levels("evaluate") is None, "scores stay comparable"
+
+
+def test_wrong_options_of_a_round_are_named() -> None:
+    made = recipe("experts.agent.round_options=[{}, {levels: [heavy]}]")
+    with pytest.raises(InputError, match=r"experts\.agent\.round_options\.1: .*`levels`.*'heavy'"):
+        check_recipe(made, plan_post_train(made))

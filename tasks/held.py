@@ -115,6 +115,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_notes": "notes",
         "_every_s": "spec",
         "_waiting": "empty",
+        "_failure": "empty",
         "_writing": "empty",
         "_hurry": "empty",
     },

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engines.sglang.client import GenerationClient
-from engines.sglang.http import call
+from engines.sglang.http import call, read_text
 from engines.types import Generation, Sampling
 from infra.errors import EngineError
 from tests.integration.conftest import SglangPair
@@ -118,7 +118,8 @@ async def test_an_aborted_turn_says_so(sglang_pair: SglangPair) -> None:
         )
         await _until_running(sglang_pair)
         for url in sglang_pair.urls:
-            await asyncio.to_thread(call, url, "/abort_request", {"abort_all": True}, timeout=10)
+            body = {"abort_all": True}
+            await asyncio.to_thread(read_text, url, "/abort_request", body, timeout=10)
         generation = await turn
     assert generation.finish == "abort"
     assert 0 < len(generation.token_ids) < 400

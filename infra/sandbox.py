@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import selectors
 import signal
@@ -25,7 +26,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +75,7 @@ class SandboxResult:
     exit_code: int | None
     truncated: bool
     seconds: float
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,8 @@ def run_python(
     require(confinement, demand)
     limits = limits or Limits()
     result = _run(code, limits, confinement.mechanisms)
-    # Of the limits only that on CPU kills, and so much CPU takes as much time.
-    if result.exit_code in _KILLED and result.seconds < limits.cpu_seconds:
+    # Of the limits only that on CPU kills.
+    if result.exit_code in _KILLED and result.cpu_seconds < 0.9 * limits.cpu_seconds:
         return _run(code, limits, confinement.mechanisms)
     return result
 
@@ -168,11 +170,14 @@ def _run(code: str, limits: Limits, mechanisms: Sequence[Mechanism]) -> SandboxR
         )
         # a mount of the program's own is not seen here, and keeps the quota by itself
         watched = None if "namespaces" in mechanisms else work
+        cpu_seconds = 0.0
         try:
             streams, ending = _exchange(process, json.dumps(order).encode(), limits, watched)
         finally:
-            _end(process)
-        return _result(streams, process.returncode, ending, limits, time.monotonic() - started)
+            cpu_seconds = _end(process)
+        seconds = time.monotonic() - started
+        result = _result(streams, process.returncode, ending, limits, seconds)
+        return replace(result, cpu_seconds=cpu_seconds)
 
 
 def _exchange(
@@ -207,17 +212,31 @@ def _exchange(
     return (bytes(kept[process.stdout]), bytes(kept[process.stderr])), ending
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the whole group, also what the code left behind, and collects it."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.0 if process.poll() is not None else 0.05)
+def _end(process: subprocess.Popen[bytes]) -> float:
+    """Ends the whole group, also what the code left behind, and collects it; -> CPU seconds."""
+    used_seconds = _collect(process, time.monotonic() + 0.05)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if used_seconds is None:
+        used_seconds = _collect(process, math.inf) or 0.0
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+    return used_seconds
+
+
+def _collect(process: subprocess.Popen[bytes], deadline: float) -> float | None:
+    """CPU seconds of a process that has ended and of those that it waited for; None at the
+    deadline. `Popen.wait` would not tell them."""
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.002)
 
 
 def _result(

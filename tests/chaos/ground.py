@@ -27,7 +27,7 @@ from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.ray_parts import own_ray
 
 RUN_S = 300.0
-MOMENT_S = 120.0
+MOMENT_S = 300.0
 REFERENCE_S = 600.0
 TRIES = 3
 """the run, and `tributary resume` after it"""

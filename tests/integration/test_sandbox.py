@@ -56,7 +56,7 @@ def test_a_program_that_others_kill_is_run_once_more(run):
         kills = 1 if expected == "ok" else 2
         killer = threading.Thread(target=_kill_programs, args=(kills,))
         killer.start()
-        result = run("import time; time.sleep(1); print(6 * 7)", cpu_seconds=19)
+        result = run("import time; time.sleep(1.5); print(6 * 7)", cpu_seconds=1)
         killer.join()
         assert result.status == expected
         assert result.stdout == ("42\n" if expected == "ok" else "")

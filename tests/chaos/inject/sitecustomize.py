@@ -7,6 +7,7 @@ a file and waits, bounded, until the run has done its killing. Nothing of the pr
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import importlib.abc
 import importlib.util
@@ -104,8 +105,8 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
 }
 SLOW_S = 1.0
 """what an operation of a slow store takes longer"""
-TOOL_S = 2.0
-"""how long the program lasts that is hit"""
+TOOL_S = 8.0
+"""how long the program lasts that is hit: its killer looks for it first"""
 NONSENSE = (b"<html>busy</html>", b"{}", b"[]", b'{"output_ids": [1', b"null")
 
 
@@ -216,11 +217,12 @@ def prolong_program(module: Any) -> None:
     """The tool's program that is hit lasts long enough to be hit; what it prints stays."""
     stock = module._run
 
-    def call(code: str, *rest: Any) -> Any:
+    def call(code: str, limits: Any, mechanisms: Any) -> Any:
         if code and (FOLDER / "armed-mid-tool").exists():
-            threading.Timer(TOOL_S / 2, reach, ("mid-tool",)).start()
+            threading.Timer(1.0, reach, ("mid-tool",)).start()
             code = f"import time; time.sleep({TOOL_S})\n{code}"
-        return stock(code, *rest)
+            limits = dataclasses.replace(limits, seconds=60.0)
+        return stock(code, limits, mechanisms)
 
     module._run = call
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from engines.draw_faults import demonstration_fault, problem_fault, shared_id
 from engines.types import Curriculum, Demonstration, Problem, Split
 from infra.errors import InputError, TributaryError
 
@@ -24,7 +25,11 @@ def draw_problems(
             f"{what}: {count} were asked for, {len(given)} came. A split's order is endless: begin "
             "again when its problems are used up, or ask for fewer in the recipe"
         )
-    return given[:count]
+    given = given[:count]
+    fault = next(filter(None, map(problem_fault, given)), "") or shared_id(given)
+    if fault:
+        raise InputError(f"{what}: gave {fault}")
+    return given
 
 
 def draw_demonstrations(curriculum: Curriculum, count: int, seed: int) -> list[Demonstration]:
@@ -33,6 +38,8 @@ def draw_demonstrations(curriculum: Curriculum, count: int, seed: int) -> list[D
     given = _asked(what, lambda: curriculum.demonstrations(count, seed), Demonstration)
     if not given:
         raise InputError(f"{what}: {count} were asked for, none came")
+    if fault := next(filter(None, map(demonstration_fault, given)), ""):
+        raise InputError(f"{what}: gave {fault}")
     return given
 
 

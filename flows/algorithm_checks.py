@@ -1,14 +1,12 @@
-"""Checks of a stage's RL algorithm, before anything runs: what does not go together, and hooks."""
+"""Checks of a stage's RL algorithm, before anything runs: what does not go together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engines.algorithms.choices import CustomAdvantage, CustomLoss, ReinforcePlusPlusAdvantage
+from engines.algorithms.choices import ReinforcePlusPlusAdvantage
 from engines.algorithms.combinations import refusals, stale_doubts
-from flows.cli_hooks import hook_faults
 from flows.plan import PlannedStage
-from infra.errors import InputError
 from tasks.opd import OpdSettings, OpdSpec
 from tasks.rl import RlSettings, RlSpec
 
@@ -33,19 +31,6 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
         )
     if isinstance(settings, RlSettings):
         yield from (f"stage {stage.name}: {line}" for line in _critic(settings))
-    for kind, part in (
-        ("advantage", settings.algorithm.advantage),
-        ("loss", settings.algorithm.loss),
-    ):
-        if not isinstance(part, CustomAdvantage | CustomLoss):
-            continue
-        try:
-            faults = hook_faults(kind, part.path, part.options)
-        except InputError as error:
-            yield f"{where}.{kind}: {error}"
-            continue
-        for check, saw in faults:
-            yield f"{where}.{kind}: {part.path} breaks the contract: {check}: {saw}"
 
 
 def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:

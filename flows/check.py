@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
+from flows.checks.hooks import hook_problems
+from flows.checks.request import request_of
+from flows.checks.store import store_cautions, store_problems
+from flows.checks.trial import findings_of
+from flows.checks.values import value_problems
 from flows.exactness import inexact
 from flows.explain import nearest
 from flows.model_checks import folder_cautions, folder_problems
 from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
-from infra.undeclared_reads import undeclared_reads, watch_reads
-from infra.user_files import install_hooks, read_hooks, same_names
 from tasks.distill import DistillSpec
 from tasks.domain import Domain
 from tasks.evaluate import EvaluateSpec
@@ -24,13 +26,16 @@ RESERVED = ("base", "unified", "distill", "evaluate", "model")
 SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
 
 
-def check_recipe(recipe: Recipe, plan: list[PlannedStage]) -> None:
-    """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it."""
-    problems = [*_names(recipe), *_hooks(recipe)]
-    if not problems:  # parts can only be built once their files are there
-        watch_reads(install_hooks(read_hooks(recipe.hooks, recipe.data)))
-        problems += [line for where, domain in _domains(recipe) for line in _domain(where, domain)]
-        problems += _round_options(recipe)
+def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = False) -> None:
+    """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it.
+
+    `again` tries the user's parts even if they were found good before.
+    """
+    problems = [*_names(recipe), *value_problems(recipe), *store_problems(recipe)]
+    hooks = list(hook_problems(recipe.hooks, recipe.data))
+    problems += hooks
+    if not hooks:  # parts can only be tried once their files are there
+        problems += findings_of(request_of(recipe, plan), again=again).problems
     problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     problems += _time_limits(plan)
     if recipe.determinism == "exact":
@@ -44,6 +49,8 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """What can run and will hardly do what it was meant for."""
     from flows.algorithm_checks import algorithm_cautions
 
+    yield from store_cautions(recipe)
+    yield from findings_of(request_of(recipe, plan)).cautions
     if recipe.unify == "opd" and recipe.base.random is not None:
         yield (
             "unify: opd starts the unified model from the base, which is random here: its answers"
@@ -52,7 +59,6 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from folder_cautions(plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
-    yield from undeclared_reads()
 
 
 def _names(recipe: Recipe) -> Iterator[str]:
@@ -68,72 +74,6 @@ def _names(recipe: Recipe) -> Iterator[str]:
             yield f"experts.{key}.domain: is called {name}, as another expert's that differs"
         if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
             yield f"experts.{key}: the name would collide with a stage's; choose another"
-
-
-def _hooks(recipe: Recipe) -> Iterator[str]:
-    for hook in recipe.hooks:
-        path = Path(hook)
-        if not path.exists():
-            yield f"hooks: {hook} is missing"
-        elif path.is_file() and path.suffix != ".py":
-            yield f"hooks: {hook} is no Python file"
-        elif not path.stem.isidentifier():
-            yield f"hooks: {path.name} cannot be imported under that name"
-    yield from (f"hooks: {line}" for line in same_names(recipe.hooks))
-
-
-def _domains(recipe: Recipe) -> Iterator[tuple[str, Domain]]:
-    """Each domain with its place in the recipe; one that experts share at its first."""
-    places: dict[str, str] = {}
-    for key, expert in recipe.experts.items():
-        places.setdefault(expert.domain.name, f"experts.{key}.domain")
-    yield from ((places[domain.name], domain) for domain in recipe.domains)
-
-
-def _domain(where: str, domain: Domain) -> Iterator[str]:
-    from curricula.registry import build as build_curriculum
-
-    named = domain.curriculum
-    yield from _rewards(f"{where}.rewards", domain)
-    found = list(
-        _raises(f"{where}.curriculum", lambda: build_curriculum(named.name, named.options))
-    )
-    yield from found
-    if found or domain.max_turns == 1:
-        return
-    curriculum = build_curriculum(named.name, named.options)
-    refused = list(_raises(f"{where}.curriculum", curriculum.environment))
-    yield from refused
-    if not refused and curriculum.environment() is None:
-        yield f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
-
-
-def _round_options(recipe: Recipe) -> Iterator[str]:
-    from curricula.registry import build
-
-    for key, expert in recipe.experts.items():
-        for index in range(len(expert.round_options)):
-            named = expert.domain_of_round(index + 1).curriculum
-            where = f"experts.{key}.round_options.{index}"
-            yield from _raises(where, lambda n=named: build(n.name, n.options))
-
-
-def _rewards(where: str, domain: Domain) -> Iterator[str]:
-    """Each reward by itself, then all of them as the rubric that will judge."""
-    from rewards.registry import build
-    from rewards.rubric import Rubric, Term
-
-    found = [
-        line
-        for index, t in enumerate(domain.rewards)
-        for line in _raises(f"{where}.{index}", lambda t=t: build(t.name, t.options))
-    ]
-    yield from found
-    if not found:
-        terms = [
-            Term(t.name, t.weight, t.outcome, build(t.name, t.options)) for t in domain.rewards
-        ]
-        yield from _raises(where, lambda: Rubric(terms))
 
 
 def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
@@ -187,13 +127,3 @@ def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         yield from trainer_problems(recipe.base, stage)
         yield from fleet_problems(stage)
         yield from algorithm_problems(stage)
-
-
-def _raises(where: str, build: Callable[[], object]) -> Iterable[str]:
-    try:
-        build()
-    except InputError as error:
-        return [f"{where}: {error}"]
-    except (Exception, SystemExit) as error:  # the user's own constructor may raise anything
-        return [f"{where}: {type(error).__name__}: {error}"]
-    return []

@@ -138,7 +138,7 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
 
 
 @app.command(name="test-hook")
-def check_hook(path: str, /, *, kind: str = "", options: str = "") -> int:
+def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str = "group") -> int:
     """Try your own advantage or loss on small batches: does it keep the contract?
 
     Parameters
@@ -146,10 +146,11 @@ def check_hook(path: str, /, *, kind: str = "", options: str = "") -> int:
     path: `module:function`, or `file.py:function`.
     kind: advantage or loss; empty: by the type of its argument.
     options: Its options as JSON.
+    compares: What an advantage compares a rollout with: its group, the batch or teachers.
     """
     from flows.cli_hooks import show_hook
 
-    return show_hook(path, kind, options, console)
+    return show_hook(path, kind, options, compares, console)
 
 
 @app.command

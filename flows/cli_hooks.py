@@ -14,16 +14,20 @@ from infra.hooks import check_options, resolve
 from infra.user_files import install_hooks, read_hooks
 
 KINDS = ("advantage", "loss")
+COMPARES = ("group", "batch", "teachers")
+"""what an advantage compares a rollout with"""
 
 
-def show_hook(path: str, kind: str, options: str, console: Console) -> int:
+def show_hook(path: str, kind: str, options: str, compares: str, console: Console) -> int:
     """Print each broken promise; 0 if there is none, 1 otherwise."""
+    if compares not in COMPARES:
+        raise InputError(f"test-hook: --compares is {', '.join(COMPARES)}, not {compares!r}")
     name = _importable(path)
     kind = kind or kind_of(name)
     if kind not in KINDS:
         raise InputError(f"test-hook: --kind is {' or '.join(KINDS)}, not {kind!r}")
     given = _options(options)
-    faults = hook_faults(kind, name, given)
+    faults = hook_faults(kind, name, given, compares)
     for check, saw in faults:
         console.print(f"[red]fails[/] {check}: {saw}")
     if faults:
@@ -32,7 +36,9 @@ def show_hook(path: str, kind: str, options: str, console: Console) -> int:
     return 0
 
 
-def hook_faults(kind: str, name: str, options: dict[str, Any]) -> list[tuple[str, str]]:
+def hook_faults(
+    kind: str, name: str, options: dict[str, Any], compares: str = "group"
+) -> list[tuple[str, str]]:
     """(check, what it saw) of every broken promise. Raises InputError for a wrong path or option.
 
     Imports torch.
@@ -41,7 +47,7 @@ def hook_faults(kind: str, name: str, options: dict[str, Any]) -> list[tuple[str
     from engines.algorithms.contract import advantage_faults, loss_faults
 
     part = custom(kind, name, options)
-    found = advantage_faults(part) if kind == "advantage" else loss_faults(part)
+    found = advantage_faults(part, compares) if kind == "advantage" else loss_faults(part)
     return [(fault.check, fault.saw) for fault in found]
 
 

@@ -19,6 +19,8 @@ FILES = ("rollouts.parquet", "data.parquet")
 
 
 def show_rollouts(artifact: str, limit: int, domain: str, root: str, console: Console) -> int:
+    if limit < 1:
+        raise InputError(f"--limit {limit}: how many samples to show, from 1")
     artifacts = ArtifactStore(store_to_show(root), home() / "cache")
     record = _find(artifacts, artifact)
     folder = artifacts.local(record)

@@ -13,7 +13,7 @@ from flows.live import LiveTable, show_end
 from flows.load import load_recipe
 from flows.prefect_api import PrefectApi
 from flows.rounds import written
-from flows.runs import RunRecord, find_run, new_run
+from flows.runs import RunRecord, check_name, find_run, new_run
 from infra.errors import DETACHED, InfrastructureError, StageFailed
 
 CANCEL_WINDOW_SECONDS = 2.0
@@ -31,6 +31,7 @@ def start(
     from flows.check import cautions, check_recipe
     from flows.open import running_stack
 
+    check_name(name)
     loaded = load_recipe(recipe, changes)
     flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
     plan = plan_of(flow, loaded, arguments)

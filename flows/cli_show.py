@@ -30,7 +30,7 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
 
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
-    check_recipe(recipe, plan)
+    check_recipe(recipe, plan, again=True)
     text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     console.print(text, markup=False, highlight=False)
     for stage in plan:

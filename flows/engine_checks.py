@@ -34,6 +34,7 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
         "head_dim": made.head_dim,
         "intermediate_size": made.ffn_size,
         "vocab_size": made.vocab_size,
+        "max_position_embeddings": made.max_length,
     }
 
 

@@ -63,8 +63,9 @@ def recipe_path(name: str) -> Path:
 def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     """The validated recipe. Raises `InputError` that names each wrong field and its path."""
     path = recipe_path(name)
+    text = _read_text(path)
     try:
-        data = parse_yaml(path.read_text())
+        data = parse_yaml(text)
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
@@ -78,6 +79,19 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], path.parent)}
     return validate_recipe(data, str(path))
+
+
+def _read_text(file: Path) -> str:
+    """Raises InputError that names the first line which is no UTF-8."""
+    data = file.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{file}: line {line} is not UTF-8 (byte {data[error.start]:#04x}); save the file as"
+            " UTF-8"
+        ) from None
 
 
 def validate_recipe(data: Mapping[str, Any], where: str) -> Recipe:

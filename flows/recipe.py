@@ -16,6 +16,9 @@ from tasks.rl import RlSettings
 from tasks.sft import SftSettings
 from tasks.stage import Resources
 
+NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
+"""what names of recipes and runs look like: they become folders, pages and stages"""
+
 
 class Expert(Config):
     """One domain's specialist: a cold start by SFT, then RL, then rounds of self-distillation."""
@@ -76,7 +79,7 @@ class Recipe(Config):
     domain: they say its name, and are variants of one expert.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)
+    name: str = Field(pattern=NAME_PATTERN, max_length=MAX_NAME)
     seed: int = Field(default=0, ge=0)
     base: BaseSettings
     """the model every expert and the unified model start from"""
@@ -146,4 +149,7 @@ class Recipe(Config):
 def _with_domain_name(name: Any, expert: Any) -> Any:
     if not isinstance(expert, dict) or not isinstance(expert.get("domain"), dict):
         return expert
-    return expert | {"domain": {"name": name} | expert["domain"]}
+    written = {
+        field: value for field, value in expert["domain"].items() if (field, value) != ("name", "")
+    }
+    return expert | {"domain": {"name": name} | written}

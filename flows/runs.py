@@ -8,6 +8,7 @@ $TRIBUTARY_HOME/runs/<run>.json      where this home finds the run
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from flows.load import validate_recipe
-from flows.recipe import Recipe, Storage
+from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
@@ -168,9 +169,21 @@ def store_of(storage: Storage) -> Store:
 
 def store_to_show(root: str = "") -> Store:
     """The store at `root`, with the credentials of this home's latest run there; without a root
-    the latest run's; else the default one."""
+    the latest run's; else the default one. Raises InputError where nothing is at `root`."""
     known = [entry.storage for entry in _entries() if root in ("", entry.root)]
-    return store_of(known[0] if known else Storage(root=root) if root else Storage())
+    store = store_of(known[0] if known else Storage(root=root) if root else Storage())
+    if root and not store.exists(""):
+        raise InputError(f"--root {root}: there is no such folder; give a recipe's `storage.root`")
+    return store
+
+
+def check_name(name: str) -> None:
+    """Raises InputError for a run's name that no folder, page or command could bear."""
+    if name and not (re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME):
+        raise InputError(
+            f"--name {name}: a run's name has small letters, digits and `-`, begins with a letter"
+            f" or digit, and has at most {MAX_NAME} characters"
+        )
 
 
 def new_run(

@@ -1,11 +1,57 @@
-"""The base of every pydantic model that a person writes, and what it says for its digest."""
+"""The base of every pydantic model that a person writes: its numbers, and what it says for its
+digest."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
+
+Steps = Annotated[int, Field(gt=0, le=10**7)]
+"""optimizer steps; more is a slip of the keyboard"""
+PerStep = Annotated[int, Field(gt=0, le=10**6)]
+"""samples of one optimizer step"""
+Count = Annotated[int, Field(gt=0, le=10**8)]
+"""problems, demonstrations or tokens"""
+
+
+def _fields(schema: Any) -> Iterator[Any]:
+    """The fields of a model's schema, below whatever its own validators wrap around them."""
+    while schema["type"] != "model-fields":
+        schema = schema.get("schema")
+        if not isinstance(schema, dict):
+            return
+    yield from schema["fields"].values()
+
+
+def _within_default(field: Any) -> Any:
+    """What holds the schema of a field's value: pydantic wants a default outermost."""
+    return field["schema"] if field["schema"]["type"] == "default" else field
+
+
+def _is_number(schema: Any) -> bool:
+    if schema["type"] == "nullable":
+        schema = schema["schema"]
+    return schema["type"] in ("int", "float")
+
+
+def _written_as_number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not the truth value `{str(value).lower()}`")
+    if isinstance(value, str) and _reads_as_number(value):
+        raise ValueError(f"must be a number, not the text {value!r}; leave the quotes out")
+    return value
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class _ResultNeutral:
@@ -22,11 +68,26 @@ def is_result_neutral(field: FieldInfo) -> bool:
 
 
 class Config(BaseModel):
-    """Strict, immutable, documented by the string under each field."""
+    """Strict, immutable, documented by the string under each field.
+
+    A number is written as one: `true` is no 1 and `"150"` no 150, although Python converts them.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler, /
+    ) -> core_schema.CoreSchema:
+        schema = handler(source)
+        for holder in map(_within_default, _fields(schema)):
+            if _is_number(holder["schema"]):
+                holder["schema"] = core_schema.no_info_before_validator_function(
+                    _written_as_number, holder["schema"]
+                )
+        return schema
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,9 @@ MAX_BYTES = 64 << 20
 """of all files together: each job and each trainer rank is handed a copy"""
 _DATA = "TRIBUTARY_DATA"
 """environment variable with the folder of the data files: processes that a hook starts have it"""
+HOOK_COPY = re.compile(r"/hooks/[0-9a-f]{16}/(.+)")
+"""in the path of an installed hook, with its own name in it"""
+
 
 Content = Annotated[
     bytes,

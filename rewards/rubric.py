@@ -76,7 +76,7 @@ class Rubric:
         for term, verdict in zip(asked, verdicts, strict=True):
             if isinstance(verdict, BaseException) and not isinstance(verdict, Exception):
                 raise verdict  # cancellation is not a reward's fault
-            if fault := _fault(term, verdict):
+            if fault := verdict_fault(term, verdict):
                 return Judgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             assert isinstance(verdict, Verdict)
             given[term.name] = verdict
@@ -94,7 +94,7 @@ class Rubric:
         return Judgement(total, breakdown, "; ".join(filter(None, reasons)))
 
 
-def _fault(term: Term, verdict: object) -> str:
+def verdict_fault(term: Term, verdict: object) -> str:
     """What makes this no verdict, in words; empty if it is one."""
     if isinstance(verdict, PartFailed):
         return str(verdict)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import Config
+from infra.config import Config, Count
 from infra.hooks import resolve
 from tasks.domain import CurriculumSpec
 from tasks.stage import StageContext, StageSpec
@@ -17,24 +17,40 @@ if TYPE_CHECKING:
 
 WRITER = "tasks.base_random:write_random_model"
 IMPORTER = "tasks.base_import:import_model"
+Size = Annotated[int, Field(gt=0, le=2**20)]
 
 
 class RandomModel(Config):
     """A small Qwen3 with random weights and a tokenizer trained on the curricula's own text."""
 
-    hidden_size: PositiveInt = 128
-    layers: PositiveInt = 4
-    heads: PositiveInt = 4
-    kv_heads: PositiveInt = 2
-    head_dim: PositiveInt = 32
-    ffn_size: PositiveInt = 256
-    vocab_size: PositiveInt = 512
-    max_length: PositiveInt = 512
+    hidden_size: Size = 128
+    layers: PositiveInt = Field(default=4, le=1024)
+    heads: PositiveInt = Field(default=4, le=1024)
+    kv_heads: PositiveInt = Field(default=2, le=1024)
+    """must divide `heads`"""
+    head_dim: PositiveInt = Field(default=32, le=1024)
+    """even: rotary positions turn pairs"""
+    ffn_size: Size = 256
+    vocab_size: Size = 512
+    max_length: Size = 512
+    """context in tokens"""
     embedding_std: PositiveFloat = 0.2
     """linears start at fan-in scale, output projections at a tenth of it; 0.02 everywhere does not
     let copying form in a small budget"""
-    tokenizer_texts: PositiveInt = 2000
+    tokenizer_texts: Count = 2000
     """demonstrations a curriculum contributes to the tokenizer's training text"""
+
+    @model_validator(mode="after")
+    def _divides(self) -> RandomModel:
+        if self.heads % self.kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ValueError(
+                f"heads: {self.heads} heads cannot share {self.kv_heads} kv_heads; allowed"
+                f" kv_heads: {', '.join(map(str, divisors))}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions turn pairs")
+        return self
 
 
 class BaseSettings(Config):

@@ -6,7 +6,7 @@ numpy and safetensors only: importing torch and transformers would take longer t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,19 @@ def write_random_model(
     """Fill `folder`; returns counts of parameters and tokens. Raises InputError."""
     from safetensors.numpy import save_file
 
-    tokenizer = train_tokenizer(demonstrations, shape.vocab_size)
     weights = dict(_weights(shape, seed))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return {
+        "parameters": float(sum(w.size for w in weights.values())),
+        "vocabulary": float(write_chat_files(folder, shape, demonstrations)),
+    }
+
+
+def write_chat_files(
+    folder: Path, shape: RandomModel, demonstrations: Sequence[Demonstration]
+) -> int:
+    """All but the weights; returns the size of the vocabulary. Raises InputError."""
+    tokenizer = train_tokenizer(demonstrations, shape.vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     stops = [_id(tokenizer, token) for token in STOP_TOKENS]
@@ -40,10 +50,7 @@ def write_random_model(
     _write(folder / "config.json", {**_config(shape), **ends})
     _write(folder / "generation_config.json", {**ends, "do_sample": True})
     _write(folder / "tokenizer_config.json", _tokenizer_config(shape))
-    return {
-        "parameters": float(sum(w.size for w in weights.values())),
-        "vocabulary": float(tokenizer.get_vocab_size()),
-    }
+    return tokenizer.get_vocab_size()
 
 
 def _weights(shape: RandomModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _PIECE = r"\p{N}|\p{L}+|[^\p{L}\p{N}]"
 _BYTES = 256
+_ADDED = (*TAGS, *PHRASES)
+SMALLEST = _BYTES + len(SPECIAL_TOKENS) + len(_ADDED)
+"""least vocabulary: bytes, special tokens, tags and phrases"""
 _RECURS = 5
 """times that a word is seen before it may merge: random strings must stay characters"""
 
@@ -28,12 +31,10 @@ def train_tokenizer(demonstrations: Iterable[Demonstration], vocab_size: int) ->
     """At most `vocab_size` tokens, the same for the same text. Raises InputError if too few."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    added = (*TAGS, *PHRASES)
-    smallest = _BYTES + len(SPECIAL_TOKENS) + len(added)
-    if vocab_size < smallest:
+    if vocab_size < SMALLEST:
         raise InputError(
             f"base.random.vocab_size is {vocab_size}; bytes, special tokens and phrases alone take "
-            f"{smallest}: raise it (512 is a good size)"
+            f"{SMALLEST}: raise it (512 is a good size)"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
@@ -44,13 +45,13 @@ def train_tokenizer(demonstrations: Iterable[Demonstration], vocab_size: int) ->
     )
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(added),
+        vocab_size=vocab_size - len(_ADDED),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_training_words(demonstrations), trainer)
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in added])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in _ADDED])
     return tokenizer
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt
 
 from engines.sglang.spec import FleetSpec
-from infra.config import Config
+from infra.config import Config, Count, PerStep
 from infra.errors import TrainingStopped
 from infra.together import together
 from tasks.domain import ScoredDomain
@@ -30,9 +30,9 @@ COUNTS_FILE = "counts.json"
 
 
 class DistillSettings(Config):
-    problems: PositiveInt = 2000
+    problems: Count = 2000
     """problems a domain"""
-    samples: PositiveInt = 1
+    samples: PerStep = 1
     """rollouts a problem"""
     temperature: float = Field(default=1.0, gt=0)
     min_tokens: PositiveInt = 1

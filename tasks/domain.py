@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from curricula.built_in import BUILT_IN as CURRICULA
-from infra.config import Config
+from infra.config import Config, Count
 from rewards.built_in import BUILT_IN as REWARDS
 
 
@@ -51,11 +51,12 @@ class RewardTerm(RewardSpec):
 class Domain(Config):
     """What one expert is about."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    name: str = Field(default="", pattern=r"^([a-z][a-z0-9-]*)?$")
+    """left out: its expert's key"""
     curriculum: CurriculumSpec
     rewards: list[RewardTerm] = Field(min_length=1)
     """the rubric: training reward = sum of weight x score"""
-    max_new_tokens: PositiveInt = 48
+    max_new_tokens: Count = 48
     """budget of one rollout over all its turns"""
     max_turns: PositiveInt = 1
     """assistant turns a rollout may take; over 1 needs a curriculum with an environment"""

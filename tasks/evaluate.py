@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from engines.sglang.spec import FleetSpec
-from infra.config import Config
+from infra.config import Config, Count, PerStep
 from infra.together import together
 from tasks.domain import ScoredDomain
 from tasks.stage import StageContext, StageSpec, require_inputs
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class EvaluateSettings(Config):
-    problems: PositiveInt = 128
+    problems: Count = 128
     """held-out problems a domain, fixed by seed"""
-    samples: PositiveInt = 4
+    samples: PerStep = 4
     """samples a problem at temperature 1 where a model is at home; with n of them the best of
     2, 4, ..., n is scored too (pass@k)"""
-    samples_elsewhere: PositiveInt = 1
+    samples_elsewhere: PerStep = 1
     """samples a problem in the other domains"""
     fleet: FleetSpec = FleetSpec()
 

@@ -21,7 +21,7 @@ from engines.megatron.roles import ROLES
 from engines.megatron.spec import Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
 from engines.types import Message, Problem
-from infra.config import RESULT_NEUTRAL, Config
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from infra.errors import InputError
 from tasks import rl
 from tasks.domain import Domain
@@ -32,9 +32,9 @@ _PROBE = Problem("probe", "probe", (Message("user", "1+1"),), thinking=True)
 
 
 class OpdSettings(Config):
-    steps: PositiveInt
-    problems_per_step: PositiveInt = 64
-    group_size: PositiveInt = 1
+    steps: Steps
+    problems_per_step: PerStep = 64
+    group_size: PerStep = 1
     """rollouts of a problem; nothing compares them, so fresh problems teach more"""
     algorithm: Algorithm = Field(
         default=Algorithm(preset="opd"), json_schema_extra={"default": {"preset": "opd"}}

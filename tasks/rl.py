@@ -17,7 +17,7 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.roles import ROLES
 from engines.megatron.spec import Critic, Optimizer, Trainer
 from engines.sglang.spec import FleetSpec
-from infra.config import RESULT_NEUTRAL, Config
+from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from infra.together import together
 from tasks.domain import Domain
 from tasks.stage import StageContext, StageSpec, Stopped
@@ -48,9 +48,9 @@ class Bounds(Config):
 
 
 class RlSettings(Config):
-    steps: PositiveInt
-    problems_per_step: PositiveInt = 32
-    group_size: PositiveInt = 8
+    steps: Steps
+    problems_per_step: PerStep = 32
+    group_size: PerStep = 8
     oversample: float = Field(default=1.5, ge=1)
     """problems asked for over problems still needed, in each round of generation. An advantage
     that needs no spread within a group keeps every group, and asks for as many as are needed"""

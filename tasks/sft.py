@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt
 
 from engines.megatron.roles import ROLES
 from engines.megatron.spec import Optimizer, Trainer
-from infra.config import RESULT_NEUTRAL, Config
+from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
 from infra.together import together
 from tasks.domain import CurriculumSpec
 from tasks.stage import StageContext, StageSpec, Stopped, require_inputs
@@ -33,12 +33,12 @@ _MAX_STEPS_A_CALL = 50
 
 
 class SftSettings(Config):
-    steps: PositiveInt
-    batch_size: PositiveInt = 16
+    steps: Steps
+    batch_size: PerStep = 16
     """sequences an optimizer step"""
     optimizer: Optimizer
     trainer: Trainer = Trainer()
-    demonstrations: PositiveInt = 2000
+    demonstrations: Count = 2000
     """solved problems drawn from the curriculum (not used with a dataset)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
     """share of thinking samples repeated with the thinking removed (hybrid models)"""

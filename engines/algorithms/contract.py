@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,9 +32,11 @@ class Fault:
     saw: str
 
 
-def advantage_faults(advantage: Advantages) -> list[Fault]:
-    """Checks of a `def advantage(tokens: StepTokens) -> Tensor`."""
-    return list(_guarded(advantage, _advantage_checks))
+def advantage_faults(advantage: Advantages, compares: str = "group") -> list[Fault]:
+    """Checks of a `def advantage(tokens: StepTokens) -> Tensor` that compares a rollout with the
+    others of its group or of the whole batch, or, with `teachers`, need not follow the rewards."""
+    faults = list(_guarded(advantage, _advantage_checks))
+    return faults or list(_guarded(advantage, partial(_signal_checks, compares=compares)))
 
 
 def loss_faults(loss: Losses) -> list[Fault]:
@@ -44,7 +47,7 @@ def loss_faults(loss: Losses) -> list[Fault]:
 def _guarded(part: Any, checks: Callable[[Any], Iterator[Fault]]) -> Iterator[Fault]:
     try:
         yield from checks(part)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         yield Fault("runs without raising", f"{type(error).__name__}: {error}")
 
 
@@ -74,6 +77,29 @@ def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
     equal = replace(tokens, rewards_N=torch.ones_like(tokens.rewards_N))
     if not bool(advantage(equal).isfinite().all()):
         yield Fault("is finite where all rewards are equal", f"{advantage(equal).tolist()}")
+
+
+def _signal_checks(advantage: Advantages, compares: str) -> Iterator[Fault]:
+    """Whether anything can be learned from it."""
+    if compares == "teachers":
+        return
+    tokens = example_step()
+    found_R = advantage(tokens)
+    rewards = tokens.rewards_N.flip(0), -tokens.rewards_N, tokens.rewards_N.roll(1)
+    others = [advantage(replace(tokens, rewards_N=rewards_N)) for rewards_N in rewards]
+    if all(_same(other_R, found_R) for other_R in others):
+        zero = _same(found_R, torch.zeros_like(found_R))
+        saw = "every advantage is 0" if zero else "other rewards give the same advantages"
+        yield Fault("follows the rewards", saw)
+        return
+    regrouped = [torch.tensor(groups) for groups in ([0] * 6, [0, 1, 2, 0, 1, 2])]
+    others = [advantage(replace(tokens, group_N=group_N)) for group_N in regrouped]
+    if compares == "group" and all(_same(other_R, found_R) for other_R in others):
+        yield Fault(
+            "compares the rollouts of a group",
+            "other groups give the same advantages; where the whole batch is its baseline, say"
+            " `needs_group_spread: false` (`--compares batch` of test-hook)",
+        )
 
 
 def _loss_checks(loss: Losses) -> Iterator[Fault]:

@@ -31,14 +31,14 @@ class Parallel(Config):
 class Optimizer(Config):
     """AdamW with warm-up and decay, as Megatron-core runs it."""
 
-    lr: PositiveFloat
+    lr: float = Field(gt=0, le=1)
     """peak learning rate"""
     min_lr_ratio: float = Field(default=1.0, ge=0, le=1)
     """final over peak learning rate; 1 keeps it constant after warm-up"""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """shape between peak and final learning rate"""
     warmup_steps: int = Field(default=0, ge=0)
-    """optimizer steps of linear warm-up from zero"""
+    """optimizer steps of linear warm-up from zero; no more than the stage has"""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: PositiveFloat = 1e-8

@@ -196,7 +196,30 @@ def test_a_run_cannot_begin_on_a_full_disk(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_plan_of_a_read_only_store_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert _exit_code("check", "cpu-smoke", "--set", "storage.root=/proc/tributary") == 0
-    assert "to run" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "to run" in said
+    assert "warning: storage.root: /proc/tributary cannot be written" in said
+
+
+@pytest.mark.parametrize("name", ["a/b", "Mine", "../x", "x" * 61, "-x"])
+def test_a_run_gets_no_name_that_cannot_be_found_again(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code("run", "cpu-smoke", "--in-process", f"--name={name}") == 2
+    assert "small letters, digits and `-`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("artifacts",), ("rollouts", "sft")])
+def test_a_store_that_is_not_there_is_bad_input(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(*command, "--root", str(tmp_path / "gone")) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_fewer_than_one_rollout_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("rollouts", "sft", "--limit", "-3") == 2
+    assert "--limit -3: how many samples to show, from 1" in capsys.readouterr().err
 
 
 def test_an_empty_store_lists_no_artifacts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engines.draws import draw_demonstrations, draw_problems
 from engines.rollout.source import ProblemSource
-from engines.types import Problem
+from engines.types import Message, Problem
 from infra.errors import BAD_INPUT, InputError
 from infra.hooks import construct, resolve
 from tests.rollout_parts import domain
@@ -36,17 +37,29 @@ def _raise(error: BaseException) -> Any:
     raise error
 
 
-PROBLEM = Problem("p", "d", ())
+def _problems(count: int) -> list[Problem]:
+    return [Problem(f"p{i}", "d", (Message("user", "1+1"),)) for i in range(count)]
+
+
+PROBLEM = _problems(1)[0]
 
 
 @pytest.mark.parametrize(
     ("give", "said"),
     [
-        (lambda n: [PROBLEM] * (n - 1), "3 were asked for, 2 came"),
+        (lambda n: _problems(n - 1), "3 were asked for, 2 came"),
         (lambda n: [], "3 were asked for, 0 came"),
         (lambda n: [{"id": "p"}] * n, "gave dict where engines.types.Problem is wanted"),
         (lambda n: {"a", "b", "c"}, "gave str where"),
         (lambda n: None, "raised TypeError"),
+        (lambda n: [PROBLEM] * n, "gave one problem twice, with the id 'p0'"),
+        (
+            lambda n: [
+                replace(p, id="x") for p in _problems(n)[:1] * 2 + [replace(PROBLEM, reference=n)]
+            ],
+            "with the id 'x': their rollouts would be one group",
+        ),
+        (lambda n: [replace(p, reference={1}) for p in _problems(n)], "its reference is no JSON"),
         (lambda n: _raise(KeyError("no rl data")), "raised KeyError: 'no rl data'"),
         (lambda n: _raise(SystemExit(3)), "raised SystemExit: 3"),
         (lambda n: next(iter([])), "raised StopIteration"),
@@ -65,8 +78,8 @@ def test_problems_that_cannot_be_used_name_curriculum_and_split(
 
 
 def test_the_position_is_named_and_surplus_is_left() -> None:
-    giving: Any = Giving(lambda n: [PROBLEM] * 5)
-    assert draw_problems(giving, "sft", 3, 0) == [PROBLEM] * 3
+    giving: Any = Giving(lambda n: _problems(5))
+    assert draw_problems(giving, "sft", 3, 0) == _problems(3)
     with pytest.raises(InputError, match="from position 40: 6 were asked for, 5 came"):
         draw_problems(giving, "sft", 6, 0, start=40)
 

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.unit
     ids=lambda spec: spec.kind,
 )
 def test_our_advantages_keep_it(spec: choices.Advantage) -> None:
-    assert advantage_faults(lambda tokens: advantages(spec, tokens)) == []
+    compares = "group" if spec.needs_group_spread else "batch"
+    assert advantage_faults(lambda tokens: advantages(spec, tokens), compares) == []
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,11 @@ def changes_inputs(tokens: StepTokens) -> torch.Tensor:
     return tokens.rewards_N[tokens.sequence_R]
 
 
+def of_the_batch(tokens: StepTokens) -> torch.Tensor:
+    """Rewards minus the mean of the whole batch: groups change nothing."""
+    return (tokens.rewards_N - tokens.rewards_N.mean())[tokens.sequence_R]
+
+
 def divides_by_spread(tokens: StepTokens) -> torch.Tensor:
     centred = tokens.rewards_N - tokens.rewards_N.mean()
     return (centred / centred.std())[tokens.sequence_R]
@@ -86,6 +92,10 @@ def divides_by_spread(tokens: StepTokens) -> torch.Tensor:
         (lambda tokens: torch.randn(len(tokens.sequence_R)), "gives the same for the same"),
         (lambda tokens: tokens.logprobs_R / 0, "is finite"),
         (lambda tokens: tokens.nothing, "runs without raising"),
+        (lambda tokens: exit(3), "runs without raising"),
+        (lambda tokens: torch.zeros_like(tokens.logprobs_R), "follows the rewards"),
+        (lambda tokens: torch.ones_like(tokens.logprobs_R), "follows the rewards"),
+        (of_the_batch, "compares the rollouts of a group"),
     ],
 )
 def test_a_broken_advantage_is_caught(broken, check: str) -> None:
@@ -232,7 +242,13 @@ def test_an_advantage_of_any_input_follows_its_samples(name: str) -> None:
             return values.detach().clone()
         return by_sample[tokens.sequence_R]
 
-    assert advantage_faults(advantage) == []
+    assert advantage_faults(advantage, "teachers") == []
+
+
+def test_who_compares_with_the_batch_need_not_look_at_groups() -> None:
+    assert advantage_faults(of_the_batch, "batch") == []
+    zero = advantage_faults(lambda tokens: torch.zeros_like(tokens.logprobs_R), "batch")
+    assert zero == [Fault("follows the rewards", "every advantage is 0")]
 
 
 @pytest.mark.parametrize(("difference", "is_found"), [(1.5e-5, True), (5e-7, False)])

@@ -1,0 +1,1 @@
+"""What `tributary check` refuses or warns of, one file a subject."""

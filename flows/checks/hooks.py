@@ -1,0 +1,85 @@
+"""The files under `hooks`, looked at without running them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from infra.digest import ROOMS
+from infra.errors import InputError
+from infra.user_files import HOOK_COPY, read_hooks, same_names
+
+_OURS = ROOMS | {"tests"}
+
+
+def hook_problems(hooks: Sequence[str], data: Sequence[str]) -> Iterator[str]:
+    """Files that are missing, unreadable, no Python, or named so that Python finds another."""
+    found = [*_files(hooks), *(f"hooks: {line}" for line in same_names(hooks))]
+    yield from found
+    if not found:
+        try:
+            read_hooks(hooks, data)
+        except InputError as error:
+            yield str(error)
+
+
+def _files(hooks: Sequence[str]) -> Iterator[str]:
+    for hook in hooks:
+        path = Path(hook)
+        if not path.exists():
+            yield f"hooks: {hook} is missing"
+        elif path.is_file() and path.suffix != ".py":
+            yield f"hooks: {hook} is no Python file"
+        elif not path.stem.isidentifier():
+            yield (
+                f"hooks: {path.name} cannot be imported under that name; rename it to"
+                " letters, digits and `_`, e.g. my_hook.py"
+            )
+        else:
+            yield from _shadows(path)
+            yield from _unreadable(path)
+
+
+def _shadows(path: Path) -> Iterator[str]:
+    """Hooks come last on the module path: a name that is taken means the other module."""
+    taken = _taken(path)
+    if taken:
+        yield (
+            f"hooks: {path.name} has the name of {taken}, and Python would import that one; rename"
+            f" it, e.g. my_{path.name}"
+        )
+
+
+def _taken(path: Path) -> str:
+    name = path.stem
+    if name in sys.stdlib_module_names:
+        return "a module of Python's own library"
+    if name in _OURS:
+        return "one of Tributary's packages"
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a module in a broken state
+        return ""
+    origin = Path(found.origin) if found is not None and found.origin else None
+    if origin is None or not origin.is_file() or HOOK_COPY.search(str(origin)):
+        return ""
+    is_itself = origin in (path.resolve(), path.resolve() / "__init__.py")
+    return "" if is_itself else "an installed module"
+
+
+def _unreadable(path: Path) -> Iterator[str]:
+    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        name = file.relative_to(path.parent)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compile(file.read_bytes(), str(name), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            way_out = "; save the file as UTF-8" if "'utf-8' codec" in str(error) else ""
+            line = f"line {error.lineno}: " if error.lineno else ""
+            yield f"hooks: {name}: {line}{error.msg}{way_out}"
+        except ValueError as error:
+            yield f"hooks: {name}: {error}"

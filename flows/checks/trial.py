@@ -1,0 +1,166 @@
+"""Tries the user's parts in a process of its own, so that one that hangs, exits or prints is named.
+
+Findings without a problem are kept under their content's name: `tributary run` tries nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flows.checks.attempt import IMPORT_SECONDS, Blind
+from flows.checks.request import Findings, TrialRequest
+from infra.home import SOURCE_ROOT, home
+from infra.user_files import HOOK_COPY, read_hooks
+
+_GRACE_SECONDS = 5.0
+"""a part that yields is ended from within; one that blocks, from here, this much later"""
+_MOST_SECONDS = 300.0
+"""of a whole trial"""
+_TAIL = 200
+"""characters of what a process that ended had printed"""
+_TRIED = ("curricula", "rewards", "engines", "flows/checks", "tasks", "infra/hooks.py")
+"""our own files that a trial runs"""
+
+
+def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
+    """What a trial of the parts finds; `again` tries them even if they were found good before."""
+    if not request.runs_user_code:
+        return _in_thread(request.model_dump_json())
+    kept = home() / "trials" / f"{_key(request)}.json"
+    if not again and kept.is_file():
+        return Findings.model_validate_json(kept.read_bytes())
+    found = try_apart(request)
+    if not found.problems:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(found.model_dump_json())
+    return found
+
+
+@lru_cache(maxsize=64)
+def _in_thread(request: str) -> Findings:
+    """Parts of our own, here and at once; in a thread, as ours may run an event loop already."""
+    from flows.checks.parts import try_parts
+
+    with ThreadPoolExecutor(1) as threads:
+        parsed = TrialRequest.model_validate_json(request)
+        return threads.submit(try_parts, parsed, Blind()).result()
+
+
+def _key(request: TrialRequest) -> str:
+    ours = [
+        (str(file), file.stat().st_mtime_ns)
+        for name in _TRIED
+        for file in sorted((SOURCE_ROOT / name).rglob("*.py"))
+    ]
+    files = read_hooks(request.hooks, request.data).model_dump_json()
+    content = [request.model_dump_json(), files, ours]
+    return hashlib.sha256(json.dumps([*content, sys.version]).encode()).hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the process has told so far."""
+
+    where: str = "hooks"
+    what: str = "starting the trial of your parts"
+    deadline: float = 0.0
+    findings: Findings | None = None
+
+
+def try_apart(request: TrialRequest) -> Findings:
+    """Try the parts in a process of its own; one that ends or hangs becomes a finding."""
+    with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
+        output, stack = Path(folder) / "output", Path(folder) / "stack"
+        command = ["-P", "-m", "flows.checks.process", str(output), str(stack)]
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdin is not None
+            process.stdin.write(request.model_dump_json().encode())
+            process.stdin.close()
+            seen = _follow(process)
+            hangs = process.poll() is None and seen.findings is None
+        finally:
+            _end(process)
+        if seen.findings is not None:
+            return seen.findings
+        line = _hung(seen, stack) if hangs else _gone(seen, process.returncode, output)
+        return Findings(problems=[line], cautions=[])
+
+
+def _follow(process: subprocess.Popen[bytes]) -> _Seen:
+    """Read what it tells until it is done, ends, or does not come to the end of a step."""
+    assert process.stdout is not None
+    now = time.monotonic()
+    seen, over, rest = _Seen(deadline=now + IMPORT_SECONDS), now + _MOST_SECONDS, b""
+    while seen.findings is None:
+        left = min(seen.deadline, over) - time.monotonic()
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, left))
+        if not ready:
+            return seen
+        chunk = os.read(process.stdout.fileno(), 65536)
+        if not chunk:
+            process.wait(_GRACE_SECONDS)
+            return seen
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            _take(seen, json.loads(line))
+    return seen
+
+
+def _take(seen: _Seen, told: dict[str, Any]) -> None:
+    if "findings" in told:
+        seen.findings = Findings.model_validate(told["findings"])
+        return
+    seen.where, seen.what = told["where"], told["what"]
+    seen.deadline = time.monotonic() + told["seconds"] + _GRACE_SECONDS
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It, and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _hung(seen: _Seen, stack: Path) -> str:
+    return (
+        f"{seen.where}: {seen.what} hangs and blocks its process{_stuck_at(stack)}; nothing else"
+        " can run meanwhile: bound it, and put blocking work into `asyncio.to_thread`"
+    )
+
+
+def _stuck_at(stack: Path) -> str:
+    """The line of the user's file where it stands."""
+    text = stack.read_text(errors="replace") if stack.is_file() else ""
+    found = re.search(rf'File "[^"]*{HOOK_COPY.pattern}", line (\d+)', text)
+    return f" ({found[1]}, line {found[2]})" if found else ""
+
+
+def _gone(seen: _Seen, code: int, output: Path) -> str:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    said = output.read_text(errors="replace").strip() if output.is_file() else ""
+    last = f"; it printed last: {said[-_TAIL:]!r}" if said else ""
+    return f"{seen.where}: {seen.what} ended its process ({how}){last}; raise an exception instead"

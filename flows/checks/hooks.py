@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra.digest import ROOMS
+from infra.code import PACKAGES
 from infra.errors import InputError
 from infra.user_files import HOOK_COPY, read_hooks, same_names
 
-_OURS = ROOMS | {"tests"}
+_OURS = PACKAGES | {"tests"}
 
 
 def hook_problems(hooks: Sequence[str], data: Sequence[str]) -> Iterator[str]:
@@ -76,10 +76,12 @@ def _unreadable(path: Path) -> Iterator[str]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compile(file.read_bytes(), str(name), "exec", dont_inherit=True)
+                text = importlib.util.decode_source(file.read_bytes())
+                compile(text, str(name), "exec", dont_inherit=True)
         except SyntaxError as error:
-            way_out = "; save the file as UTF-8" if "'utf-8' codec" in str(error) else ""
             line = f"line {error.lineno}: " if error.lineno else ""
-            yield f"hooks: {name}: {line}{error.msg}{way_out}"
+            yield f"hooks: {name}: {line}{error.msg}"
+        except UnicodeDecodeError as error:
+            yield f"hooks: {name}: {error}; save the file as UTF-8"
         except ValueError as error:
             yield f"hooks: {name}: {error}"

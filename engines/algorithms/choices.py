@@ -6,17 +6,30 @@ recipe is read with it. The formulas stand beside the functions, in the file nam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import CoreSchema
 
-from engines.algorithms.unwritten import without_defaults
+from engines.algorithms.unwritten import is_unwritten, without_defaults
 from infra.config import Choice, Config
 
 
 class Part(Config):
     """What a choice is made of; its JSON schema gives a form no default to submit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unwritten(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        fields = cls.model_fields
+        return {
+            key: value
+            for key, value in data.items()
+            if key not in fields or not is_unwritten(value, fields[key].default)
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from engines.algorithms.unwritten import is_unwritten
+
 Preset = Literal[
     "grpo",
     "dapo",
@@ -95,7 +97,8 @@ def _require_same_kinds(
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    return {**below, **{key: _part(below.get(key), value) for key, value in above.items()}}
+    written = {k: v for k, v in above.items() if not is_unwritten(v, below.get(k))}
+    return {**below, **{key: _part(below.get(key), value) for key, value in written.items()}}
 
 
 def _part(below: Any, above: Any) -> Any:

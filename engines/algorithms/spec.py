@@ -92,7 +92,8 @@ class Algorithm(Config):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         schema = handler(core_schema)
-        nullable(handler.resolve_ref_schema(schema).get("properties", {}))
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        nullable(properties, list(properties))
         return schema
 
 

@@ -20,15 +20,22 @@ SCHEMA: Json = parameter_schema(post_train.fn).model_dump()
 
 
 def filled(schema: Json) -> Any:
-    """A part of the form as it is opened: defaults, and the defaults within what has none."""
+    """A part of the form as it is opened: defaults, and the defaults within what has none.
+
+    As Chromium was seen to fill and send it: a constant without a default stays empty, and what is
+    null is sent as null.
+    """
     if "$ref" in schema:
         resolved = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
         schema = {**resolved, **schema}
-    if "const" in schema:
-        return schema["const"]
-    within = {name: filled(part) for name, part in schema.get("properties", {}).items()}
-    within = {name: value for name, value in within.items() if value is not None}
     default = schema.get("default")
+    parts = schema.get("properties", {}).items()
+    within = {name: filled(part) for name, part in parts}
+    within = {
+        name: value
+        for (name, part) in parts
+        if (value := within[name]) is not None or part.get("default", ...) is None
+    }
     return {**within, **default} if isinstance(default, dict) else default or within or None
 
 
@@ -74,6 +81,12 @@ def test_a_part_that_is_opened_in_the_form_changes_nothing_by_itself(
     recipe = Recipe.model_validate(submitted({"preset": preset, name: part(opened) or {}}))
     assert recipe.unified is not None
     assert recipe.unified.rl.algorithm == Algorithm(preset=preset)
+
+
+def test_the_kind_of_a_part_that_is_opened_is_filled_in() -> None:
+    opened = part("GroupAdvantage")
+    assert opened == {"kind": "group", "std": None, "whiten": None}
+    assert Algorithm.model_validate({"advantage": opened}) == Algorithm()
 
 
 def test_a_critic_of_the_form_may_have_an_optimizer_of_its_own() -> None:

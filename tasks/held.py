@@ -118,7 +118,6 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_failure": "empty",
         "_writing": "empty",
         "_hurry": "empty",
-        "_failure": "empty",
     },
     "engines/rollout/buffer.py:RolloutBuffer": {
         "_version": "state.json",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 
 def store_at(url: str, rank: int, world: int, timeout: timedelta) -> TCPStore:
@@ -24,7 +24,7 @@ def store_at(url: str, rank: int, world: int, timeout: timedelta) -> TCPStore:
 
 def tcp_store(host: str, port: int, rank: int, world: int, timeout: timedelta) -> TCPStore:
     """The same by host and port."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     if rank:
         return TCPStore(host, port, world, is_master=False, timeout=timeout)

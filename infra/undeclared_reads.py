@@ -7,6 +7,7 @@ opens by itself in C.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import tempfile
@@ -100,7 +101,7 @@ def _reads(mode: Any, flags: Any) -> bool:
 
 def _stack() -> Iterator[str]:
     """Files of the functions that are being called, innermost first."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         yield frame.f_code.co_filename
         frame = frame.f_back

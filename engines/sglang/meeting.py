@@ -19,7 +19,7 @@ def install() -> None:
 
     HookRegistry.register(_TARGET, _on_loopback, HookType.AROUND)
     # By name: the package has a function that is called as this module is.
-    import_module("torch.distributed.rendezvous")._create_c10d_store = _store
+    vars(import_module("torch.distributed.rendezvous"))["_create_c10d_store"] = _store
 
 
 def _on_loopback(stock: Callable[..., str], *, dist_port: int) -> str:

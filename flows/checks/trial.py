@@ -93,6 +93,7 @@ def try_apart(request: TrialRequest) -> Findings:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": folder},  # what it leaves when it is ended goes with it
         )
         try:
             assert process.stdin is not None

@@ -249,6 +249,20 @@ def test_what_was_found_good_is_not_tried_again_until_it_changes(
     assert len(tried) == 3
 
 
+def test_a_trial_that_is_ended_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import os, tempfile\ntempfile.mkdtemp(prefix='mine-')\nos._exit(5)\n"
+    recipe = load_recipe(str(_spoiled(tmp_path, "leaving", text)))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    found = trial.try_apart(request_of(recipe, plan_of("post-train", recipe, {})))
+    assert "importing leaving ended its process (exit code 5)" in found.problems[0]
+    assert list(temporary.iterdir()) == []
+
+
 def test_the_trial_leaves_no_process_behind(tmp_path: Path) -> None:
     mark = f"mark-{os.getpid()}"
     text = (

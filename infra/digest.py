@@ -49,11 +49,12 @@ def content_of(model: BaseModel, neutral_keys: NeutralKeys) -> dict[str, Any]:
 def _content(value: Any, dumped: Any, neutral_keys: NeutralKeys) -> Any:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
-        return {
+        settings = {
             name: _of_field(value, name, item, neutral_keys)
             for name, item in dumped.items()
             if not is_result_neutral(fields[name])
         }
+        return settings | class_constants(value)
     if isinstance(value, list):
         return [_content(v, d, neutral_keys) for v, d in zip(value, dumped, strict=True)]
     if isinstance(value, dict):
@@ -63,6 +64,13 @@ def _content(value: Any, dumped: Any, neutral_keys: NeutralKeys) -> Any:
             for key, v in zip(dumped, value.values(), strict=True)
         }
     return dumped
+
+
+def class_constants(model: BaseModel) -> dict[str, Any]:
+    """What a class says of all its kind, e.g. `{"needs_group_spread": True}`: a file of settings is
+    none of the code. A stage's kind, and where a choice is computed, count by themselves."""
+    names = type(model).__class_vars__ - {"code", "kind", "model_config"}
+    return {name: getattr(model, name) for name in sorted(names)}
 
 
 def _of_field(model: BaseModel, name: str, dumped: Any, neutral_keys: NeutralKeys) -> Any:

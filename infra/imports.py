@@ -113,6 +113,8 @@ def _declares(statement: ast.stmt, settings: Collection[str]) -> bool | None:
 
 def _is_setting(statement: ast.stmt) -> bool:
     match statement:
+        case ast.AnnAssign(annotation=ast.Subscript(value=ast.Name(id="ClassVar")), value=value):
+            return value is None or isinstance(value, ast.Constant)  # as the digest takes it
         case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
             return True
         case ast.FunctionDef(name="parts"):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from infra.code import code_identity
-from infra.config import RESULT_NEUTRAL, Config
+from infra.config import RESULT_NEUTRAL, Choice, Config
 from infra.digest import canonical_json, content_of, digest_of
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
@@ -68,6 +68,20 @@ def test_neutral_fields_are_left_out_however_deep_and_options_of_that_name_are_n
     }
 
 
+class Spread(Choice):
+    code: ClassVar[str] = "a:b"
+    needs_spread: ClassVar[bool] = True
+    std: bool = True
+
+
+class Algorithm(Config):
+    advantage: Spread = Spread()
+
+
+def test_what_a_choice_says_for_all_of_its_kind_counts() -> None:
+    assert content_of(Algorithm(), {}) == {"advantage": {"std": True, "needs_spread": True}}
+
+
 def test_imports_inside_functions_and_started_modules_count(tmp_path: Path) -> None:
     package = tmp_path / "engines"
     package.mkdir()
@@ -113,6 +127,7 @@ TABLE: dict[str, str] = {"one": "engines.one:One", "two": "engines.two:Two.make"
         ("", True),
         ("def compute(x): return x\n", False),
         ("LIMIT = 3\n", False),
+        ("class Table(Config):\n    words: ClassVar[dict] = {'a': 1}\n", False),
         ("WORDS = {'a': 'ant'}\n", False),
         ("class Computes(Config):\n    x: int\n    @property\n    def y(self): return 1\n", False),
         ("class Other:\n    x: int = 1\n", False),

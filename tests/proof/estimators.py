@@ -71,7 +71,18 @@ FUNCTIONS = {
     "weight_metrics": "mismatch metrics",
 }
 """the row of each other function"""
-NO_ESTIMATORS = {"composed", "refusals", "stale_doubts", "describe", "counts", "trains"}
+NO_ESTIMATORS = {
+    "composed",
+    "refusals",
+    "stale_doubts",
+    "describe",
+    "counts",
+    "trains",
+    # What a form submits of an algorithm that nobody wrote.
+    "is_unwritten",
+    "nullable",
+    "without_defaults",
+}
 """public functions that compute no numbers"""
 
 

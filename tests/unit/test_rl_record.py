@@ -107,10 +107,10 @@ def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():
     failed = sample(1, 0.0, Status.FAILED, "reward 'x' raised ValueError: no")
     made.observe(step(1, sample(0, 1.0), failed))
     assert reporter.warnings == [
-        "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1)"
+        "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1, the first on p)"
     ]
     assert reporter.steps[1]["failed_share"] == 0.5
-    with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2\)"):
+    with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2, the first on p\)"):
         made.observe(step(2, failed, failed))
     assert 2 in reporter.steps
 

@@ -79,12 +79,13 @@ print(has_triton_package())
 def test_nothing_of_the_cpu_part_applies_where_cuda_is() -> None:
     code = """
 import sys, types
-from engines.sglang import host, plugin, routed_batch
+from engines.sglang import host, meeting, plugin, routed_batch
 host.has_cuda = plugin.has_cuda = lambda: True
 routed_batch.install = lambda: print("routed batch")
+meeting.install = lambda: print("meeting")
 plugin.register()
 host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    assert _run(code).split("\n") == ["routed batch", "True False False"]
+    assert _run(code).split("\n") == ["routed batch", "meeting", "True False False"]

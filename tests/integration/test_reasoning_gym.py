@@ -10,10 +10,11 @@ import pytest
 
 from engines.types import Message, Status, Transcript
 from infra.errors import InputError
+from infra.reasoning_gym_library import load_reasoning_gym
 
 with warnings.catch_warnings():  # one of the library's own dependencies compiles with a warning
     warnings.simplefilter("ignore")
-    import reasoning_gym as _  # noqa: F401
+    load_reasoning_gym()
 
 from curricula.registry import build
 from rewards.registry import build as build_reward

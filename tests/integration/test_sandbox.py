@@ -54,7 +54,8 @@ def test_a_program_that_others_kill_is_run_once_more(run):
     """As the kernel kills when memory is short."""
     for expected in ("ok", "killed"):
         kills = 1 if expected == "ok" else 2
-        killer = threading.Thread(target=_kill_programs, args=(kills,))
+        before = {process.pid for process in psutil.Process().children(recursive=True)}
+        killer = threading.Thread(target=_kill_programs, args=(kills, before))
         killer.start()
         result = run("import time; time.sleep(1.5); print(6 * 7)", cpu_seconds=1)
         killer.join()
@@ -70,9 +71,8 @@ def test_a_program_that_its_cpu_limit_kills_is_run_once(run, monkeypatch):
     assert len(runs) == 1
 
 
-def _kill_programs(count: int) -> None:
-    """The newest process of a sandbox, `count` times."""
-    known: set[int] = set()
+def _kill_programs(count: int, known: set[int]) -> None:
+    """The newest process of a sandbox, `count` times; `known` are of other tests."""
     deadline = time.monotonic() + 20
     while count and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from s3fs import S3FileSystem
 from safetensors.numpy import load_file, save_file
 
 from flows.check import cautions, check_recipe
@@ -289,16 +290,17 @@ def test_a_kind_of_store_that_is_not_known_is_refused() -> None:
 
 
 def test_a_folder_out_of_reach_is_left_to_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    S3FileSystem.clear_instance_cache()  # another test opened one with other settings
     recipe = _recipe("s3://bucket/out-of-reach")
     plan = plan_post_train(recipe)
     check_recipe(recipe, plan)
     (told,) = [line for line in cautions(recipe, plan) if line.startswith("base.folder")]
     assert "is checked when its stage starts" in told
-    assert "AWS_ACCESS_KEY_ID" in told
+    assert "Check the network and AWS_ENDPOINT_URL" in told
 
 
 def test_a_folder_far_away_is_read_by_ranges(

@@ -208,9 +208,10 @@ async def test_a_part_that_always_blocks_costs_a_few_limits_and_ends_the_stage_b
 ) -> None:
     monkeypatch.setattr(part_process, "GRACE_SECONDS", 0.5)
     monkeypatch.setattr(part_process, "MAX_HUNG", 2)
+    before = _children()
     async with opened("blocks", timeout_s=0.1) as live:
         samples = await rolled(live, lambda *_: "7", size=12)
-        assert len(psutil.Process().children()) <= 1
+        assert len(_children() - before) <= 1
     assert {s.status for s in samples} == {Status.FAILED}
     watch = Watch(solved_reward=1, min_outcome=0, max_entropy=None, max_failed_share=0.2)
     metrics, failure = {"failed_share": 1.0, "outcome_mean": 0.0}, most_frequent_reason(samples)
@@ -232,8 +233,9 @@ async def test_a_reward_that_ends_the_program_fails_its_sample() -> None:
 
 
 async def test_a_reward_whose_process_is_killed_is_asked_again() -> None:
+    before = _children()
     async with opened("judge", timeout_s=20.0) as live:
-        (child,) = psutil.Process().children()
+        (child,) = _children() - before
         child.send_signal(signal.SIGSTOP)
         rolling = asyncio.create_task(rolled(live, lambda *_: "7"))
         await asyncio.sleep(0.2)
@@ -272,6 +274,11 @@ async def test_turns_of_an_episode_go_to_the_same_object() -> None:
     assert (sample.status, sample.reward) == (Status.COMPLETED, 1.0)
 
 
+def _children() -> set[psutil.Process]:
+    """This process has others, of other tests."""
+    return set(psutil.Process().children())
+
+
 async def _ended(condition: Callable[[], bool]) -> None:
     for _ in range(100):
         if condition():
@@ -282,8 +289,9 @@ async def _ended(condition: Callable[[], bool]) -> None:
 
 async def test_closing_leaves_no_process_and_cancels_who_waits() -> None:
     part = PartProcess("reward 'w'", "tests.unit.test_part_process:_waiting", (), 60.0)
+    before = _children()
     await part.start()
-    (child,) = psutil.Process().children()
+    (child,) = _children() - before
     call = asyncio.ensure_future(part.call("wait", about="p"))
     await asyncio.sleep(0.2)
     assert ("reward 'w'", True) in [(n, "serve" in s or "select" in s) for n, s in part_stacks()]

@@ -31,17 +31,17 @@ def check_choice(option: str, value: str, allowed: Collection[str]) -> str:
 
 def check_share(option: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(f"`{option}` is a share between 0 and 1, not {value!r}.")
+        raise InputError(f"`{option}` must be a share between 0 and 1, not {value!r}.")
     return float(value)
 
 
 def check_flag(option: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"`{option}` is true or false, not {value!r}.")
+        raise InputError(f"`{option}` must be true or false, not {value!r}.")
     return value
 
 
 def check_count(option: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"`{option}` is a whole number of at least 1, not {value!r}.")
+        raise InputError(f"`{option}` must be a whole number of at least 1, not {value!r}.")
     return value

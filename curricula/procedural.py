@@ -108,5 +108,5 @@ class Procedural(ABC):
                     return draft
         raise InputError(
             f"curriculum {self.name!r} at levels {', '.join(self._levels)} has no more than "
-            f"{len(seen)} distinct {split} problems under this seed; ask for fewer."
+            f"{len(seen)} distinct {split} problems with this seed; ask for fewer."
         )

@@ -37,7 +37,9 @@ def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
         if name not in tool.parameters:
             raise ProtocolBreak(f"called {call.name!r} with unknown argument {name!r}")
         if not _is_a(value, tool.parameters[name]):
-            raise ProtocolBreak(f"argument {name!r} of {call.name!r} is no {tool.parameters[name]}")
+            raise ProtocolBreak(
+                f"argument {name!r} of {call.name!r} is not of type {tool.parameters[name]}"
+            )
 
 
 def execute(call: ToolCall, world: World, sandbox: Demand) -> str:

@@ -16,7 +16,7 @@ def problem_fault(problem: Problem) -> str:
     """What a person put into its fields that cannot be there; empty if it is fine."""
     written: Any = problem  # fields may hold anything that a person put there
     if not isinstance(written.id, str) or not written.id:
-        return f"a problem whose id is {written.id!r}; it must be a text that is not empty"
+        return f"a problem with the id {written.id!r}; it must be a text that is not empty"
     name = f"problem {written.id}"
     if fault := _messages_fault(written.messages):
         return f"{name}: `messages` {fault}"
@@ -38,7 +38,9 @@ def json_fault(value: object) -> str:
     except (TypeError, ValueError) as error:
         return f"is no JSON: {error}"
     if json.loads(text) != value:
-        return "changes as JSON: write lists for tuples, and texts for keys"
+        return (
+            "changes when it is written as JSON: use lists instead of tuples, and strings as keys"
+        )
     return ""
 
 

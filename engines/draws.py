@@ -22,7 +22,8 @@ def draw_problems(
     given = _asked(what, lambda: curriculum.problems(split, count, seed, start), Problem)
     if len(given) < count:
         raise InputError(
-            f"{what}: {count} were asked for, {len(given)} came. A split's order is endless: begin "
+            f"{what}: {count} were asked for, {len(given)} came. A split's sequence must not"
+            " end: begin "
             "again when its problems are used up, or ask for fewer in the recipe"
         )
     given = given[:count]

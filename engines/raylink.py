@@ -53,7 +53,7 @@ def _join(address: str) -> None:
     except (ConnectionError, RuntimeError, OSError) as error:
         raise InfrastructureError(
             f"Ray at {address} refused this process: {error}. See `tributary status`;"
-            " `tributary up` repairs what died"
+            " `tributary up` restarts what died"
         ) from error
     finally:
         if in_main_thread:  # ray.init replaces the handler; ours saves a checkpoint first

@@ -18,7 +18,7 @@ def store_at(url: str, rank: int, world: int, timeout: timedelta) -> TCPStore:
     """
     parts = urlsplit(url)
     if parts.hostname is None or parts.port is None:
-        raise ValueError(f"{url} is no rendezvous: tcp://HOST:PORT is expected")
+        raise ValueError(f"{url} is not a rendezvous address: tcp://HOST:PORT is expected")
     return tcp_store(parts.hostname, parts.port, rank, world, timeout)
 
 

@@ -12,7 +12,7 @@ from tasks.rl import RlSettings, RlSpec
 
 _HALF_TYPES = ("bfloat16", "float16", "half")
 _HALF_GATE = 0.01
-"""nats a token; the most that 16 bits were measured to cost is about this"""
+"""nats per token; the most that 16 bits were measured to cost is about this"""
 
 
 def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
@@ -26,7 +26,7 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
         yield f"{where}.{refusal}"
     if settings.problems_per_step * settings.group_size == 1 and _has_the_batch_alone(settings):
         yield (
-            f"{where}.advantage: its baseline is the step's batch, which is one rollout; raise"
+            f"{where}.advantage: its baseline is the step's batch, which is only one rollout; raise"
             " problems_per_step or group_size"
         )
     if isinstance(settings, RlSettings):
@@ -44,8 +44,8 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
     gate = settings.algorithm.agreement_gate
     if gate < _HALF_GATE and (settings.trainer.precision == "bf16" or dtype in _HALF_TYPES):
         yield (
-            f"{where}.agreement_gate: trainer and engine differ by 0.001 to 0.01 nats a token where"
-            f" one of them computes in 16 bits, and beyond {gate:g} the stage stops; set it to 0.05"
+            f"{where}.agreement_gate: trainer and engine differ by 0.001 to 0.01 nats per token if"
+            f" one of them computes in 16 bits; above {gate:g} the stage stops; set it to 0.05"
         )
 
 

@@ -39,7 +39,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
     problems += _time_limits(plan)
     if recipe.determinism == "exact":
-        problems += [f"{line}; say `determinism: close`" for line in inexact(recipe, plan)]
+        problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
     if problems:
         lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
         raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
@@ -54,7 +54,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     if recipe.unify == "opd" and recipe.base.random is not None:
         yield (
             "unify: opd starts the unified model from the base, which is random here: its answers"
-            " hold nothing that a teacher could put right; use `sft+opd`"
+            " hold nothing that a teacher could correct; use `sft+opd`"
         )
     yield from folder_cautions(plan)
     for stage in plan:
@@ -71,7 +71,7 @@ def _names(recipe: Recipe) -> Iterator[str]:
                 " `unified` learns of a domain comes from the expert of that name"
             )
         if expert.domain != domains[name]:
-            yield f"experts.{key}.domain: is called {name}, as another expert's that differs"
+            yield f"experts.{key}.domain: has the name {name}, which another domain already has"
         if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
             yield f"experts.{key}: the name would collide with a stage's; choose another"
 

@@ -16,7 +16,7 @@ from infra.errors import InputError
 
 def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
     if not runs:
-        raise InputError("say which runs to compare: `tributary compare RUN RUN ...`")
+        raise InputError("name the runs to compare: `tributary compare RUN RUN ...`")
     records = [find_run(run) for run in runs]
     require_one_recipe([record.head() for record in records])
     found = compare([_report(record) for record in records])

@@ -60,7 +60,7 @@ def kind_of(name: str) -> str:
         if any(marker in annotation for annotation in annotations):
             return kind
     raise InputError(
-        f"test-hook: {name} does not say what it is: annotate its argument as `StepTokens` (an"
+        f"test-hook: {name} does not show its kind: annotate its argument as `StepTokens` (an"
         " advantage) or `LossInputs` (a loss), or give --kind"
     )
 
@@ -82,7 +82,7 @@ def _options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise InputError(f"test-hook: --options is no JSON: {error}") from None
+        raise InputError(f"test-hook: --options is not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise InputError("test-hook: --options is a JSON object, e.g. '{\"beta\": 0.1}'")
+        raise InputError("test-hook: --options must be a JSON object, e.g. '{\"beta\": 0.1}'")
     return found

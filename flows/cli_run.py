@@ -97,7 +97,7 @@ def _interrupted(record: RunRecord, going: _Going, console: Console) -> int:
         time.sleep(CANCEL_WINDOW_SECONDS)
         going.detach(console)
     except KeyboardInterrupt:
-        console.print("cancelling: the running stages leave a checkpoint and stop ...")
+        console.print("cancelling: the running stages write a checkpoint and stop ...")
         going.cancel()
         console.print("cancelled.")
     console.print(f"continue with: tributary resume {record.run}", markup=False, soft_wrap=True)
@@ -139,7 +139,9 @@ class _Deployed:
         self._record, self._api = record, PrefectApi(stack.prefect_api)
         known = record.state().flow_run
         if known and self._goes_on(known):
-            console.print(f"{record.run} is going on: following it", markup=False, soft_wrap=True)
+            console.print(
+                f"{record.run} is still running: following it", markup=False, soft_wrap=True
+            )
             self._flow_run = known
         else:
             self._flow_run = self._start()
@@ -189,7 +191,7 @@ class _Deployed:
             if silent > SILENT_SECONDS:
                 raise
             if not self._silent:
-                text = f"warning: the run may go on, but this command is blind: {error}"
+                text = f"warning: the run may continue, but this command cannot see it: {error}"
                 self._console.print(text, markup=False, soft_wrap=True)
             self._silent = True
             return
@@ -237,7 +239,7 @@ class _Deployed:
                 failed = state.model_copy(update={"state": "failed", "message": message})
                 self._record.put_state(failed)
             raise StageFailed(
-                f"run {self._record.run}: its flow is {self._state}: {self._message}\n"
+                f"run {self._record.run}: the state of its flow is {self._state}: {self._message}\n"
                 f"resume with: tributary resume {self._record.run}"
             )
         raise StageFailed(state.message or f"run {self._record.run}: {self._state} {self._message}")

@@ -17,7 +17,7 @@ def start_stack(console: Console) -> int:
     started = stack.up(lambda text: console.print(text, markup=False))
     sent = deliver_spool(started.mlflow_uri)
     if sent:
-        console.print(f"MLflow was told {sent} things that waited while it was down")
+        console.print(f"sent MLflow {sent} entries that waited while it was down")
     _show_links(started, console)
     return 0
 
@@ -62,7 +62,7 @@ def show_cleaned(console: Console) -> None:
         line = f"removed {leftover.path}: {leftover.what}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if not removed:
-        console.print("nothing of a crash is left.")
+        console.print("a crash left nothing behind.")
 
 
 def show_doctor(console: Console) -> int:
@@ -71,7 +71,7 @@ def show_doctor(console: Console) -> int:
         good = "[yellow]warning[/]" if check.warns else "[green]ok[/]"
         console.print(f"{good if check.ok else '[red]missing[/]'} {check.name}: {check.detail}")
         if not check.ok:
-            console.print(f"   mend with: {check.mend}", markup=False)
+            console.print(f"   repair with: {check.mend}", markup=False)
     return 0 if all(check.ok for check in checks) else 1
 
 

@@ -85,7 +85,7 @@ def require_one_recipe(heads: Sequence[RunHead]) -> None:
         if found:
             raise InputError(
                 f"runs {first.run} and {other.run} are of different recipes, so a mean over them"
-                f" means nothing; only `seed` may differ. {first.run} -> {other.run}:\n"
+                f" is meaningless; only `seed` may differ. {first.run} -> {other.run}:\n"
                 f"{listed(found)}"
             )
 

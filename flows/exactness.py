@@ -33,7 +33,7 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """
     if has_cuda():
         yield (
-            "this host has a GPU, none of whose kernels was measured (an empty CUDA_VISIBLE_DEVICES"
+            "this host has a GPU, and no GPU kernel was tested (an empty CUDA_VISIBLE_DEVICES"
             " keeps everything on the CPU)"
         )
     config = model_config(recipe.base) or {}
@@ -44,7 +44,7 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         if routed:
             yield f"stage {stage.name}: products of routed experts depend on the batch"
         for name in _unproven(stage.spec.settings.fleet.sglang):
-            yield f"stage {stage.name}: fleet.sglang.{name} was not measured to be batch-invariant"
+            yield f"stage {stage.name}: fleet.sglang.{name} was not tested to be batch-invariant"
 
 
 def _unproven(options: Mapping[str, Any]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def giving_way(flow_run: UUID, let_go: threading.Event) -> Generator[None]:
     except (Exception, Pause) as error:
         if let_go.is_set():
             atexit.register(_say_left, flow_run)
-            raise Pause("suspended, or started anew: its jobs go on") from error
+            raise Pause("suspended, or started again: its jobs continue") from error
         raise
     finally:
         over.set()
@@ -70,7 +70,7 @@ def _watch(flow_run: UUID, let_go: threading.Event, over: threading.Event) -> No
                     let_go.set()
                     return
                 if states[-1].is_crashed():
-                    alive = Running(message="Its process lives; only its heartbeats were lost.")
+                    alive = Running(message="Its process is alive; only its heartbeats were lost.")
                     client.set_flow_run_state(flow_run, alive, force=True)
             over.wait(POLL_SECONDS)
 

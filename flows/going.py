@@ -52,7 +52,7 @@ def working_on(
             _end_hanging(run, flow_run, given_up)
             if not _takes_within(file, GLANCE_SECONDS):
                 raise InputError(
-                    f"run {run} is going on already, in process {_pid(run)}; "
+                    f"run {run} is already running, in process {_pid(run)}; "
                     f"follow it with `tributary resume {run}`"
                 )
         _sign(file, flow_run)

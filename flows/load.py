@@ -55,7 +55,8 @@ def recipe_path(name: str) -> Path:
         return shipped
     names = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
     raise InputError(
-        f"no recipe `{name}`: it is no file here and none of those shipped ({', '.join(names)})"
+        f"no recipe `{name}`: there is no such file, and it is none of the shipped"
+        f" recipes ({', '.join(names)})"
         f"{nearest(name, names)}"
     )
 

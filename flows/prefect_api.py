@@ -95,7 +95,7 @@ class PrefectApi:
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"the Prefect server at {self._url} does not answer ({error}); "
-                "see `tributary status`, mend with `tributary up`"
+                "see `tributary status`, repair with `tributary up`"
             ) from error
         if reply.status_code in (409, 422):
             raise InputError(f"Prefect refuses the run: {reply.text[:2000]}")

@@ -59,7 +59,7 @@ def _of_runs(
             continue
         if known.digest == identity.digest:
             done = known.state in DONE
-            return "its artifact was deleted" if done else "begun and not finished"
+            return "its artifact was deleted" if done else "started but not finished"
         manifest = artifacts.manifest(known.kind, known.digest)
         if manifest is not None and _code_of(manifest) is not None:
             return manifest
@@ -104,7 +104,7 @@ def _inputs(
             is_new = not cached[source]
             yield f"input {role}: {source} is {'new' if is_new else 'another artifact'}"
     for role in old.inputs.keys() - stage.inputs.keys():
-        yield f"input {role}: is not there any more"
+        yield f"input {role}: does not exist any more"
 
 
 def _settings(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -159,6 +159,6 @@ def _files(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
         if name not in old:
             yield f"{name} is new"
         elif name not in new:
-            yield f"{name} is not used any more"
+            yield f"{name} is no longer used"
         elif old[name] != new[name]:
             yield f"{name} changed"

@@ -126,7 +126,9 @@ class Recipe(Config):
         if self.unified is None:
             # A recipe on record says its default, too.
             if self.unify != "sft":
-                raise ValueError("unify: there is nothing to unify into; say `unified` as well")
+                raise ValueError(
+                    "unify: it needs `unified`; write that section, or leave `unify` out"
+                )
             return self
         written = {"sft": self.unified.sft, "opd": self.unified.opd}
         missing = [part for part in self.unify.split("+") if written[part] is None]

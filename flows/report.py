@@ -98,8 +98,8 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
     found = artifacts.find(stage.kind, stage.digest)
     if found is None:
         raise StorageError(
-            f"run {record.run}: its evaluation {stage.artifact} is gone from the store; "
-            f"make it again with `tributary resume {record.run}`"
+            f"run {record.run}: its evaluation {stage.artifact} is no longer in the store; "
+            f"create it again with `tributary resume {record.run}`"
         )
     return json.loads((artifacts.local(found) / "scores.json").read_text())
 
@@ -190,8 +190,9 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
     """What a reader must know to read the scores honestly."""
     said = [
         "A score is the mean outcome of the domain's verifier on held-out problems, sampled at "
-        "temperature 1. Other terms of the training reward, such as repetition or length, do not "
-        "enter it; a verifier may itself demand a well-formed answer. Intervals are at 95%, over "
+        "temperature 1. Other terms of the training reward, such as repetition or length, are "
+        "not part of it; a verifier may itself require a well-formed answer. Intervals are at"
+        " 95%, over "
         "problems."
     ]
     if not report.scores:
@@ -232,8 +233,8 @@ def _demonstrators(recipe: Recipe) -> list[str]:
     if not noisy:
         return []
     return [
-        "Cold starts are taught by an imperfect demonstrator, so that RL has something to mend; "
-        f"share of its answers with an error: {', '.join(noisy)}."
+        "Cold starts are taught by an imperfect demonstrator, so that RL has something to improve; "
+        f"share of its demonstrations with one wrong or missing token: {', '.join(noisy)}."
     ]
 
 

@@ -102,15 +102,15 @@ class RecipeRun:
         )
         done = self.place.artifacts.find(planned.kind, begun) is not None
         if done or is_under_way(self.place, planned.kind, begun):
-            watch.warn(f"{changed}; it stays as it was begun. Start a new run to use the change")
+            watch.warn(f"{changed}; it stays as it was started. Start a new run to use the change")
             return begun
         if self.place.artifacts.has_checkpoints(planned.kind, begun):
             raise InputError(
-                f"{changed}, and what is half done was made by what it began with; start a new run"
-                " to use the change (`tributary run`; what is done stays cached), or undo it and"
-                " resume again"
+                f"{changed}, and its unfinished work was made by the old version; start a new run"
+                " to use the change (`tributary run`; finished stages stay cached), or undo the"
+                " change and resume again"
             )
-        watch.warn(f"{changed}; it begins anew")
+        watch.warn(f"{changed}; it starts again")
         return present
 
     def _found(

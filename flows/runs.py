@@ -121,8 +121,10 @@ class RunRecord:
             return RunHead.model_validate_json(self.store.read(f"{self._folder}/recipe.json"))
         except FileNotFoundError:
             raise InputError(
-                f"run {self.run} is known in {home()}, but is not in {self.store.root} any more: "
-                "it was deleted, or the store moved. Start a new run; what is stored is cached"
+                f"run {self.run} is recorded in {home()}, but does not exist in"
+                f" {self.store.root} any more: "
+                "it was deleted, or the store moved. Start a new run; stages that are in the"
+                " store are cached"
             ) from None
 
     def recipe(self) -> Recipe:

@@ -22,7 +22,7 @@ def require_same(head: RunHead, flow: str, recipe: Recipe, arguments: Mapping[st
     found = list(differences(before, after))
     if found:
         raise InputError(
-            f"this flow run goes on with run {head.run}, but its parameters differ from the run's"
-            f" record, so nothing of the change would be trained:\n{listed(found)}\n"
+            f"this flow run continues run {head.run}, but its parameters differ from the run's"
+            f" record, so the change would have no effect:\n{listed(found)}\n"
             "Start a new run for the change: `tributary run RECIPE`, or Run on Prefect's page"
         )

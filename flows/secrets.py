@@ -41,8 +41,9 @@ def block_secrets(block: str) -> dict[str, str]:
     held = PrefectApi(stack.prefect_api).secret(block)
     if held is None:
         raise InputError(
-            f"storage.credentials is Prefect's Secret block `{block}`, and there is none of that "
-            "name. Make it from variables of your environment: "
+            f"storage.credentials is Prefect's Secret block `{block}`, and there is no block"
+            " of that "
+            "name. Create it from variables of your environment: "
             f"tributary secret {block} AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY"
         )
     return _variables(block, held)

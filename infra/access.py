@@ -41,7 +41,7 @@ def listening_host() -> str:
             probe.bind((host, 0))
     except (ValueError, OSError) as error:
         raise InputError(
-            f"{HOST_VARIABLE} is `{host}`, which is no IPv4 address of this machine ({error}): "
+            f"{HOST_VARIABLE} is `{host}`, which is not an IPv4 address of this machine ({error}): "
             "set it to one, or to 0.0.0.0 for all, or unset it for loopback only"
         ) from None
     return host
@@ -89,7 +89,7 @@ def required_key(host: str) -> str:
     if not found:
         raise InputError(
             f"a server on {host} needs a key, and there is none in {key_path()}: run "
-            f"`tributary up` with {HOST_VARIABLE}={host}, which makes one"
+            f"`tributary up` with {HOST_VARIABLE}={host}, which creates one"
         )
     return found
 
@@ -105,8 +105,8 @@ def prepare_key(host: str, *, in_use: bool) -> None:
     given, known = os.environ.get(KEY_VARIABLE, ""), key()
     if given and not _KEY.fullmatch(given):
         raise InputError(
-            f"{KEY_VARIABLE} must be 16 to 256 letters, digits or any of `._~-`. Unset it and "
-            "one is made"
+            f"{KEY_VARIABLE} must be 16 to 256 letters, digits or any of `._~-`. Unset it, and "
+            "`tributary up` creates a key"
         )
     if in_use and given and known and given != known:
         raise InputError(
@@ -115,8 +115,8 @@ def prepare_key(host: str, *, in_use: bool) -> None:
         )
     if in_use and not given and not known:
         raise InputError(
-            f"the key of the stack that runs in {home()} is gone from {key_path()}: end the stack "
-            "with `tributary down`, and `tributary up` makes another"
+            f"the key of the stack that runs in {home()} is missing in {key_path()}: end the stack "
+            "with `tributary down`, and `tributary up` creates another"
         )
     chosen = given or known or secrets.token_urlsafe(32)
     if chosen != known:

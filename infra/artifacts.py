@@ -227,7 +227,7 @@ class StageCheckpoints:
         for name in self._names():
             manifest = self._manifest(name)
             if manifest is None:
-                _log.warning("checkpoint %s of %s is torn; passed over", name, self._place)
+                _log.warning("checkpoint %s of %s is incomplete; it is skipped", name, self._place)
                 continue
             copy = self._scratch / "checkpoints" / name
             try:
@@ -322,5 +322,5 @@ def _checkpoints(kind: str, digest: str) -> str:
 def _fenced_out(kind: str, digest: str, attempt: int) -> FencedOut:
     return FencedOut(
         f"attempt {attempt} at {kind}/{digest[:12]} came second: another attempt has committed "
-        "its artifact, which stands. Nothing is lost"
+        "its artifact, and that one is used. Nothing is lost"
     )

@@ -162,7 +162,7 @@ class Cluster:
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"Ray's job API at {self.dashboard} does not answer ({type(error).__name__}: "
-                f"{error}). See `tributary status`; `tributary up` repairs what died"
+                f"{error}). See `tributary status`; `tributary up` restarts what died"
             ) from error
         if reply.status_code in (401, 403):
             raise InfrastructureError(

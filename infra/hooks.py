@@ -61,7 +61,9 @@ def construct(kind: str, name: str, factory: Callable[..., Any], options: Mappin
     except InputError as error:
         raise InputError(f"{kind} {name!r}: {error}") from error
     except (TypeError, ValueError) as error:
-        raise InputError(f"{kind} {name!r} refuses its options {dict(options)}: {error}") from error
+        raise InputError(
+            f"{kind} {name!r} does not accept its options {dict(options)}: {error}"
+        ) from error
     except SystemExit as error:
         raise InputError(f"{kind} {name!r}: its constructor {_EXITS.format(error)}") from error
 

@@ -162,7 +162,7 @@ class MlflowRest:
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"MLflow at {self.uri} does not answer ({type(error).__name__}: {error}); "
-                "`tributary status` shows the stack, `tributary up` mends it"
+                "`tributary status` shows the stack, `tributary up` restarts it"
             ) from error
         if reply.is_success or reply.status_code in allowed:
             return reply

@@ -122,7 +122,9 @@ class PartProcess:
                 await asyncio.wait_for(process.is_ready.wait(), START_SECONDS)
             except TimeoutError:
                 place = _place(_stack(process))
-                process.refusal = f"imports and constructor take over {START_SECONDS:g} s{place}"
+                process.refusal = (
+                    f"imports and constructor take more than {START_SECONDS:g} s{place}"
+                )
             except asyncio.CancelledError:
                 self._end(process)
                 raise
@@ -138,7 +140,7 @@ class PartProcess:
         result is such an object, and the answer its number). `about` is for the log, e.g. a
         problem's id. Raises PartFailed."""
         if self._hung >= MAX_HUNG and self._calls:
-            raise PartFailed(f"was not asked: {self._hung} calls in a row hung")
+            raise PartFailed(f"was not called: {self._hung} calls in a row hung")
         self._number += 1
         request = Request(self._number, target, method, arguments, self.timeout_s, keeps)
         call = _Call(request, about, asyncio.get_running_loop().create_future())

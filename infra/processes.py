@@ -193,5 +193,5 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 def _told(name: str, record: ProcessRecord, what: str) -> str:
     return (
         f"{name} {what}. Last lines of {record.log}:\n{log_tail(record.log)}\n"
-        "Mend the cause and run `tributary up` again; `tributary doctor` looks for common ones"
+        "Repair the cause and run `tributary up` again; `tributary doctor` checks for common causes"
     )

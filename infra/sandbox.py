@@ -109,13 +109,16 @@ def level() -> Level:
 
 
 def require(confinement: Level, demand: Demand = "confined") -> None:
-    """Raises `InputError` unless the mechanisms are what is demanded."""
+    """Raises `InputError` unless the machine offers the required mechanisms."""
     if not confinement.meets(demand):
-        other = "say `sandbox: confined` if two mechanisms will do, or " if demand == "full" else ""
+        other = (
+            "set `sandbox: confined` if two mechanisms are enough, or " if demand == "full" else ""
+        )
         raise InputError(
-            f"refused to run untrusted code: `sandbox: {demand}` is demanded, and this machine "
-            f"confines a process by {confinement} only. Allow user namespaces, Landlock and "
-            f"seccomp, {other or 'or '}say `sandbox: unsafe` if the code may do all that you may."
+            f"refused to run untrusted code: `sandbox: {demand}` is required, but this machine "
+            f"can confine a process by {confinement} only. Allow user namespaces, Landlock and "
+            f"seccomp, {other or 'or '}set `sandbox: unsafe` if the code may do everything"
+            " that you may do."
         )
 
 

@@ -41,7 +41,7 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
         return (
             "the credentials were refused",
             "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) and the bucket's "
-            "policy: reading, listing, writing and deleting are needed",
+            "policy: the account needs the rights to read, list, write and delete",
             False,
         )
     if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}:
@@ -60,7 +60,11 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
     if isinstance(error, NotADirectoryError | FileExistsError):
         return "a part of the path is a file", "Give a folder as `storage.root`", False
     if isinstance(error, FileNotFoundError):
-        return "there is no such bucket or folder", "Create it first, or mend `storage.root`", False
+        return (
+            "there is no such bucket or folder",
+            "Create it first, or correct `storage.root`",
+            False,
+        )
     if isinstance(error, ConnectionError | TimeoutError) or "Connect" in type(error).__name__:
         return (
             "the store cannot be reached",
@@ -68,7 +72,11 @@ def _diagnose(error: Exception, place: str) -> tuple[str, str, bool]:
             True,
         )
     if isinstance(error, ImportError | ValueError):
-        return "no such kind of store can be used", "Use file:// or s3:// in `storage.root`", False
+        return (
+            "this kind of store is not supported",
+            "Use file:// or s3:// in `storage.root`",
+            False,
+        )
     return type(error).__name__, "See the cause and run again", False
 
 

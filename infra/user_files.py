@@ -87,7 +87,8 @@ def read_hooks(hooks: Sequence[str], data: Sequence[str] = ()) -> UserFiles:
     size = sum(len(text) for part in (read.hooks, read.data) for text in part.values())
     if size > MAX_BYTES:
         raise InputError(
-            f"hooks and data are {size >> 20} MiB together, and {MAX_BYTES >> 20} MiB are carried "
+            f"hooks and data are {size >> 20} MiB together, but only {MAX_BYTES >> 20} MiB can"
+            " be sent "
             "with each job; put larger files where every host reads them, and give the hook their "
             "place and checksum as options"
         )
@@ -101,7 +102,7 @@ def same_names(paths: Sequence[str]) -> Iterator[str]:
         name = path.stem if path.suffix == ".py" else path.name
         other = first.setdefault(name, path)
         if other.resolve() != path.resolve():
-            yield f"{other} and {path} have one name, {name}; rename one of them"
+            yield f"{other} and {path} have the same name, {name}; rename one of them"
 
 
 def install_hooks(files: UserFiles) -> InstalledFiles:

@@ -20,7 +20,7 @@ def create_environment(uv: Path, venv: Path) -> Path:
         version = _version_of(str(python))
         if version not in VERSIONS:
             told = f"{venv} has a Python {version or 'that does not start'}"
-            raise InstallError(f"{told}: `make clean install` makes it anew")
+            raise InstallError(f"{told}: `make clean install` creates it again")
         return python
     chosen = _interpreter(uv)
     done = subprocess.run(

@@ -45,7 +45,7 @@ def install_torch(uv: Uv, version: str) -> str:
             fault = f"installed, but it does not load: {build}"
         print(f"install: torch not from {source.name}: {fault}", flush=True)
     raise InstallError(
-        f"no source has a torch {version} that loads here. Offer a CPU wheel: "
+        f"no source has a torch {version} that loads here. Provide a CPU wheel: "
         "`UV_FIND_LINKS=FOLDER make install`, or find-links in pip's configuration"
     )
 

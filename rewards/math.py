@@ -26,7 +26,9 @@ class Math:
     def __init__(self, *, time_limit: float = 5.0) -> None:
         """`time_limit`: seconds that one comparison may take; then the answer counts as wrong."""
         if time_limit <= 0:
-            raise InputError(f"`time_limit` is a number of seconds over 0, not {time_limit!r}.")
+            raise InputError(
+                f"`time_limit` must be a number of seconds above 0, not {time_limit!r}."
+            )
         self._judge = MathJudge(time_limit)
 
     async def __call__(self, transcript: Transcript) -> Verdict:

@@ -31,7 +31,7 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     reward: Any = construct("reward", name, factory, options)
     if not callable(reward):
         raise InputError(
-            f"reward {name!r}: {type(reward).__name__} is no reward: it needs "
+            f"reward {name!r}: {type(reward).__name__} is not a reward: it needs "
             f"`async def __call__(self, transcript) -> Verdict`."
         )
     return cast("Reward", reward)

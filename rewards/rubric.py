@@ -106,5 +106,5 @@ def verdict_fault(term: Term, verdict: object) -> str:
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         return f"returned {', '.join(map(str, numbers))}: every score must be a finite number"
     if term.outcome and not 0 <= verdict.score <= 1:
-        return f"scored {verdict.score}: an outcome lies between 0 and 1"
+        return f"scored {verdict.score}: an outcome must be between 0 and 1"
     return ""

@@ -23,10 +23,14 @@ def format_fault(transcript: Transcript) -> str:
         return "the answer is empty"
     for turn in _assistant_turns(transcript):
         if _TAGS.search(turn.content) or _TAGS.search(turn.reasoning or ""):
-            return "tags stand inside the text"
+            return "the text contains tags"
         reasons = bool((turn.reasoning or "").strip())
         if reasons != transcript.problem.thinking:
-            return "reasoning is missing" if transcript.problem.thinking else "reasoning is unasked"
+            return (
+                "reasoning is missing"
+                if transcript.problem.thinking
+                else "reasoning was not asked for"
+            )
     return ""
 
 
@@ -46,7 +50,7 @@ class Repetition:
 
     def __init__(self, *, ngram: int = 12) -> None:
         if ngram < 1:
-            raise InputError(f"`ngram` is a number of at least 1, not {ngram!r}.")
+            raise InputError(f"`ngram` must be a whole number of at least 1, not {ngram!r}.")
         self._ngram = ngram
 
     async def __call__(self, transcript: Transcript) -> Verdict:
@@ -68,7 +72,7 @@ class Length:
 
     def __init__(self, *, budget: int, margin: int) -> None:
         if not 0 < margin <= budget:
-            raise InputError(f"`margin` lies between 1 and `budget` ({budget}), not {margin!r}.")
+            raise InputError(f"`margin` must be between 1 and `budget` ({budget}), not {margin!r}.")
         self._budget, self._margin = budget, margin
 
     async def __call__(self, transcript: Transcript) -> Verdict:

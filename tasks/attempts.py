@@ -253,7 +253,7 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
 def _lost(work: StageWork, place: Place, *, by_kernel: bool) -> End:
     """The end of a job that could not write down one."""
     if not by_kernel:
-        message = "its job ended without a word: it was killed, or its machine was"
+        message = "its job ended without a word: the job was killed, or its machine restarted"
         return End(outcome="failed", error=JOB_LOST, retryable=True, message=message)
     settings = work.spec.model_dump(mode="json").get("settings", {})
     advice = memory_advice(work.name, settings, work.resources, place.pool)
@@ -315,7 +315,9 @@ def _failure(work: StageWork, place: Place, claim: Claim, end: End, tail: deque[
     if end.error == JOB_LOST:  # its log is all that is known
         lines += [f"  | {line}" for line in tail] or ["  | (not on this machine)"]
     if end.exit_code == BAD_INPUT:
-        lines.append("repair what it names, then run the recipe again; what is done stays cached")
+        lines.append(
+            "repair the cause that is named, then run the recipe again; finished stages stay cached"
+        )
     elif end.error != OutOfMemory.__name__:
         lines.append(f"resume with: tributary resume {place.run}")
     return "\n".join(lines)

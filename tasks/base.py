@@ -64,7 +64,7 @@ class BaseSettings(Config):
     @model_validator(mode="after")
     def _one_of(self) -> BaseSettings:
         if (self.random is None) == (self.folder is None):
-            raise ValueError("say exactly one of `random: {...}` and `folder: PATH`")
+            raise ValueError("give exactly one of `random: {...}` and `folder: PATH`")
         return self
 
     @property

@@ -35,8 +35,8 @@ def import_model(url: str, folder: Path) -> dict[str, float]:
     for name, tensor in stored_tensors(ModelFiles(str(folder))).items():
         if tensor.dtype in _EXPONENT and not _is_finite(folder, tensor):
             raise InputError(
-                f"base.folder: {url.rstrip('/')}/{tensor.file}: {name} holds NaN or infinity, and"
-                " nothing trained from it would be a number; give a model without"
+                f"base.folder: {url.rstrip('/')}/{tensor.file}: {name} holds NaN or infinity, so"
+                " training from it would give only NaN; give a model without them"
             )
     return {"parameters": float(report.parameters)}
 

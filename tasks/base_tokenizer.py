@@ -33,7 +33,7 @@ def train_tokenizer(demonstrations: Iterable[Demonstration], vocab_size: int) ->
 
     if vocab_size < SMALLEST:
         raise InputError(
-            f"base.random.vocab_size is {vocab_size}; bytes, special tokens and phrases alone take "
+            f"base.random.vocab_size is {vocab_size}; bytes, special tokens and phrases alone need "
             f"{SMALLEST}: raise it (512 is a good size)"
         )
     tokenizer = Tokenizer(models.BPE())

@@ -59,7 +59,7 @@ class Claims:
         newest = self._newest()
         if newest > number:
             raise FencedOut(
-                f"attempt {number} was given up, and attempt {newest} has taken its place: what it"
+                f"attempt {number} was given up, and attempt {newest} has replaced it: what it"
                 f" wrote after that in {self._folder} does not count. Nothing is lost"
             )
 

@@ -69,7 +69,7 @@ def _environment(
     if domain.max_turns > 1 and environment is None:
         raise InputError(
             f"domain {domain.name!r} asks for max_turns {domain.max_turns}, but its curriculum "
-            f"{named.name!r} has no environment: nothing would answer the first turn"
+            f"{named.name!r} has no environment, so nothing could answer the model's first turn"
         )
     if environment is None or named.name in CURRICULA:
         return environment, []

@@ -32,9 +32,13 @@ def memory_advice(
         lines.append(
             f"resources.concurrent_stages: {pool.concurrent_stages} -> {pool.concurrent_stages - 1}"
         )
-    listed = "".join(f"\n  {line}" for line in lines) or "\n  nothing in the recipe: free memory"
+    listed = (
+        "".join(f"\n  {line}" for line in lines)
+        or "\n  no setting of the recipe helps: free memory on the machine"
+    )
     return (
-        f"The stage is not tried again as it is. Lower one of these for {stage}, then run the "
+        f"The stage is not retried with the same settings. Lower one of these for {stage},"
+        " then run the "
         f"recipe again:{listed}"
     )
 

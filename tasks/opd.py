@@ -93,7 +93,7 @@ def check_same_tokens(student: Path, teachers: Mapping[str, Path]) -> None:
         if theirs.vocabulary != ours.vocabulary:
             what = f"tokenizer ({_difference(ours.vocabulary, theirs.vocabulary)})"
         elif theirs.prompt_ids(_PROBE) != ours.prompt_ids(_PROBE):
-            what = "chat template (the same question becomes other tokens)"
+            what = "chat template (the same question gives different tokens)"
         if what:
             raise InputError(
                 f"the teacher of {domain} ({folder}) has another {what} than the student"

@@ -65,7 +65,7 @@ async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) ->
     try:
         while not task.done():
             if context.stop.requested:
-                raise Stopped("stopped; what it finished continues the stage")
+                raise Stopped("stopped; the stage continues with the work that is finished")
             await asyncio.wait({task}, timeout=STOP_POLL_SECONDS)
         return task.result()
     finally:

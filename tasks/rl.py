@@ -249,7 +249,9 @@ async def _train(
             snapshot = partial(_snapshot, record, buffer, roles)
             await saving.begin(record.step, record.score, snapshot)
         if stopping:
-            raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
+            raise Stopped(
+                f"stopped after step {record.step}; the stage continues from this checkpoint"
+            )
         return over
 
     async def before_update() -> None:

@@ -156,7 +156,9 @@ async def _train(
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
             await saving.begin(record.step, record.score, partial(_snapshot, record, trainer))
         if stopping:
-            raise Stopped(f"stopped after step {record.step}; its checkpoint continues the stage")
+            raise Stopped(
+                f"stopped after step {record.step}; the stage continues from this checkpoint"
+            )
 
 
 def _next_size(steps: int, seconds: float) -> int:

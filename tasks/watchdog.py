@@ -47,8 +47,9 @@ def stalled(job: str, bound: float) -> StageStalled:
     """The error, with the file that has the stacks of all processes."""
     return StageStalled(
         f"no step, rollout or checkpoint of job {job} was finished within {bound:.0f} s: a process "
-        f"hangs, or is far slower than that. What each of them was doing: {dump_stacks(job)}. It "
-        "goes on from its last checkpoint; raise resources' `stall_seconds` if its steps take that "
+        f"hangs, or is far slower than that. What each process was doing: {dump_stacks(job)}. It "
+        "continues from its last checkpoint; raise resources' `stall_seconds` if its steps"
+        " take that "
         "long"
     )
 

@@ -37,8 +37,9 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
         )
     if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
         yield (
-            f"advantage: {advantage.kind} does not listen to the teachers that an `opd` stage"
-            " learns from; write `algorithm: {preset: opd}` and what shall differ from it"
+            f"advantage: {advantage.kind} does not use the teachers that  an `opd` stage"
+            " learns from; write `algorithm: {preset: opd}` and the fields that should differ"
+            " from it"
         )
 
 
@@ -51,7 +52,7 @@ def _group(algorithm: Algorithm, group_size: int, has_teachers: bool) -> Iterato
         way_out += ", or `needs_group_spread: false` if yours does not"
     yield (
         f"advantage: {advantage.kind} compares the rollouts of a group, and a group of one"
-        f" teaches nothing; {way_out}"
+        f" gives no gradient; {way_out}"
     )
 
 
@@ -59,7 +60,7 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
     advantage = algorithm.advantage
     if isinstance(advantage, ReinforcePlusPlusAdvantage) and not advantage.whiten:
         yield (
-            "advantage.whiten: reinforce++ has no baseline but the batch's mean; leave it on, or"
+            "advantage.whiten: reinforce++ has no baseline except the batch's mean; leave it on, or"
             " choose reinforce++-baseline"
         )
     if isinstance(advantage, GroupAdvantage) and advantage.std and advantage.whiten:
@@ -68,7 +69,7 @@ def _advantage(algorithm: Algorithm) -> Iterator[str]:
             " one"
         )
     if isinstance(advantage, DistillationAdvantage) and algorithm.overlong is not None:
-        yield "overlong: distillation takes no reward, so a penalty would be lost; leave it out"
+        yield "overlong: distillation uses no reward, so a penalty has no effect; leave it out"
 
 
 def _old_logprobs(algorithm: Algorithm) -> Iterator[str]:
@@ -100,15 +101,16 @@ def _terms(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     if not kl.coef:
         if kl.unbiased or kl.place == "reward":
-            yield "kl: coef is 0, so nothing comes of the rest; set coef, e.g. 0.001"
+            yield "kl: coef is 0, so the other fields have no effect; set coef, e.g. 0.001"
         return
     if kl.place == "reward" and kl.unbiased:
         yield (
-            "kl.unbiased: weighs the loss term's gradient, and a reward has none; set place to"
+            "kl.unbiased: changes the loss term's gradient, and a reward has no gradient; set"
+            " place to"
             " loss, or leave it out"
         )
     if kl.place == "reward" and isinstance(algorithm.advantage, DistillationAdvantage):
-        yield "kl.place: distillation takes no reward; set it to loss"
+        yield "kl.place: distillation uses no reward; set it to loss"
     if kl.place == "loss" and kl.estimator == "k1" and not kl.unbiased:
         yield (
             "kl.estimator: the gradient of k1 as a loss is zero on average; choose k2 or k3, set"
@@ -121,14 +123,14 @@ def stale_doubts(algorithm: Algorithm) -> Iterator[str]:
     correction, of_trainer = algorithm.correction, algorithm.old_logprobs == "trainer"
     is_bare = correction.weight is None and not correction.reject
     if is_bare and (of_trainer or isinstance(algorithm.loss, ReinforceLoss)):
-        why = "its ratio begins at 1 however old the data" if of_trainer else "it has no ratio"
+        why = "its ratio starts at 1 for data of any age" if of_trainer else "it has no ratio"
         ways = (
             ""
             if isinstance(algorithm.loss, GspoLoss | ReinforceLoss)
             else (", or `old_logprobs: engine`")
         )
         yield (
-            f"loss: {algorithm.loss.kind} trains on stale data as if it were fresh: {why}; add"
+            f"loss: {algorithm.loss.kind} treats stale data as fresh: {why}; add"
             f" `correction: {{weight: {{}}}}` with `old_logprobs: trainer`{ways}"
         )
     if isinstance(algorithm.loss, GspoLoss) and not of_trainer:

@@ -57,7 +57,7 @@ def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
     found_R = advantage(tokens)
     if not isinstance(found_R, Tensor) or found_R.shape != tokens.sequence_R.shape:
         shape = getattr(found_R, "shape", type(found_R).__name__)
-        yield Fault("gives one number a trained token", f"{shape} for {len(tokens.sequence_R)}")
+        yield Fault("gives one number per trained token", f"{shape} for {len(tokens.sequence_R)}")
         return
     if not bool(found_R.isfinite().all()):
         yield Fault("is finite", f"{found_R.tolist()}")
@@ -66,14 +66,17 @@ def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
     if any(not torch.equal(a, b) for a, b in zip(_tensors(tokens), copies, strict=True)):
         yield Fault("leaves its inputs alone", "an input changed")
     if not _same(advantage(tokens), found_R):
-        yield Fault("gives the same for the same", "two calls differ")
+        yield Fault("gives the same result for the same input", "two calls differ")
     renamed = replace(tokens, group_N=2 - tokens.group_N)
     if not _same(advantage(renamed), found_R):
-        yield Fault("knows groups by number only", "other numbers for the groups change it")
+        yield Fault(
+            "uses group numbers only to tell groups apart",
+            "other numbers for the same groups change the result",
+        )
     order_N = torch.tensor([3, 0, 4, 2, 1, 5])
     moved, places_R = _reordered(tokens, order_N)
     if not _same(advantage(moved), found_R[places_R]):
-        yield Fault("follows its samples", "another order of the samples changes it")
+        yield Fault("follows its samples", "another order of the samples changes the result")
     equal = replace(tokens, rewards_N=torch.ones_like(tokens.rewards_N))
     if not bool(advantage(equal).isfinite().all()):
         yield Fault("is finite where all rewards are equal", f"{advantage(equal).tolist()}")
@@ -123,7 +126,10 @@ def _loss_checks(loss: Losses) -> Iterator[Fault]:
     fresh = replace(tokens, old_logprobs_R=tokens.logprobs_R.detach())
     pushed_R = _gradient(loss, fresh)
     if pushed_R is None or float((pushed_R * fresh.advantages_R).sum()) >= 0:
-        yield Fault("raises what has a positive advantage", "at ratio 1 its gradient does not")
+        yield Fault(
+            "raises the probability of tokens with a positive advantage",
+            "at ratio 1 its gradient does not",
+        )
     still = _gradient(loss, replace(tokens, advantages_R=torch.zeros_like(tokens.advantages_R)))
     if still is not None and not _same(still, torch.zeros_like(still)):
         yield Fault("leaves tokens of advantage 0 alone", f"gradient {still.tolist()}")

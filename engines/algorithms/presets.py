@@ -92,7 +92,7 @@ def _require_same_kinds(
         if theirs is not None and isinstance(mine, str) and mine != theirs:
             raise ValueError(
                 f"{name} is {mine}, but preset {preset} has {name} {theirs}; leave `{name}` out, or"
-                " leave `preset` out and write what shall differ from grpo"
+                " leave `preset` out and write the fields that should differ from grpo"
             )
 
 

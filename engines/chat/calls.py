@@ -94,7 +94,7 @@ def _parse_hermes(body: str, known: Mapping[str, Tool]) -> ToolCall:
     tool = _tool(raw["name"], known)
     arguments = raw.get("arguments", {})
     if not isinstance(arguments, dict):
-        raise CallError(f"arguments of {tool.name} are no JSON object")
+        raise CallError(f"arguments of {tool.name} are not a JSON object")
     _check(tool, arguments)
     return ToolCall(tool.name, arguments)
 
@@ -147,7 +147,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise CallError(f"{name} is no JSON value")
+    raise CallError(f"{name} is not a JSON value")
 
 
 def _short(text: str, most: int = 40) -> str:

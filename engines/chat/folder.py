@@ -70,7 +70,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises a bare Exception
-        raise InputError(f"tokenizer.json: holds no tokenizer: {error}; copy it again") from error
+        raise InputError(
+            f"tokenizer.json: contains no valid tokenizer: {error}; copy it again"
+        ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -92,7 +94,7 @@ def _template_text(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str]
             return found, file
     raise InputError(
         "chat_template.jinja: is missing, and tokenizer_config.json has no `chat_template`; put"
-        " the template there that the model shall be trained with"
+        " there the template that the model should be trained with"
     )
 
 
@@ -120,7 +122,7 @@ def _check_id(file: str, token: Any, tokenizer: Tokenizer) -> None:
         )
     if tokenizer.id_to_token(token) is None:
         raise InputError(
-            f"{file}: eos_token_id {token} is no token of tokenizer.json, which has"
+            f"{file}: eos_token_id {token} is not in tokenizer.json, which has"
             f" {tokenizer.get_vocab_size()}; correct the id, or copy the tokenizer that belongs to"
             " the model"
         )

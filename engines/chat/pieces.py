@@ -59,7 +59,7 @@ class Pieces:
         said = Message("assistant", "c", thought, calls)
         before = self.template.render([_USER, said], thinking=thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
-        return self._rest(after, before, "an assistant's turn that others follow")
+        return self._rest(after, before, "an assistant's turn that is followed by others")
 
     def whole(self, problem: Problem, turns: Sequence[Message], joined: str) -> None:
         """Refuse the template unless it renders the conversation as its pieces joined."""

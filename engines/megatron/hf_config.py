@@ -75,7 +75,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return parse_config((folder / "config.json").read_bytes())
     except FileNotFoundError:
-        raise InputError(f"{folder} is no HF model folder: it has no config.json") from None
+        raise InputError(f"{folder} is not an HF model folder: it has no config.json") from None
     except InputError as error:
         raise InputError(f"{folder}/{error}") from None
 

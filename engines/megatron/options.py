@@ -164,7 +164,7 @@ def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None
     if options.get("virtual_pipeline_model_parallel_size"):
         raise InputError(
             "trainer.megatron: virtual_pipeline_model_parallel_size is not supported: with batched"
-            " point-to-point communication its activations arrive garbled; leave it out"
+            " point-to-point communication its activations are corrupted; leave it out"
         )
 
 
@@ -186,7 +186,7 @@ def _check_option(name: str, value: Any) -> None:
             " leave it out"
         )
     if not set(kinds) - {"null"}:
-        raise InputError(f"{where} takes a Python object, which a recipe cannot state")
+        raise InputError(f"{where} takes a Python object, which a recipe cannot express")
     check_kind(where, value, kinds)
 
 

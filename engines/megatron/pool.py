@@ -151,7 +151,7 @@ class TrainerPool:
             [slot.name for slot in chosen], holder, LEASE_TTL_S, time.monotonic()
         )
         if lease is None:
-            raise EngineError("the pool's books are wrong: a ready rank is leased; report this")
+            raise EngineError("internal error: a rank is both ready and leased; report this")
         for slot in chosen:
             slot.ready = False
         self._drivers[lease.id] = driver

@@ -109,7 +109,7 @@ def _places(domain: str, domains: list[str]) -> NDArray[np.int64]:
 def _check_shape(domain: str, teacher: ModelShape, student: ModelShape) -> None:
     if teacher != student:
         raise InputError(
-            f"the teacher of {domain} is no model of the student's architecture: {teacher}, the"
-            f" student is {student}. Teachers are scored in the student's own trainer; use experts"
+            f"the teacher of {domain} does not have the student's architecture: {teacher}, the"
+            f" student is {student}. Teachers run in the student's trainer; use experts"
             " that were trained from the same base"
         )

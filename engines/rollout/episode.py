@@ -181,7 +181,7 @@ class Roller:
                     return _End(Status.FAILED, f"environment: {type(error).__name__}: {error}")
                 if over:
                     return _End(Status.COMPLETED)
-            return _End(Status.TRUNCATED, f"{attempt.domain.max_turns} turns used up")
+            return _End(Status.TRUNCATED, f"{attempt.domain.max_turns} turns are used up")
         finally:
             if episode is not None:
                 with contextlib.suppress(Exception):  # how it ended is decided already
@@ -213,7 +213,7 @@ class Roller:
         if generation.finish == "abort":
             return _End(Status.ABORTED, "generation was interrupted")
         if not generation.token_ids:
-            return _End(Status.ABORTED, "the engine answered no token")
+            return _End(Status.ABORTED, "the engine returned no token")
         parsed = self._chat.parse(attempt.problem, generation.token_ids)
         messages.append(parsed.message())
         if generation.finish == "length":

@@ -102,7 +102,9 @@ def _check(generation: Generation, sampling: Sampling) -> None:
             f"{len(generation.weight_versions)} weight versions"
         )
     if count > sampling.max_new_tokens:
-        raise EngineError(f"the engine answered {count} ids; {sampling.max_new_tokens} were asked")
+        raise EngineError(
+            f"the engine answered {count} ids; {sampling.max_new_tokens} were requested"
+        )
     # `not <=` also catches NaN; a logprob may exceed 0 by rounding only
     if any(not value <= 1e-3 for value in generation.logprobs):
         raise EngineError("the engine answered a logprob that is NaN or above 0")

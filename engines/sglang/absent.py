@@ -104,7 +104,7 @@ class AbsentFinder:
         if root not in self.roots or fullname.startswith(f"{_KERNELS}."):
             return None
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=root != _KERNELS)  # type: ignore[arg-type]
-        spec.origin = "stand-in of tributary"
+        spec.origin = "placeholder of tributary"
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:

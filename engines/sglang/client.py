@@ -206,7 +206,9 @@ def _read(text: bytes, asked: Sequence[Sampling]) -> list[Generation]:
             raise EngineError(f"asked for {len(asked)} turns, got {str(replies)[:300]}")
         return [_parse(reply, sampling) for reply, sampling in zip(replies, asked, strict=True)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _Retryable(f"no engine answers this ({error!r}): {text[:300]!r}") from error
+        raise _Retryable(
+            f"this is not a valid engine answer ({error!r}): {text[:300]!r}"
+        ) from error
 
 
 def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:

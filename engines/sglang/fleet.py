@@ -99,7 +99,7 @@ class Fleet:
         deadline = time.monotonic() + wait_s
         while True:
             call = self._manager.is_whole.remote(self._grant.lease_id, self._grant.token)
-            if await _answer(call, _CALL_S, "asking after the servers"):
+            if await _answer(call, _CALL_S, "asking about the servers"):
                 return
             if time.monotonic() > deadline:
                 raise EngineError(f"a server that was lost is not back after {wait_s:.0f} s")

@@ -40,7 +40,7 @@ def call(
     except ValueError:
         reply = None
     if not isinstance(reply, dict):
-        raise EngineError(f"{origin} answered no JSON object: {text[:300]!r}")
+        raise EngineError(f"{origin} did not answer with a JSON object: {text[:300]!r}")
     if reply.get("success") is False:
         raise EngineError(f"{origin} failed: {reply.get('message') or text[:500]}")
     return Reply(origin, reply)

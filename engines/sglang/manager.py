@@ -210,7 +210,7 @@ class FleetManager:
                     if lease.id in self._fleets:
                         await self._mend(lease, self._fleets[lease.id])
             except Exception:
-                _log.exception("a sweep of the fleets failed; the next follows")
+                _log.exception("a check of the fleets failed; it will be repeated")
 
     async def _reclaim(self) -> None:
         drivers = {lease: fleet.request.driver for lease, fleet in self._fleets.items()}
@@ -258,7 +258,7 @@ class FleetManager:
             await asyncio.to_thread(disk.publish, fleet.model, [slot.url], fleet.disk_version)
             self._restarts += 1
         except (EngineError, OutOfMemory):
-            _log.exception("%s does not restart; trying again", name)
+            _log.exception("%s does not start; trying again", name)
         finally:
             fleet.restarting.discard(name)
 

@@ -72,8 +72,8 @@ _SET_BY_US = {
     "model_path": "it comes from the stage's input",
     "nnodes": "a server runs on one host",
     "port": "the fleet chooses it",
-    "skip_server_warmup": "the fleet proves a server with a request of its own",
-    "skip_tokenizer_init": "token ids go in and out",
+    "skip_server_warmup": "the fleet tests a server with its own request",
+    "skip_tokenizer_init": "requests and answers are token ids",
     "tp_size": "it comes from resources: tp_per_server",
     "weight_version": "the fleet sets it",
 }

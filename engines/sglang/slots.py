@@ -41,7 +41,7 @@ def architecture(spec: FleetSpec, model: Path, tp: int) -> str:
         try:
             fields = json.loads(path.read_text()) if path.exists() or "gen" not in name else {}
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): is this a HF folder?") from error
+            raise InputError(f"{path} cannot be read ({error}): is this an HF folder?") from error
         parts[name] = {key: value for key, value in fields.items() if key not in _PROVENANCE}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

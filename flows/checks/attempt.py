@@ -59,7 +59,7 @@ class Attempts:
             return True, action()
         except TimeoutError:
             self.problems.append(
-                f"{where}: {what} is not over after {seconds:g} s; make it faster, or raise"
+                f"{where}: {what} did not finish within {seconds:g} s; make it faster, or raise"
                 " `timeout_s`"
             )
         except InputError as error:

@@ -32,7 +32,7 @@ def _files(hooks: Sequence[str]) -> Iterator[str]:
         if not path.exists():
             yield f"hooks: {hook} is missing"
         elif path.is_file() and path.suffix != ".py":
-            yield f"hooks: {hook} is no Python file"
+            yield f"hooks: {hook} is not a Python file"
         elif not path.stem.isidentifier():
             yield (
                 f"hooks: {path.name} cannot be imported under that name; rename it to"

@@ -160,8 +160,8 @@ def _imported(where: str, kind: str, name: str, attempts: Attempts) -> bool:
     )
     if text := attempts.observer.printed().strip():
         attempts.cautions.append(
-            f"hooks: {module}.py prints while it is imported ({text[:60]!r}), in every job again;"
-            " leave that out"
+            f"hooks: {module}.py prints while it is imported ({text[:60]!r}), and would print"
+            " in every job; remove the print"
         )
     return fine
 
@@ -198,8 +198,8 @@ def _try_problems(live: _Live, counts: dict[Split, int], seed: int, attempts: At
         drawn[split] = problems
         if two != problems[:first]:
             attempts.problems.append(
-                f"{at}: {call}: gives other problems at the same positions when fewer are asked"
-                " for; position i must follow from split, seed and i alone"
+                f"{at}: {call}: gives other problems at the same positions when fewer are"
+                " requested; position i must depend on split, seed and i alone"
             )
             return
         call = f"{live.name}.problems({split!r}, 1, seed={seed}, start={first - 1})"
@@ -221,7 +221,7 @@ def _check_position(
             f"{live.name}: split {split}: the problem at position {first - 1} is"
             f" {problems[first - 1].id!r} when drawn from the start, and {again.id!r} with"
             f" start={first - 1}; a resumed stage would train on other problems. Let position i"
-            " follow from split, seed and i alone"
+            " depend on split, seed and i alone"
         )
 
 

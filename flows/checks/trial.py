@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _hung(seen: _Seen, stack: Path) -> str:
     return (
         f"{seen.where}: {seen.what} hangs and blocks its process{_stuck_at(stack)}; nothing else"
-        " can run meanwhile: bound it, and put blocking work into `asyncio.to_thread`"
+        " can run during that time: limit its time, and run blocking work with `asyncio.to_thread`"
     )
 
 

@@ -49,7 +49,7 @@ def _vocabulary(recipe: Recipe) -> Iterator[str]:
     if made is not None and made.vocab_size < SMALLEST:
         yield (
             f"base.random.vocab_size: is {made.vocab_size}; bytes, special tokens and phrases alone"
-            f" take {SMALLEST}, so at least that (512 is a good size)"
+            f" need {SMALLEST}; set it to at least that (512 is a good size)"
         )
 
 

@@ -68,7 +68,7 @@ def _sockets() -> Check:
 
 def _leftovers() -> Check:
     found = clean(dry=True)
-    told = f"{len(found)} things that a crash left" if found else "none"
+    told = f"{len(found)} files or folders that a crash left behind" if found else "none"
     return Check("leftovers", not found, told, "`tributary doctor --clean`" if found else "")
 
 
@@ -88,12 +88,12 @@ def _stack() -> Check:
     record = load_record()
     if record is None or not record.services:
         left = runtime_dir().exists()
-        told = f"down, but {runtime_dir()} is left" if left else "down"
+        told = f"down, but {runtime_dir()} is left over" if left else "down"
         return Check("stack", not left, told, "`tributary down`" if left else "")
     dead = [name for name, found in record.services.items() if not is_alive(found)]
     if len(dead) == len(record.services):
         orphans = len(family([], record.mark))
-        told = f"all services ended without `tributary down`; {orphans} processes are left"
+        told = f"all services ended without `tributary down`; {orphans} processes are left over"
         return Check("stack", False, told, "`tributary up`, or `tributary down`")
     silent = [s.name for s in services(record) if s.name not in dead and not s.answers()]
     broken = [f"{name} is dead" for name in dead] + [f"{name} is silent" for name in silent]

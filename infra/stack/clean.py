@@ -32,7 +32,7 @@ _COPY_DRAFT = re.compile(r"a\d+\.[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Example: Leftover("sockets of a stack that is gone", Path("/tmp/tributary-3f09c2b1"), ...)"""
+    """Example: Leftover("draft of a record", Path("/tmp/tributary-3f09c2b1"), ...)"""
 
     what: str
     path: Path
@@ -56,7 +56,9 @@ def clean(*, dry: bool = False) -> list[Leftover]:
 def _leftovers() -> Iterator[Leftover]:
     yield from _stack()
     for path in dead_traces():
-        yield Leftover("of a process that is gone", path, lambda path=path: remove_traces([path]))
+        yield Leftover(
+            "of a process that no longer exists", path, lambda path=path: remove_traces([path])
+        )
     for path in home().iterdir():
         draft = _RECORD_DRAFT.fullmatch(path.name)
         if draft and not psutil.pid_exists(int(draft.group(1))):
@@ -79,12 +81,14 @@ def _stack() -> Iterator[Leftover]:
     if record is not None and record.services:
         gone = record.model_copy(update={"services": {}})
         yield Leftover(
-            "record of a stack that is gone", home() / "stack.json", lambda: save_record(gone)
+            "record of a stack that no longer exists",
+            home() / "stack.json",
+            lambda: save_record(gone),
         )
     folder = runtime_dir()
     if folder.exists() and not _in_use(folder):
         yield Leftover(
-            "sockets of a stack that is gone", folder, lambda: shutil.rmtree(folder, True)
+            "sockets of a stack that no longer exists", folder, lambda: shutil.rmtree(folder, True)
         )
 
 

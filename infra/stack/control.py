@@ -238,7 +238,7 @@ class _Starter:
                 if tries == START_TRIES:
                     raise
                 self._say(f"{service.name} did not start; trying again")
-        self._say(f"{service.name} is up after {time.monotonic() - began:.1f} s: {service.url}")
+        self._say(f"{service.name} started after {time.monotonic() - began:.1f} s: {service.url}")
 
     def _start(self, service: Service) -> None:
         record = start(service.command, service.env, _log(service.name), home())

@@ -45,7 +45,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
     if done.returncode != 0:
         raise InfrastructureError(
             f"Prefect refused the deployments of {path}. Last lines of {log}:\n{log_tail(log)}\n"
-            "Mend the cause and run `tributary up` again"
+            "Repair the cause and run `tributary up` again"
         )
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(fingerprint)

@@ -16,8 +16,9 @@ from infra.stack.record import Stack
 PROBE_SECONDS = 3.0
 _ASKED = (401, 403)
 _BY_THEMSELVES = (
-    "Ray's daemons listen on every address whatever they are told, and here ask for no key: {}. "
-    "On a network with strangers close these ports, or set TRIBUTARY_HOST, "
+    "Ray's daemons listen on every address regardless of settings, and here they ask for no"
+    " key: {}. "
+    "On a network that you do not trust, block these ports, or set TRIBUTARY_HOST, "
     "with which Ray asks for a key"
 )
 
@@ -32,7 +33,7 @@ def exposure(stack: Stack) -> Check:
         return Check("network", True, told, "", warns=bool(ports))
     strangers = unguarded(stack)
     if strangers:
-        told = f"{', '.join(strangers)} on {stack.host} let everyone in, without a key"
+        told = f"{', '.join(strangers)} on {stack.host} accept everyone, without a key"
         return Check("network", False, told, "`tributary down`, then `tributary up`")
     return Check("network", True, _protection(stack, ports), "", warns=True)
 
@@ -78,7 +79,7 @@ def _answers_anyone(url: str) -> bool:
 def _protection(stack: Stack, ports: Mapping[int, str]) -> str:
     return (
         f"servers listen on {stack.host}: Prefect, MLflow, SGLang and its router ask for the key "
-        f"in {key_path()}, Ray for the same as its token. Open to everyone are health pages, the "
+        f"in {key_path()}, Ray for the same as its token. Open to everyone: health pages, the "
         "empty frames of the pages and the router's list of models. Nothing is encrypted: keep the "
         "network private. All ports that others reach: "
         f"{_shown(ports)}"

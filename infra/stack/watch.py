@@ -21,9 +21,9 @@ def automation() -> dict[str, Any]:
     """As Prefect's API takes it."""
     beat = "prefect.flow-run.heartbeat"
     return {
-        "name": "tributary: flows that died unseen",
+        "name": "tributary: flows that died",
         "description": f"A flow that is silent for {SILENT_SECONDS} s counts as crashed. "
-        "`tributary up` puts this here.",
+        "`tributary up` creates this automation.",
         "enabled": True,
         "trigger": {
             "type": "event",
@@ -39,7 +39,7 @@ def automation() -> dict[str, Any]:
             {
                 "type": "change-flow-run-state",
                 "state": "CRASHED",
-                "message": f"Its process is gone or hangs: no heartbeat for {SILENT_SECONDS} s. "
+                "message": f"Its process died or hangs: no heartbeat for {SILENT_SECONDS} s. "
                 "Its jobs go on; continue with `tributary resume`, or with Retry here.",
             }
         ],

@@ -45,7 +45,7 @@ CURRICULA: list[tuple[str, str]] = [
 ENVIRONMENTS: list[tuple[str, str]] = [
     ("StartRaises", "start() raised ConnectionError: my tool server is down (misbehaving.py, line"),
     ("StepRaises", "step() raised ValueError: bad step (misbehaving.py, line "),
-    ("StepHangs", "misbehaving:StepHangs: step() is not over after 0.5 s"),
+    ("StepHangs", "misbehaving:StepHangs: step() did not finish within 0.5 s"),
     ("StepGivesText", "step() of _Episode gave str, not engines.types.Step"),
 ]
 REWARDS: list[tuple[str, str]] = [
@@ -53,14 +53,17 @@ REWARDS: list[tuple[str, str]] = [
     ("text", "misbehaving:text returned str, not a Verdict"),
     ("number", "misbehaving:number returned float, not a Verdict"),
     ("nothing", "misbehaving:nothing returned NoneType, not a Verdict"),
-    ("above_one", "misbehaving:above_one scored 7.0: an outcome lies between 0 and 1"),
+    ("above_one", "misbehaving:above_one scored 7.0: an outcome must be between 0 and 1"),
     ("not_a_number", "returned nan: every score must be a finite number"),
     ("constant", "gives 1 to every demonstration and to an empty answer as well"),
     ("half_raises", "raised RuntimeError: flaky judge (misbehaving.py, line "),
     ("plain", "gives 1 to every demonstration and to an empty answer as well"),
-    ("sleeps", "misbehaving:sleeps on a demonstration of roman/sft/0/0 is not over after 0.5 s"),
+    (
+        "sleeps",
+        "misbehaving:sleeps on a demonstration of roman/sft/0/0 did not finish within 0.5 s",
+    ),
     ("leaves", "ends the process (exit code 4) (misbehaving.py, line "),
-    ("NoReward", "NoReward is no reward: it needs `async def __call__"),
+    ("NoReward", "NoReward is not a reward: it needs `async def __call__"),
 ]
 
 
@@ -189,7 +192,7 @@ def test_two_hooks_of_one_name_are_refused(
     (tmp_path / "other").mkdir()
     (tmp_path / "other/numerals.py").write_text(RIGHT)
     code, _, told = check(recipe, capsys)
-    assert (code, "have one name, numerals; rename one of them" in told) == (2, True), told
+    assert (code, "have the same name, numerals; rename one of them" in told) == (2, True), told
 
 
 def test_a_file_that_a_hook_reads_undeclared_is_warned_of(

@@ -236,7 +236,7 @@ def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> Non
 def test_a_key_that_is_gone_is_said(open_stack: Stack, keyed: Machine) -> None:
     aside = key_path().rename(key_path().with_name("aside"))
     try:
-        assert "is gone from" in _refused(keyed, "up")
+        assert "is missing in" in _refused(keyed, "up")
         with pytest.raises(EngineError, match="401"):
             call(open_stack.mlflow_uri, "/version", timeout=10)
     finally:

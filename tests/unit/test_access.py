@@ -127,7 +127,7 @@ def test_a_stack_without_a_possible_key_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lost_key_of_a_running_stack_is_not_replaced() -> None:
-    with pytest.raises(InputError, match="is gone from"):
+    with pytest.raises(InputError, match="is missing in"):
         prepare_key(EVERYWHERE, in_use=True)
     assert not key_path().exists()
 

@@ -102,7 +102,7 @@ def test_a_recipe_can_demand_the_full_sandbox(monkeypatch):
     full = {"levels": ["hard"], "sandbox": "full"}
     monkeypatch.setattr(agent_module.sandboxes, "level", lambda: Level(("landlock", "seccomp")))
     assert build("agent", {"levels": ["hard"]}).environment()
-    with pytest.raises(InputError, match=r"`sandbox: full` is demanded.*landlock \+ seccomp only"):
+    with pytest.raises(InputError, match=r"`sandbox: full` is required.*landlock \+ seccomp only"):
         build("agent", full).environment()
     monkeypatch.setattr(agent_module.sandboxes, "level", lambda: Level(MECHANISMS))
     assert build("agent", full).environment()

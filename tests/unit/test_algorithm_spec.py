@@ -228,7 +228,7 @@ def test_of_the_presets_only_gspo_takes_stale_data_for_fresh(preset: str) -> Non
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"old_logprobs": "trainer"}, "clip trains on stale data as if it were fresh: its ratio"),
+        ({"old_logprobs": "trainer"}, "clip treats stale data as fresh: its ratio"),
         ({"old_logprobs": "trainer"}, "or `old_logprobs: engine`"),
         ({"preset": "gspo"}, "begins at 1 however old the data; add `correction: {weight: {}}`"),
         ({"preset": "gspo", "old_logprobs": "engine"}, "gspo clips sequences beyond 0.0004 of"),

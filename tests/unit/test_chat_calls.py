@@ -61,7 +61,7 @@ def test_line_feeds_between_tags_are_allowed_as_the_large_models_write_them():
         (glm("search", ("q", "a"), ("n", "three")), "n of search is not a JSON integer"),
         (glm("search", ("q", "a"), ("n", "3.5")), "n of search is not a JSON integer"),
         (glm("search", ("q", "a"), ("n", "true")), "n of search is not a JSON integer"),
-        (glm("set", ("x", "NaN")), "NaN is no JSON value"),
+        (glm("set", ("x", "NaN")), "NaN is not a JSON value"),
         (glm("search", ("k", "a")), "search has no parameter 'k'"),
         ("<tool_call>search<arg_key>q</arg_key></tool_call>", "do not balance"),
         ("<tool_call>search<arg_value>q</arg_value></tool_call>", "do not balance"),

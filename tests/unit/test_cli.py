@@ -91,7 +91,7 @@ def test_a_recipe_that_demands_exactness_is_refused_where_no_engine_keeps_it() -
     lossy = "experts.agent.rl.fleet.sglang={kv_cache_dtype: fp8_e5m2}"
     recipe = load_recipe("cpu-smoke", [lossy])
     assert recipe.determinism == "exact"
-    refusal = r"agent-rl: fleet\.sglang\.kv_cache_dtype was not .*; say `determinism: close`"
+    refusal = r"agent-rl: fleet\.sglang\.kv_cache_dtype was not .*; set `determinism: close`"
     with pytest.raises(InputError, match=refusal):
         check_recipe(recipe, plan_of("post-train", recipe, {}))
     close = load_recipe("cpu-smoke", [lossy, "determinism=close"])

@@ -121,7 +121,7 @@ def test_rejections_add_up() -> None:
 
 @pytest.mark.proof("reject opsm", "hand", numbers=6)
 def test_off_policy_masking_by_hand() -> None:
-    # Sequence 0 has drifted by (0.5 + 0.1) / 2 = 0.3 nats a token, sequence 1 by -0.1.
+    # Sequence 0 has drifted by (0.5 + 0.1) / 2 = 0.3 nats per token, sequence 1 by -0.1.
     engine = torch.tensor([-1.0, -1.0, -1.0])
     tokens = LossInputs(
         logprobs_R=torch.tensor([-1.5, -1.1, -0.9], requires_grad=True),

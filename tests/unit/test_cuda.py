@@ -61,5 +61,5 @@ def test_deterministic_kernels_are_off_on_a_gpu_unless_passed_through(
 def test_exact_without_seeds_is_refused() -> None:
     change = "unified.rl.fleet={sglang: {enable_deterministic_inference: false}}"
     recipe = load_recipe("cpu-smoke", [change])
-    with pytest.raises(InputError, match="enable_deterministic_inference was not measured"):
+    with pytest.raises(InputError, match="enable_deterministic_inference was not tested"):
         check_recipe(recipe, plan_post_train(recipe))

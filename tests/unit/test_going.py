@@ -105,7 +105,7 @@ def test_a_run_belongs_to_one_process_until_it_dies(
         assert child.stdout.readline() == b"working\n"
         assert is_going("one")
         assert not is_going("two")
-        with pytest.raises(InputError, match="going on already"), working_on("one"):
+        with pytest.raises(InputError, match="already running"), working_on("one"):
             pass
         child.kill()
     assert not is_going("one")

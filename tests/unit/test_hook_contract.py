@@ -83,13 +83,16 @@ def divides_by_spread(tokens: StepTokens) -> torch.Tensor:
     ("broken", "check"),
     [
         (by_position, "follows its samples"),
-        (of_names, "knows groups by number only"),
-        (of_the_first_name, "knows groups by number only"),
+        (of_names, "uses group numbers only to tell groups apart"),
+        (of_the_first_name, "uses group numbers only to tell groups apart"),
         (changes_inputs, "leaves its inputs alone"),
         (divides_by_spread, "is finite where all rewards are equal"),
-        (lambda tokens: tokens.rewards_N, "gives one number a trained token"),
+        (lambda tokens: tokens.rewards_N, "gives one number per trained token"),
         (lambda tokens: tokens.logprobs_R.requires_grad_(), "carries no gradient"),
-        (lambda tokens: torch.randn(len(tokens.sequence_R)), "gives the same for the same"),
+        (
+            lambda tokens: torch.randn(len(tokens.sequence_R)),
+            "gives the same result for the same input",
+        ),
         (lambda tokens: tokens.logprobs_R / 0, "is finite"),
         (lambda tokens: tokens.nothing, "runs without raising"),
         (lambda tokens: exit(3), "runs without raising"),
@@ -131,12 +134,18 @@ def pushes_small_advantages_only(tokens: LossInputs) -> PolicyLoss:
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (lambda t: PolicyLoss(-plain(t), no_clip(t)), "raises what has a positive advantage"),
+        (
+            lambda t: PolicyLoss(-plain(t), no_clip(t)),
+            "raises the probability of tokens with a positive advantage",
+        ),
         (
             lambda t: PolicyLoss(t.logprobs_R * 0, no_clip(t)),
-            "raises what has a positive advantage",
+            "raises the probability of tokens with a positive advantage",
         ),
-        (pushes_small_advantages_only, "raises what has a positive advantage"),
+        (
+            pushes_small_advantages_only,
+            "raises the probability of tokens with a positive advantage",
+        ),
         (of_the_micro_batch, "does not depend on packing"),
         (lambda t: PolicyLoss(plain(t).detach(), no_clip(t)), "carries a gradient to logprobs_R"),
         (lambda t: PolicyLoss(plain(t).sum(), no_clip(t)), "gives one loss_R a token"),
@@ -197,21 +206,30 @@ def test_the_micro_batch_that_losses_are_tried_on() -> None:
 @pytest.mark.parametrize(
     ("broken", "fault"),
     [
-        (by_position, Fault("follows its samples", "another order of the samples changes it")),
-        (of_names, Fault("knows groups by number only", "other numbers for the groups change it")),
+        (
+            by_position,
+            Fault("follows its samples", "another order of the samples changes the result"),
+        ),
+        (
+            of_names,
+            Fault(
+                "uses group numbers only to tell groups apart",
+                "other numbers for the same groups change the result",
+            ),
+        ),
         (changes_inputs, Fault("leaves its inputs alone", "an input changed")),
         (
             lambda tokens: tokens.rewards_N,
-            Fault("gives one number a trained token", "torch.Size([6]) for 13"),
+            Fault("gives one number per trained token", "torch.Size([6]) for 13"),
         ),
-        (lambda _: 3, Fault("gives one number a trained token", "int for 13")),
+        (lambda _: 3, Fault("gives one number per trained token", "int for 13")),
         (
             lambda tokens: tokens.logprobs_R.requires_grad_(),
             Fault("carries no gradient", "a tensor that requires one: detach it"),
         ),
         (
             lambda tokens: torch.randn(len(tokens.sequence_R)),
-            Fault("gives the same for the same", "two calls differ"),
+            Fault("gives the same result for the same input", "two calls differ"),
         ),
     ],
 )
@@ -220,9 +238,11 @@ def test_what_an_advantage_is_told(broken, fault: Fault) -> None:
 
 
 def test_one_broken_promise_is_one_fault() -> None:
-    assert [f.check for f in advantage_faults(of_names)] == ["knows groups by number only"]
+    assert [f.check for f in advantage_faults(of_names)] == [
+        "uses group numbers only to tell groups apart"
+    ]
     assert [f.check for f in advantage_faults(lambda tokens: tokens.rewards_N)] == [
-        "gives one number a trained token"
+        "gives one number per trained token"
     ]
     by_size = [
         f.check for f in loss_faults(lambda t: PolicyLoss(plain(t) / len(t.segment_R), no_clip(t)))
@@ -259,7 +279,7 @@ def test_a_difference_between_calls_is_found_from_1e_5_on(difference, is_found) 
         return tokens.rewards_N[tokens.sequence_R] + difference * next(calls)
 
     said = [f.check for f in advantage_faults(drifts)]
-    assert ("gives the same for the same" in said) == is_found
+    assert ("gives the same result for the same input" in said) == is_found
 
 
 @pytest.mark.parametrize("name", ["old_logprobs_R", "advantages_R", "segment_R"])
@@ -279,7 +299,10 @@ def test_a_loss_of_any_input_may_be_packed(name: str) -> None:
     [
         (
             lambda t: PolicyLoss(-plain(t), no_clip(t)),
-            Fault("raises what has a positive advantage", "at ratio 1 its gradient does not"),
+            Fault(
+                "raises the probability of tokens with a positive advantage",
+                "at ratio 1 its gradient does not",
+            ),
         ),
         (
             of_the_micro_batch,

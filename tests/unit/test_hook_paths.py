@@ -46,14 +46,17 @@ def test_a_hook_that_breaks_it_exits_1(tmp_path, monkeypatch, capsys) -> None:
         "    return PolicyLoss(tokens.logprobs_R, tokens.logprobs_R > 0)\n"
     )
     assert cli.check_hook(f"{file}:loss") == 1
-    assert "raises what has a positive advantage" in capsys.readouterr().out.replace("\n", " ")
+    assert (
+        "raises the probability of tokens with a positive advantage"
+        in capsys.readouterr().out.replace("\n", " ")
+    )
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("nothing", "not of the form"),
-        ("os:getcwd", "does not say what it is"),
+        ("os:getcwd", "does not show its kind"),
         ("no_such_module_here:loss", "no module"),
     ],
 )

@@ -109,8 +109,8 @@ def test_files_and_packages_are_named(tmp_path: Path) -> None:
     keep({"old": old}, tmp_path)
     ran({"general-rl": old})
     assert why()["general-rl"] == [
-        "rewards/gone.py is not used any more", "rewards/shaping.py changed",
-        "hook mine.py is not used any more", "installed a: 1 -> not used",
+        "rewards/gone.py is no longer used", "rewards/shaping.py changed",
+        "hook mine.py is no longer used", "installed a: 1 -> not used",
     ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_what_was_begun_or_deleted_says_so(tmp_path: Path) -> None:
     record = new_run(recipe(), "post-train", {}, in_process=True)
     digest = found["general-rl"].digest
     record.put_stage(StageRecord(name="general-rl", kind="rl", digest=digest, state="stopped"))
-    assert why()["general-rl"] == ["begun and not finished"]
+    assert why()["general-rl"] == ["started but not finished"]
 
 
 def test_check_shows_the_first_reason_and_all_of_them_below(

@@ -48,7 +48,7 @@ def test_scientific_notation_is_a_number() -> None:
         ("seed=abc", "seed: input should be a valid integer"),
         ("experts.agent.sft.steps=0", "experts.agent.sft.steps: input should be greater than 0"),
         ("experts={}", "at least one expert"),
-        ("base.folder=/x", "base: say exactly one of"),
+        ("base.folder=/x", "base: give exactly one of"),
         ("unified.rl=null", "unified.rl: input should be"),
     ],
 )
@@ -153,7 +153,7 @@ def test_experts_of_one_domain_must_mean_the_same_domain() -> None:
     written = _study()
     written["experts"]["ppo"]["domain"]["max_new_tokens"] = 40
     recipe = Recipe.model_validate(written)
-    with pytest.raises(InputError, match=r"experts\.ppo\.domain: is called reasoning"):
+    with pytest.raises(InputError, match=r"experts\.ppo\.domain: has the name reasoning"):
         check_recipe(recipe, plan_post_train(recipe))
 
 

@@ -136,7 +136,7 @@ def test_a_run_without_scores_says_so(record: RunRecord) -> None:
 
 def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:
     recipe = load_recipe("cpu-smoke", ["experts.agent.domain.curriculum.options.noise=0"])
-    assert "an error: reasoning 30%, general 30%." in " ".join(notes(_report(record), recipe))
+    assert "missing token: reasoning 30%, general 30%." in " ".join(notes(_report(record), recipe))
     assert not any("demonstrator" in n for n in notes(_report(record), load_recipe("cluster")))
 
 

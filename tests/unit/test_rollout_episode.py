@@ -126,7 +126,7 @@ async def test_the_token_budget_spans_all_turns():
 async def test_the_turn_budget_truncates():
     live = domain("d", lambda _: 0.0, environment=Oracle(), max_turns=2, max_new_tokens=90)
     sample = (await roll(Policy(lambda *_: "!a"), live)).sample
-    assert (sample.status, sample.reason) == (Status.TRUNCATED, "2 turns used up")
+    assert (sample.status, sample.reason) == (Status.TRUNCATED, "2 turns are used up")
 
 
 async def test_the_context_length_bounds_a_turn():

@@ -31,10 +31,10 @@ def _transcript(
         (_transcript("42", "so", thinking=True), ""),
         (_transcript("42", thinking=True), "reasoning is missing"),
         (_transcript("42", " ", thinking=True), "reasoning is missing"),
-        (_transcript("42", "so"), "reasoning is unasked"),
+        (_transcript("42", "so"), "reasoning was not asked for"),
         (_transcript("  "), "the answer is empty"),
-        (_transcript("42</think>"), "tags stand inside the text"),
-        (_transcript("42", "<|user|>", thinking=True), "tags stand inside the text"),
+        (_transcript("42</think>"), "the text contains tags"),
+        (_transcript("42", "<|user|>", thinking=True), "the text contains tags"),
         (_transcript("42", status=Status.TRUNCATED), "the reply is truncated"),
     ],
 )

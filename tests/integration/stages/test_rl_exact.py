@@ -86,7 +86,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
         await asyncio.to_thread(die, stage_root, small_base, moment, "grpo") for moment in MOMENTS
     ]
     assert "step-00000004-a2" in said[-1]
-    assert "is torn; passed over" in said[-1]
+    assert "is incomplete; it is skipped" in said[-1]
     rest = context_of(stage_root, "cut-grpo", small_base)
     await rl.run(rl_spec(), rest)
     assert isinstance(rest.reporter, ListReporter)

@@ -198,7 +198,7 @@ def _try_problems(live: _Live, counts: dict[Split, int], seed: int, attempts: At
         drawn[split] = problems
         if two != problems[:first]:
             attempts.problems.append(
-                f"{at}: {call}: gives other problems at the same positions when fewer are"
+                f"{at}: {call}: gives different problems at the same positions when fewer are"
                 " requested; position i must depend on split, seed and i alone"
             )
             return

@@ -33,7 +33,7 @@ CURRICULA: list[tuple[str, str]] = [
     ("Dicts", "gave dict where engines.types.Problem is wanted"),
     ("Set", "gave str where engines.types.Problem is wanted"),
     ("Texts", "`messages` must be a tuple of engines.types.Message, not str"),
-    ("Drifting", "gives other problems at the same positions when fewer are asked for"),
+    ("Drifting", "gives different problems at the same positions when fewer are requested"),
     ("IgnoresStart", "split sft: the problem at position 1 is 'roman/sft/0/1' when drawn from the"),
     ("EndsWithTheUser", "turns must start and end with the assistant"),
     (

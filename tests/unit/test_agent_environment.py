@@ -73,8 +73,8 @@ async def test_an_episode_ends_at_the_first_call_beyond_its_budget():
         (ToolCall("python", {"code": "print(1)"}), "not offered"),
         (ToolCall("search", {}), "without 'q'"),
         (ToolCall("search", {"q": "ant", "k": 3}), "unknown argument 'k'"),
-        (ToolCall("search", {"q": 3}), "no string"),
-        (ToolCall("search", {"q": True}), "no string"),
+        (ToolCall("search", {"q": 3}), "not of type string"),
+        (ToolCall("search", {"q": True}), "not of type string"),
     ],
 )
 async def test_a_call_against_the_protocol_breaks_the_episode(call, reason):

@@ -200,7 +200,7 @@ def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None
             [f"unified.rl.{c}" for c in [*changes, f"problems_per_step={problems}"]],
         )
         found = [line for s in plan_post_train(recipe) for line in algorithm_problems(s)]
-        assert any("which is one rollout" in line for line in found) == is_refused
+        assert any("which is only one rollout" in line for line in found) == is_refused
 
 
 def test_check_names_the_stage_and_every_reason() -> None:
@@ -230,9 +230,9 @@ def test_of_the_presets_only_gspo_takes_stale_data_for_fresh(preset: str) -> Non
     [
         ({"old_logprobs": "trainer"}, "clip treats stale data as fresh: its ratio"),
         ({"old_logprobs": "trainer"}, "or `old_logprobs: engine`"),
-        ({"preset": "gspo"}, "begins at 1 however old the data; add `correction: {weight: {}}`"),
+        ({"preset": "gspo"}, "starts at 1 for data of any age; add `correction: {weight: {}}`"),
         ({"preset": "gspo", "old_logprobs": "engine"}, "gspo clips sequences beyond 0.0004 of"),
-        ({"loss": "reinforce", "mini_batches": 1}, "as if it were fresh: it has no ratio"),
+        ({"loss": "reinforce", "mini_batches": 1}, "treats stale data as fresh: it has no ratio"),
         ({"old_logprobs": "trainer", **WEIGHT}, None),
         ({"preset": "gspo", **WEIGHT}, None),
         ({"old_logprobs": "trainer", "correction": {"reject": [{"kind": "opsm"}]}}, None),
@@ -253,7 +253,7 @@ def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop() -
 
     assert warned("max_staleness=16") == warned("algorithm={preset: gspo}") == []
     (stale,) = warned("max_staleness=4", "algorithm={preset: gspo}")
-    assert stale.startswith("stage unified-rl: algorithm.loss: gspo trains on stale data")
+    assert stale.startswith("stage unified-rl: algorithm.loss: gspo treats stale data")
     (coarse,) = warned("fleet={sglang: {dtype: bfloat16}}")
     assert coarse.startswith("stage unified-rl: algorithm.agreement_gate: trainer and engine")
     assert warned("trainer={precision: bf16}") == [coarse]

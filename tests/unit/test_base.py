@@ -92,7 +92,7 @@ def test_weights_start_at_the_scale_that_lets_copying_form(base: Path):
 
 
 def test_a_vocabulary_too_small_for_bytes_and_phrases_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match=r"vocab_size is 256.*take 2\d\d"):
+    with pytest.raises(InputError, match=r"vocab_size is 256.*need 2\d\d"):
         write_random_model(tmp_path, RandomModel(**SMALL, vocab_size=256), [], seed=0)
 
 

@@ -82,8 +82,8 @@ def test_a_fault_is_named(text: str, reason: str):
         ('{"arguments": {"q": "a"}}', "lacks its name"),
         ('{"name": "search", "arguments": {"q": "a", "q": "b"}}', "given twice"),
         ('{"name": "search", "arguments": {"q": 1}}', "q of search is not a JSON string"),
-        ('{"name": "search", "arguments": [1]}', "no JSON object"),
-        ('{"name": "search", "arguments": {"n": NaN}}', "no JSON value"),
+        ('{"name": "search", "arguments": [1]}', "not a JSON object"),
+        ('{"name": "search", "arguments": {"n": NaN}}', "not a JSON value"),
     ],
 )
 def test_a_fault_in_the_hermes_form_is_named(body: str, reason: str):

@@ -154,7 +154,7 @@ def test_a_run_that_its_store_lost_says_so(capsys: pytest.CaptureFixture[str]) -
     run = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
     run.store.delete_tree("runs")
     assert _exit_code("resume") == 2
-    assert "is not in" in capsys.readouterr().err
+    assert "does not exist in" in capsys.readouterr().err
 
 
 def test_a_report_links_no_page_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def _with_gpu() -> bool:
 def test_exact_is_refused_where_it_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "has_cuda", _with_gpu)
     recipe = load_recipe("cpu-smoke")
-    with pytest.raises(InputError, match=r"this host has a GPU.*say `determinism: close`"):
+    with pytest.raises(InputError, match=r"this host has a GPU.*set `determinism: close`"):
         check_recipe(recipe, plan_post_train(recipe))
     close = load_recipe("cpu-smoke", ["determinism=close"])
     check_recipe(close, plan_post_train(close))

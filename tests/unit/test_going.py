@@ -193,7 +193,7 @@ def test_a_server_that_fails_for_a_while_ends_no_command(api: Api, record: RunRe
     console = Console(record=True, quiet=False, file=io.StringIO())
     with working_on(record.run):
         continue_run(record.run, console)
-    assert console.export_text().count("this command is blind") == 1
+    assert console.export_text().count("this command cannot see it") == 1
     assert api.failing < 0
 
 

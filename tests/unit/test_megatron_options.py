@@ -64,7 +64,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"attention_dropout": 0.1}, "no effect"),
         ({"defer_embedding_wgrad_compute": True}, "no effect"),
         ({"timers": None}, "Python object"),
-        ({"virtual_pipeline_model_parallel_size": 2}, "garbled"),
+        ({"virtual_pipeline_model_parallel_size": 2}, "corrupted"),
         ({"expert_tensor_parallel_size": 2}, "wrong expert gradients"),
     ],
 )

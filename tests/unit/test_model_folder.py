@@ -158,7 +158,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "quantised": (_config(quantization_config=FP8), "quantization_config is set (fp8)"),
     "other activation": (_config(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
     "no tokenizer": (_gone("tokenizer.json"), "tokenizer.json: is missing; a model folder needs"),
-    "tokenizer cut off": (_text("tokenizer.json", '{"model": '), "tokenizer.json: holds no tok"),
+    "tokenizer cut off": (_text("tokenizer.json", '{"model": '), "tokenizer.json: contains no"),
     "tokenizer settings": (_text("tokenizer_config.json", "[1]"), "must hold a JSON object"),
     "larger tokenizer": (_smaller_embedding, "config.json has vocab_size 300"),
     "no template": (_gone("chat_template.jinja"), "chat_template.jinja: is missing"),

@@ -140,7 +140,7 @@ def _study(**changes: Any) -> dict[str, Any]:
 
 
 def test_to_unify_needs_something_to_unify_into() -> None:
-    with pytest.raises(ValidationError, match="nothing to unify into"):
+    with pytest.raises(ValidationError, match="leave `unify` out"):
         Recipe.model_validate(_study(unify="opd"))
 
 

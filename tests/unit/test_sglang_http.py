@@ -42,9 +42,9 @@ def _answering(status: int, text: str) -> Generator[str]:
     ("status", "text", "words"),
     [
         (500, "internal server error", r"refused \(500\)"),
-        (200, "<html>busy</html>", "no JSON object"),
-        (200, "", "no JSON object"),
-        (200, "[]", "no JSON object"),
+        (200, "<html>busy</html>", "with a JSON object"),
+        (200, "", "with a JSON object"),
+        (200, "[]", "with a JSON object"),
         (200, '{"success": false, "message": "an update is open"}', "an update is open"),
         (200, "{}", "was not confirmed"),
     ],

@@ -65,7 +65,7 @@ def test_two_data_files_of_one_name_are_refused(folder: Path) -> None:
     for path in paths:
         path.parent.mkdir()
         path.write_text("")
-    with pytest.raises(InputError, match=r"a/words.txt and .*b/words.txt have one name"):
+    with pytest.raises(InputError, match=r"a/words.txt and .*b/words.txt have the same name"):
         read_hooks([], [str(path) for path in paths])
 
 

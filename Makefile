@@ -18,7 +18,7 @@ export DO_NOT_TRACK ?= 1
 install: $(STAMP)
 
 $(STAMP): $(LOCK) pyproject.toml $(wildcard install/*.py)
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.9 or newer, or say PYTHON=..."; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.9 or newer, or set PYTHON=..."; exit 2; }
 	$(PYTHON) -m install --lock $(LOCK) --venv $(VENV)
 	touch $(STAMP)
 

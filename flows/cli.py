@@ -1,4 +1,4 @@
-"""The command `tributary`. Each command imports what it needs when it runs: `--help` is quick."""
+"""The command `tributary`. Each command imports what it needs when it runs, so `--help` is fast."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def run(
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
-    Ctrl-C once leaves the run going (in process: stops it after a checkpoint); twice within two
-    seconds cancels it.
+    One Ctrl-C detaches and the run continues (with --in-process it stops after a checkpoint); two
+    Ctrl-C within two seconds cancel it.
 
     Parameters
     ----------
     recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
-    expert: Run the stages of this expert only, and its evaluation.
+    expert: Run only the stages and the evaluation of this expert.
     name: Another name for this run.
-    in_process: Run here, without the Prefect server.
+    in_process: Run in this process, without the Prefect server.
     """
     from flows.cli_run import start
 
@@ -53,9 +53,9 @@ def run(
 
 @app.command
 def resume(run: str = "", /) -> int:
-    """Continue a failed, crashed, stopped or cancelled run, or follow one that is going on.
+    """Continue a failed, crashed, stopped or cancelled run, or follow one that is still running.
 
-    What is done stays done.
+    Finished stages do not run again.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def resume(run: str = "", /) -> int:
 
 @app.command
 def check(recipe: str, /, *, set_: Set | None = None) -> int:
-    """Validate a recipe; print it resolved, and its plan: what is cached, what will run, where.
+    """Validate a recipe; print it resolved, with its plan: what is cached, what will run, where.
 
     Parameters
     ----------
@@ -81,12 +81,12 @@ def check(recipe: str, /, *, set_: Set | None = None) -> int:
 
 @app.command
 def report(run: str = "", /, *, json: bool = False) -> int:
-    """The table of scores by model and domain, with times.
+    """Show the scores by model and domain, with times.
 
     Parameters
     ----------
     run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
-    json: Print it for programs.
+    json: Print JSON.
     """
     from flows.cli_show import show_report
 
@@ -95,12 +95,12 @@ def report(run: str = "", /, *, json: bool = False) -> int:
 
 @app.command
 def compare(*runs: str, json: bool = False) -> int:
-    """Mean and spread of the scores of several runs, e.g. of one recipe under three seeds.
+    """Show mean and spread of the scores of several runs, e.g. of one recipe with three seeds.
 
     Parameters
     ----------
     runs: Ids or names of runs, or names of recipes (the latest run of each).
-    json: Print it for programs.
+    json: Print JSON.
     """
     from flows.cli_compare import show_comparison
 
@@ -109,12 +109,12 @@ def compare(*runs: str, json: bool = False) -> int:
 
 @app.command
 def artifacts(*, json: bool = False, root: str = "") -> int:
-    """What is in the store.
+    """List the artifacts in the store.
 
     Parameters
     ----------
-    json: Print it for programs.
-    root: Another store than the latest run's, e.g. s3://bucket/prefix.
+    json: Print JSON.
+    root: The store to look in, e.g. s3://bucket/prefix; default: the latest run's.
     """
     from flows.cli_show import show_artifacts
 
@@ -128,9 +128,9 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
     Parameters
     ----------
     artifact: A digest (or its beginning) or a stage's name in the latest run.
-    limit: How many samples.
-    domain: Only this domain's.
-    root: Another store than the latest run's.
+    limit: How many samples to show.
+    domain: Show only samples of this domain.
+    root: The store to look in; default: the latest run's.
     """
     from flows.cli_rollouts import show_rollouts
 
@@ -139,12 +139,12 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
 
 @app.command(name="test-hook")
 def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str = "group") -> int:
-    """Try your own advantage or loss on small batches: does it keep the contract?
+    """Test your own advantage or loss on small batches against the contract.
 
     Parameters
     ----------
     path: `module:function`, or `file.py:function`.
-    kind: advantage or loss; empty: by the type of its argument.
+    kind: advantage or loss; default: from the type of its argument.
     options: Its options as JSON.
     compares: What an advantage compares a rollout with: its group, the batch or teachers.
     """
@@ -155,7 +155,7 @@ def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str
 
 @app.command
 def up() -> int:
-    """Start the local stack, or mend what died of it."""
+    """Start the local stack, or restart its dead parts."""
     from flows.cli_stack import start_stack
 
     return start_stack(console)
@@ -171,7 +171,7 @@ def down() -> int:
 
 @app.command
 def status() -> int:
-    """What runs of the local stack, and where."""
+    """Show which parts of the local stack run, and their addresses."""
     from flows.cli_stack import show_status
 
     return show_status(console)
@@ -179,11 +179,11 @@ def status() -> int:
 
 @app.command
 def secret(block: str, /, *variables: str) -> int:
-    """Keep variables of your environment in a Prefect Secret block, for `storage.credentials`.
+    """Save variables of your environment in a Prefect Secret block, for `storage.credentials`.
 
     Parameters
     ----------
-    block: Its name; one of that name is replaced.
+    block: Name of the block; an existing block of that name is replaced.
     variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
     """
     from flows.cli_stack import keep_secret
@@ -193,11 +193,11 @@ def secret(block: str, /, *variables: str) -> int:
 
 @app.command
 def doctor(*, clean: bool = False) -> int:
-    """What is missing on this machine, with the command that mends it.
+    """List what is missing on this machine, with the command that repairs it.
 
     Parameters
     ----------
-    clean: First remove what a crash of the machine left of this home; nothing of a living process.
+    clean: First remove what a crash of the machine left in this home. Files of live processes stay.
     """
     from flows.cli_stack import show_cleaned, show_doctor
 

@@ -2,7 +2,7 @@
 
     base -> sft -> rl -> (distill -> sft -> rl) x rounds -> evaluate in its domain
 
-Schedulable: each trigger goes on from the newest round of the same settings, on problems that no
+Schedulable: each trigger continues from the newest round of the same settings, on problems that no
 round used before, and with the curriculum options that `round_options` gives the round.
 """
 
@@ -27,11 +27,11 @@ Rounds = Annotated[int, Field(ge=1, le=8)]
     persist_result=False,
 )
 def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
-    """Train one expert again on its own verified answers; the expert itself where there is none.
+    """Train one expert again on its own verified answers; train it first if necessary.
 
     Args:
         recipe: The recipe that holds the expert.
         expert: Which expert, e.g. `reasoning`.
-        rounds: How many rounds this run adds to those that are there.
+        rounds: How many rounds this run adds to the existing ones.
     """
     return run_flow("distill-rounds", recipe, {"expert": expert, "rounds": rounds})

@@ -1,4 +1,4 @@
-"""Evaluate and compare any models: each HF folder is imported, then all are scored alike."""
+"""Evaluate and compare any models: import each HF folder, then score all in the same way."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
 
     Args:
         recipe: Gives the domains and how to evaluate.
-        models: HF folders (any fsspec URL) by the name they get in the scores.
+        models: HF folders (any fsspec URL), keyed by their names in the scores.
     """
     return run_flow("evaluate", recipe, {"models": models})

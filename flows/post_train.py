@@ -28,6 +28,6 @@ def post_train(recipe: Recipe) -> dict[str, Any]:
     """Train every expert, unify them, evaluate all models.
 
     Args:
-        recipe: What to train, where, and where it is kept.
+        recipe: What to train, where, and where to store it.
     """
     return run_flow("post-train", recipe, {})

@@ -24,16 +24,16 @@ class Expert(Config):
     """One domain's specialist: a cold start by SFT, then RL, then rounds of self-distillation."""
 
     domain: Domain
-    """its name may be left out: it is the expert's key"""
+    """the name is optional; the default is the expert's key"""
     sft: SftSettings
     """cold start on the curriculum's demonstrations"""
     rl: RlSettings
     rounds: int = Field(default=0, ge=0, le=8)
-    """times the RL expert's own verified answers start a fresh SFT from the base, then RL again,
-    each time on problems that no round used before"""
+    """how many times a new SFT from the base trains on the RL expert's own verified answers, then
+    RL again, each time on problems that no round used before"""
     round_options: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """what rounds 1, 2, ... change of the curriculum's options; the last holds for all later ones,
-    e.g. `[{}, {levels: [easy, medium]}]`. Scores stay those of the domain as it is"""
+    """changes of the curriculum's options in rounds 1, 2, ...; the last applies to later rounds,
+    e.g. `[{}, {levels: [easy, medium]}]`. The evaluation uses the unchanged options"""
 
     def domain_of_round(self, number: int) -> Domain:
         """The domain as a round (from 1) sees it."""
@@ -48,23 +48,23 @@ class Expert(Config):
 
 
 class Unified(Config):
-    """The model all experts flow into."""
+    """The model that unifies all experts."""
 
     sft: SftSettings | None = None
     """from the base model, on the experts' verified answers; for `unify: sft` and `sft+opd`"""
     opd: OpdSettings | None = None
-    """then, or at once, on its own answers with the experts as teachers; for `unify: opd` and
-    `sft+opd`"""
+    """after SFT, or directly from the base, on its own answers with the experts as teachers; for
+    `unify: sft+opd` and `opd`"""
     rl: RlSettings
     """last, over all domains in turn"""
 
 
 class Storage(Config):
     root: str = "file://$TRIBUTARY_HOME/store"
-    """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are filled in"""
+    """any fsspec URL: `file://...`, `s3://bucket/prefix`; environment variables are expanded"""
     credentials: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9-]*)?$")
-    """name of the Prefect Secret block that holds the store's credentials (`tributary secret` makes
-    one); empty: they are in the environment"""
+    """name of the Prefect Secret block that holds the store's credentials (`tributary secret`
+    creates one); empty: the credentials are in the environment"""
 
 
 class Tracking(Config):
@@ -75,8 +75,8 @@ class Tracking(Config):
 class Recipe(Config):
     """base -> experts (SFT, RL) -> unified (SFT from base, OPD, or both; RL) -> evaluate all.
 
-    Without `unified` it trains its experts and compares them. Several of them may then have one
-    domain: they say its name, and are variants of one expert.
+    Without `unified` it trains its experts and compares them. Several experts may then
+    have the same domain (with the same `name`): they are variants of one expert.
     """
 
     name: str = Field(pattern=NAME_PATTERN, max_length=MAX_NAME)
@@ -87,25 +87,25 @@ class Recipe(Config):
     """by name, e.g. `reasoning`; at least one"""
     distill: DistillSettings = DistillSettings()
     unify: Literal["sft", "opd", "sft+opd"] = "sft"
-    """how the experts become one model: `sft` on their verified answers, from the base; `opd`, the
-    model's own answers scored by them, from the base; or the one and then the other"""
+    """how the experts become one model: `sft` trains the base on their verified answers; `opd`
+    trains the base on its own answers, scored by them; `sft+opd` does one after the other"""
     unified: Unified | None = None
-    """left out: the recipe ends with its experts"""
+    """optional; without it the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
     determinism: Literal["exact", "close"] = "close"
-    """`exact`: a run that was killed and resumed ends with the bits of one that was not; `check`
-    refuses what cannot promise it (GPUs are not measured yet). `close`: nothing is lost or doubled,
-    but the last bits may differ"""
+    """`exact`: a run that was killed and resumed gives the same bits as an undisturbed one; `check`
+    refuses recipes for which this is not guaranteed (GPUs are not tested yet). `close`: nothing is
+    lost or repeated, but the last bits may differ"""
     resources: Resources = Resources()
     storage: Storage = Storage()
     tracking: Tracking = Tracking()
     hooks: list[str] = Field(default_factory=list)
-    """your own Python files or package folders that dotted paths refer to; they travel with every
-    job, and count in the digests of the stages that use them. Relative to the recipe's file"""
+    """your own Python files or package folders that dotted paths refer to; they are sent with every
+    job, and are part of the digests of the stages that use them. Relative to the recipe's file"""
     data: list[str] = Field(default_factory=list)
-    """files that hooks read, folders of them, or patterns (`lists/*.txt`); they travel as hooks
-    do, and count, by content, in the digests of the stages that use a hook. Relative to the
-    recipe's file; a hook finds them with `infra.user_files.data_path`"""
+    """files that hooks read, folders of them, or patterns (`lists/*.txt`); they are sent with
+    every job, and their content is part of the digests of the stages that use a hook. Relative
+    to the recipe's file; a hook finds them with `infra.user_files.data_path`"""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,12 +11,12 @@ from infra.config import Config
 
 
 class Retention(Config):
-    """The newest always; further ones if asked for. All go when the stage is done."""
+    """The newest are always kept, others on request. All are deleted when the stage is done."""
 
     last: PositiveInt = 2
-    """newest checkpoints kept: with two, one may be damaged and the other continues the stage"""
+    """number of newest checkpoints to keep; with two, one may be damaged"""
     every: PositiveInt | None = None
-    """also keep those whose step is a multiple of this; None keeps no such"""
+    """also keep those whose step is a multiple of this; None: keep none of these"""
     best: bool = False
     """also keep the one with the highest score: RL's mean outcome, SFT's lowest loss"""
 

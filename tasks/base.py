@@ -29,7 +29,7 @@ class RandomModel(Config):
     kv_heads: PositiveInt = Field(default=2, le=1024)
     """must divide `heads`"""
     head_dim: PositiveInt = Field(default=32, le=1024)
-    """even: rotary positions turn pairs"""
+    """must be even: rotary embedding rotates pairs"""
     ffn_size: Size = 256
     vocab_size: Size = 512
     max_length: Size = 512

@@ -31,14 +31,14 @@ COUNTS_FILE = "counts.json"
 
 class DistillSettings(Config):
     problems: Count = 2000
-    """problems a domain"""
+    """problems per domain"""
     samples: PerStep = 1
-    """rollouts a problem"""
+    """rollouts per problem"""
     temperature: float = Field(default=1.0, gt=0)
     min_tokens: PositiveInt = 1
     """shorter answers are dropped"""
     min_outcome: float = Field(default=1.0, ge=0, le=1)
-    """rollouts whose outcome is lower are dropped as wrong"""
+    """rollouts with a lower outcome are dropped as wrong"""
     near_duplicate: float = Field(default=0.95, gt=0, le=1)
     """MinHash Jaccard similarity above which a later sample is a duplicate"""
     fleet: FleetSpec = FleetSpec()

@@ -29,10 +29,10 @@ class CurriculumSpec(HookSpec):
 
 
 class RewardSpec(HookSpec):
-    """What judges an answer."""
+    """What scores an answer."""
 
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
-    """seconds that one call of your own reward may take; then that sample is failed"""
+    """time limit in seconds of one call of your own reward; a sample that exceeds it is failed"""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -52,17 +52,17 @@ class Domain(Config):
     """What one expert is about."""
 
     name: str = Field(default="", pattern=r"^([a-z][a-z0-9-]*)?$")
-    """left out: its expert's key"""
+    """optional; the default is the expert's key"""
     curriculum: CurriculumSpec
     rewards: list[RewardTerm] = Field(min_length=1)
     """the rubric: training reward = sum of weight x score"""
     max_new_tokens: Count = 48
-    """budget of one rollout over all its turns"""
+    """token budget of one rollout, over all its turns"""
     max_turns: PositiveInt = 1
-    """assistant turns a rollout may take; over 1 needs a curriculum with an environment"""
+    """most assistant turns of a rollout; a value above 1 needs a curriculum with an environment"""
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
-    """seconds that your own environment may take to start, and for each step; then that sample is
-    failed"""
+    """time limit in seconds for the start of your own environment and for each step; a sample that
+    exceeds it is failed"""
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Domain:

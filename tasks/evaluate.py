@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 class EvaluateSettings(Config):
     problems: Count = 128
-    """held-out problems a domain, fixed by seed"""
+    """held-out problems per domain, fixed by seed"""
     samples: PerStep = 4
-    """samples a problem at temperature 1 where a model is at home; with n of them the best of
+    """samples per problem at temperature 1 in a model's own domains; with n samples, the best of
     2, 4, ..., n is scored too (pass@k)"""
     samples_elsewhere: PerStep = 1
-    """samples a problem in the other domains"""
+    """samples per problem in the other domains"""
     fleet: FleetSpec = FleetSpec()
 
 

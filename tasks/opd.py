@@ -35,11 +35,11 @@ class OpdSettings(Config):
     steps: Steps
     problems_per_step: PerStep = 64
     group_size: PerStep = 1
-    """rollouts of a problem; nothing compares them, so fresh problems teach more"""
+    """rollouts per problem; they are not compared, so more problems help more"""
     algorithm: Algorithm = Field(
         default=Algorithm(preset="opd"), json_schema_extra={"default": {"preset": "opd"}}
     )
-    """`{preset: opd, ...}`: its advantage must be distillation, or one of your own"""
+    """`{preset: opd, ...}`: its advantage must be distillation, or your own function"""
     optimizer: Optimizer
     trainer: Trainer = Trainer()
     fleet: FleetSpec = FleetSpec()

@@ -38,13 +38,13 @@ class Bounds(Config):
     """When to stop early, with a reason."""
 
     solved_reward: float = Field(default=0.97, ge=0)
-    """mean outcome of three steps in a row at which the stage ends as solved"""
+    """if the mean outcome of three steps in a row reaches this, the stage ends as solved"""
     min_outcome: float = Field(default=0.0, ge=0, le=1)
-    """a 5-step mean outcome below this is a collapse: the run stops"""
+    """if the mean outcome of five steps falls below this, the run stops (collapse)"""
     max_entropy: float | None = None
-    """a 5-step mean entropy (nats a token) above this is a collapse"""
+    """if the mean entropy of five steps (nats per token) is above this, the run stops (collapse)"""
     max_failed_share: float = Field(default=0.2, ge=0, le=1)
-    """share of failed samples in a step above which the run stops"""
+    """if the share of failed samples in a step is above this, the run stops"""
 
 
 class RlSettings(Config):
@@ -52,18 +52,18 @@ class RlSettings(Config):
     problems_per_step: PerStep = 32
     group_size: PerStep = 8
     oversample: float = Field(default=1.5, ge=1)
-    """problems asked for over problems still needed, in each round of generation. An advantage
-    that needs no spread within a group keeps every group, and asks for as many as are needed"""
+    """problems drawn divided by problems still needed, in each round of generation. No effect with
+    an advantage that does not compare rewards within a group: every group is kept"""
     refill_rounds: int = Field(default=1, ge=0)
-    """most further rounds of a step, in which fresh problems replace groups that teach nothing"""
+    """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
-    exactly 0, 1, ..., k, k, k, ... versions old (less only where an update was skipped)"""
+    exactly 0, 1, ..., k, k, k, ... versions old (less old only after a skipped update)"""
     algorithm: Algorithm = Field(default=Algorithm(), json_schema_extra={"default": {}})
     optimizer: Optimizer
     critic: Critic | None = None
-    """of an algorithm whose advantage is gae (presets ppo, sao); None: the defaults of one there"""
+    """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
     trainer: Trainer = Trainer()
     fleet: FleetSpec = FleetSpec()
     bounds: Bounds = Bounds()

@@ -35,7 +35,7 @@ _MAX_STEPS_A_CALL = 50
 class SftSettings(Config):
     steps: Steps
     batch_size: PerStep = 16
-    """sequences an optimizer step"""
+    """sequences per optimizer step"""
     optimizer: Optimizer
     trainer: Trainer = Trainer()
     demonstrations: Count = 2000
@@ -52,7 +52,7 @@ class SftSpec(StageSpec):
     kind: ClassVar[str] = "sft"
     settings: SftSettings
     curriculum: CurriculumSpec | None = None
-    """draw demonstrations here; None trains on the `data` input"""
+    """the curriculum to draw demonstrations from; None: train on the `data` input"""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ class StageResources(Config):
     checkpoints: Retention = Retention()
     """which checkpoints are kept while the stage is not done"""
     stall_seconds: PositiveFloat = 1800.0
-    """longest time without a finished step, rollout or checkpoint: then the stacks of all its
-    processes are written down and it is tried again"""
+    """longest time without a finished step, rollout or checkpoint; after it the stacks of all its
+    processes are written to a file and the stage is retried"""
 
     @property
     def of_critic(self) -> Parallel:
@@ -54,18 +54,18 @@ class StageResources(Config):
 
 
 class Resources(Config):
-    """What the recipe may use of the cluster, and how stages share it."""
+    """What the recipe may use of the cluster, and how its stages share it."""
 
     default: StageResources = StageResources()
-    """every stage that is not named below"""
+    """for every stage that is not listed in `stages`"""
     stages: dict[str, StageResources] = Field(default_factory=dict)
     """by stage name, e.g. `unified-sft`"""
     concurrent_stages: PositiveInt = 2
-    """experts side by side"""
+    """number of stages that run at once"""
     trainer_ranks: PositiveInt = 2
-    """warm trainer processes of the pool"""
+    """number of warm trainer processes in the pool"""
     servers: PositiveInt = 2
-    """SGLang servers of the fleet manager"""
+    """number of SGLang servers of the fleet manager"""
 
     def of(self, stage: str) -> StageResources:
         return self.stages.get(stage, self.default)

@@ -1,7 +1,7 @@
 """The parts an algorithm is composed of: advantage x loss x correction x aggregation x KL.
 
 Each class is one choice: `kind` says which, `code` where it is computed. Imports nothing heavy: a
-recipe is read with it. The formulas stand beside the functions, in the file named for each.
+recipe is read with it. The formulas are beside the functions, in the file that `code` names.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class GroupAdvantage(PartWithCode):
     needs_group_spread: ClassVar[bool] = True
     kind: Literal["group"]
     std: bool = True
-    """divide by the group's standard deviation; off where easy and hard problems differ widely
-    in spread, as the agent's do"""
+    """divide by the group's standard deviation; turn it off if the rewards' spread differs widely
+    between easy and hard problems, as in the agent domain"""
     whiten: bool = False
-    """then bring the whole batch to mean 0 and variance 1"""
+    """then normalize the whole batch to mean 0 and variance 1"""
 
 
 class RlooAdvantage(PartWithCode):
@@ -80,7 +80,7 @@ class ReinforcePlusPlusAdvantage(PartWithCode):
     needs_group_spread: ClassVar[bool] = False
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
-    """discount a token; below 1 a long reply's first tokens hardly hear of its reward"""
+    """discount per token; below 1, the reward hardly reaches the first tokens of a long reply"""
     whiten: bool = True
 
 
@@ -101,25 +101,25 @@ class GaeAdvantage(PartWithCode):
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
-    """decay of the policy's advantages: 1 unbiased, lower leans on the critic"""
+    """lambda of the policy's advantages; 1: unbiased; lower: relies more on the critic"""
     critic_lam: Fraction = 1.0
-    """decay of what the critic learns from (VC-PPO, arXiv 2503.01491: 1)"""
+    """lambda of the returns that the critic learns from (VC-PPO, arXiv 2503.01491: 1)"""
     alpha: PositiveFloat | None = None
-    """lam = 1 - 1 / (alpha x trained tokens) in place of `lam`; SAO 1.5, VAPO 0.05"""
+    """lam = 1 - 1 / (alpha x trained tokens) instead of `lam`; SAO 1.5, VAPO 0.05"""
     skip_observations: bool = True
-    """what the environment wrote takes no step, so that the value after a turn is that of the
-    next turn's start; off: every token is a step"""
+    """tokens of the environment are not steps: the value after a turn is that at the start of the
+    next turn; off: every token is a step"""
     whiten: bool = True
 
 
 class DistillationAdvantage(PartWithCode):
-    """Teacher's - student's logprob of each sampled token; rewards play no part."""
+    """Teacher's - student's logprob of each sampled token; rewards are not used."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.distillation:advantages"
     needs_group_spread: ClassVar[bool] = False
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
-    """bound of a token's advantage, in nats; None: none"""
+    """largest absolute advantage of a token, in nats; None: no limit"""
     whiten: bool = False
 
 
@@ -131,8 +131,8 @@ class CustomAdvantage(Part):
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
     needs_group_spread: bool = True
-    """it learns only from rewards that differ within a group; false: no group is replaced because
-    its rewards are equal, and a group of one is enough"""
+    """true: it needs rewards that differ within a group, and groups of equal rewards are replaced;
+    false: every group is kept, and a group of one is enough"""
     whiten: bool = False
 
     @property
@@ -168,7 +168,7 @@ class ClipLoss(PartWithCode):
 
 
 class GspoLoss(PartWithCode):
-    """The clipped loss with one ratio a sequence; its range is about 1000 times narrower."""
+    """The clipped loss with one ratio per sequence; its clip range is about 1000 times narrower."""
 
     code: ClassVar[str] = "engines.algorithms.gspo:gspo_loss"
     kind: Literal["gspo"]
@@ -184,7 +184,7 @@ class CispoLoss(PartWithCode):
     clip_low: Share = 1.0
     """1: no lower bound, as in MiniMax-M1"""
     clip_high: PositiveFloat = 4.0
-    """the ratio counts at most 1 + clip_high; 3 to 7 makes sense"""
+    """the ratio is clipped at 1 + clip_high; 3 to 7 makes sense"""
 
 
 class DisLoss(PartWithCode):
@@ -199,7 +199,7 @@ class DisLoss(PartWithCode):
 
 
 class ReinforceLoss(PartWithCode):
-    """-A x logprob: for one update a batch."""
+    """-A x logprob: for one update per batch."""
 
     code: ClassVar[str] = "engines.algorithms.reinforce:reinforce_loss"
     kind: Literal["reinforce"]
@@ -233,7 +233,7 @@ class Weight(PartWithCode):
 
     code: ClassVar[str] = "engines.algorithms.correction:corrected"
     level: Level = "token"
-    """the token's own ratio, that of the whole sequence, or its geometric mean a token"""
+    """the token's own ratio, that of the whole sequence, or its geometric mean per token"""
     low: float = Field(default=0.0, ge=0)
     high: PositiveFloat | None = 2.0
     """None: not truncated"""
@@ -272,19 +272,19 @@ class Veto(PartWithCode):
 
 
 class Opsm(PartWithCode):
-    """Off-policy sequence masking: rejects bad actions of sequences the policy has left."""
+    """Off-policy sequence masking: rejects tokens with A < 0 in sequences far from the policy."""
 
     code: ClassVar[str] = "engines.algorithms.off_policy:off_policy_sequences"
     kind: Literal["opsm"]
     delta: PositiveFloat = 1e-4
-    """mean of engine's - present logprob over the sequence, in nats, from which it has"""
+    """a sequence is far if its mean of engine's - current logprob is above this, in nats"""
 
 
 Rejection = Annotated[Band | Veto | Opsm, Field(discriminator="kind")]
 
 
 class Correction(Part):
-    """Importance weight and rejection, each by itself; neither by default."""
+    """Importance weights and rejections; each may be used alone; none by default."""
 
     weight: Weight | None = None
     reject: list[Rejection] = Field(default_factory=list[Band | Veto | Opsm])
@@ -327,7 +327,7 @@ Aggregation = Annotated[
 
 
 class Kl(PartWithCode):
-    """A pull towards the model the stage began with; coef 0 is none, and costs nothing."""
+    """KL penalty towards the model that the stage started from; coef 0: no penalty and no cost."""
 
     code: ClassVar[str] = "engines.algorithms.kl:kl_estimate"
     coef: float = Field(default=0.0, ge=0)
@@ -348,7 +348,7 @@ class Overlong(PartWithCode):
 
     code: ClassVar[str] = "engines.algorithms.overlong:overlong_penalty"
     margin: Share = 0.2
-    """last share of the budget, over which the penalty falls from 0 to -weight"""
+    """share of the budget, at its end, over which the penalty falls from 0 to -weight"""
     weight: PositiveFloat = 1.0
     budget: PositiveInt | None = None
     """tokens; None: the rollout's token budget"""

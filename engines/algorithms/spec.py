@@ -29,41 +29,41 @@ from infra.config import Config
 class Algorithm(Config):
     """Advantage x loss x correction x aggregation x KL. The defaults are GRPO's.
 
-    `preset` names a composition; what else is written changes single fields of it. What is left
-    out, or null, is as the preset says. A part may be given by its name (`loss: gspo`), or by
-    single fields (`loss: {clip_high: 0.3}`); one of another kind than the preset's is refused. The
-    composition is what enters the digest: two spellings of one algorithm are one.
+    `preset` is a named composition; fields that you write beside it change it. What is left out,
+    or null, is taken from the preset. A part may be given by its name (`loss: gspo`), or by
+    single fields (`loss: {clip_high: 0.3}`); a part of another kind than the preset's is refused.
+    Only the composition is part of the digest: two spellings of one algorithm are the same.
     """
 
     preset: Preset | None = Field(default=None, exclude=True)
-    """a named composition to start from; None: grpo. Gone once it is resolved"""
+    """a named composition to start from; None: grpo. Empty once it is resolved"""
     temperature: PositiveFloat = 1.0
-    """of sampling; the trainer scores at the same one, so that both speak of one distribution"""
+    """sampling temperature; the trainer computes logprobs at the same temperature"""
     advantage: Advantage = GroupAdvantage(kind="group")
-    """how much better than expected"""
+    """how much better a token's rollout is than expected"""
     loss: Loss = ClipLoss(kind="clip")
-    """what an advantage does to a token's logprob"""
+    """how an advantage changes a token's logprob"""
     correction: Correction = Correction()
-    """for an engine whose probabilities are not the trainer's"""
+    """corrects for an engine whose probabilities differ from the trainer's"""
     aggregation: Aggregation = TokenMean(kind="token_mean")
-    """how tokens' losses become one"""
+    """how the tokens' losses are averaged"""
     kl: Kl = Kl()
-    """towards the model the stage began with"""
+    """penalty for moving away from the model that the stage started from"""
     entropy_bonus: float = Field(default=0.0, ge=0)
-    """nats are worth this much loss; 1e-4 to 1e-2 makes sense"""
+    """weight of the entropy bonus, per nat; 1e-4 to 1e-2 makes sense"""
     overlong: Overlong | None = None
     """penalty near the token budget"""
     truncated: Literal["train", "mask"] = "train"
-    """what a rollout that ran out of budget does: train like any other, or only count in its
-    group's statistics"""
+    """a rollout that ran out of its token budget is trained on like any other, or (mask) only
+    counts in its group's statistics"""
     old_logprobs: Literal["engine", "trainer"] = "engine"
-    """the ratio's denominator: what the engine reported, or a pass of the trainer before the
-    first update of the step"""
+    """the ratio's denominator: what the engine reported, or a forward pass of the trainer before
+    the first update of the step"""
     mini_batches: PositiveInt = 2
-    """optimizer steps that share one batch of rollouts"""
+    """number of optimizer steps for one batch of rollouts"""
     agreement_gate: PositiveFloat = 1e-3
-    """largest mean absolute trainer-engine logprob difference of one version's weights, in nats a
-    token; beyond it the run stops. 0.05 where trainer or engine computes in 16 bits"""
+    """largest mean absolute trainer-engine logprob difference for the same weights, in nats per
+    token; above it the run stops. Use 0.05 if trainer or engine computes in 16 bits"""
 
     @property
     def has_critic(self) -> bool:

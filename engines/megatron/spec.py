@@ -10,7 +10,7 @@ from infra.config import RESULT_NEUTRAL, Config
 
 
 class Parallel(Config):
-    """How one model is spread over ranks. World size = tp * pp * cp * dp."""
+    """How one model is distributed over ranks. World size = tp * pp * cp * dp."""
 
     tp: PositiveInt = 1
     """tensor parallel size; must divide the attention heads and the KV groups"""
@@ -34,35 +34,35 @@ class Optimizer(Config):
     lr: float = Field(gt=0, le=1)
     """peak learning rate"""
     min_lr_ratio: float = Field(default=1.0, ge=0, le=1)
-    """final over peak learning rate; 1 keeps it constant after warm-up"""
+    """final divided by peak learning rate; 1: constant after warm-up"""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """shape between peak and final learning rate"""
+    """shape of the decay between peak and final learning rate"""
     warmup_steps: int = Field(default=0, ge=0)
-    """optimizer steps of linear warm-up from zero; no more than the stage has"""
+    """optimizer steps of linear warm-up from zero; at most those of the stage"""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: PositiveFloat = 1e-8
     weight_decay: float = Field(default=0.0, ge=0)
     clip_grad: float = Field(default=1.0, ge=0)
-    """global gradient norm bound; 0 turns clipping off"""
+    """largest global gradient norm; 0: no clipping"""
 
 
 class Critic(Config):
-    """A second model, from the same weights, that learns what a token's state is worth."""
+    """A second model, from the same weights, that learns the value of a token's state."""
 
     lr_ratio: PositiveFloat = 5.0
-    """its learning rate over the policy's, whose other optimizer settings it shares; SAO: 5"""
+    """critic's learning rate divided by the policy's; other settings are the policy's; SAO: 5"""
     optimizer: Optimizer | None = None
-    """its own, in place of the policy's with `lr_ratio`"""
+    """optimizer of its own, instead of the policy's with `lr_ratio`"""
     warmup_steps: int = Field(default=0, ge=0)
-    """steps of the stage at its start in which only the critic learns and the policy stays"""
+    """number of first steps in which only the critic trains and the policy does not change"""
     steps_per_policy_step: PositiveInt = 2
     """passes over each step's batch, each in as many mini-batches as the policy's one pass"""
     clip: PositiveFloat | None = 0.2
-    """how far a value may move in one step of the stage before its loss is held; None: unbounded.
-    In units of reward"""
+    """how far a value may move in one step before its loss is clipped, in units of reward; None:
+    no limit"""
     freeze_attention: bool = False
-    """train all weights but those of attention (SAO)"""
+    """keep the attention weights fixed and train all others (SAO)"""
 
     @model_validator(mode="after")
     def _one_learning_rate(self) -> Critic:
@@ -78,11 +78,11 @@ class Critic(Config):
 
 
 class Trainer(Config):
-    """How Megatron-core trains, apart from where."""
+    """How Megatron-core trains (resources say where)."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """parameter and compute type; fp32 on CPU"""
     micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
-    """most tokens packed into one micro-batch of one rank"""
+    """largest number of tokens in one micro-batch of one rank"""
     megatron: dict[str, Any] = Field(default_factory=dict)
-    """any field of Megatron-core's TransformerConfig, passed through by its own name"""
+    """fields of Megatron-core's TransformerConfig, passed through under their own names"""

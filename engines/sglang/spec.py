@@ -15,6 +15,6 @@ class FleetSpec(Config):
     max_total_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 16384
     """KV-cache capacity of one server, in tokens"""
     context_length: PositiveInt | None = None
-    """longest sequence; None takes the model's own"""
+    """longest sequence; None: the model's own limit"""
     sglang: dict[str, Any] = Field(default_factory=dict)
-    """any SGLang server argument by its own name with underscores, passed through"""
+    """SGLang server arguments, passed through; names as in SGLang, with underscores"""

@@ -40,7 +40,7 @@ class Agent(Procedural):
         self._sandbox: sandboxes.Demand = sandbox
 
     def environment(self) -> Environment:
-        """Raises `InputError` where programs would run and are confined less than demanded."""
+        """Raises `InputError` if programs would run without the required confinement."""
         if "hard" in self._levels and self._sandbox != "unsafe":
             sandboxes.require(sandboxes.level(), self._sandbox)
         return ToolEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)

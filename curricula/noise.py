@@ -1,4 +1,4 @@
-"""A weak demonstrator: it slips on one visible token, so that a cold start leaves room for RL.
+"""A weak demonstrator: it makes one wrong token, so that RL has something to improve.
 
 The slip is one word, digit, letter or symbol of one assistant turn: replaced by another of its
 class, or dropped. Format (tool names, the box, tags) is always right.

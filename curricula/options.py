@@ -1,4 +1,4 @@
-"""Checks of what a recipe says to a curriculum: values come from YAML, whatever the hints say."""
+"""Checks of a curriculum's options: values come from YAML and may have any type."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Reasoning(Procedural):
     def __init__(
         self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0, thinking: bool = True
     ) -> None:
-        """With `thinking` the steps stand in the reasoning; without it the box stands alone."""
+        """With `thinking` the steps are in the reasoning; without it there is only the box."""
         super().__init__(levels=levels, noise=noise)
         self._thinking = check_flag("thinking", thinking)
 

@@ -1,7 +1,7 @@
 """Worlds: small generated corpora, each searched by a full-text index of its own.
 
 A *world* is a list of entities; each entity is one document of facts, written in an order of its
-own: `color red owner cat`. Facts are drawn anew for every problem, so nothing can be memorised.
+own: `color red owner cat`. New facts are drawn for every problem, so nothing can be memorised.
 """
 
 from __future__ import annotations

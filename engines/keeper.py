@@ -62,7 +62,7 @@ class Waiting:
 
 
 def holders(book: LeaseBook) -> str:
-    """Who holds leases, for an error message. Example: "stage-rl-ab12-a1"."""
+    """Holders of leases, for an error message. Example: "stage-rl-ab12-a1"."""
     return ", ".join(lease.holder for lease in book.leases) or "nobody"
 
 

@@ -30,7 +30,7 @@ class Lease:
 
 
 class LeaseBook:
-    """Who holds which unit. All times are seconds on one clock that the caller chooses."""
+    """Which holder has which unit. All times are seconds on one clock that the caller chooses."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}

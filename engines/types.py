@@ -116,7 +116,7 @@ class Sample:
     rewards: dict[str, float] = field(default_factory=dict)
     """the breakdown; `outcome` (0 to 1) is the domain verifier's own verdict, free of shaping"""
     reason: str = ""
-    """why the status or reward is what it is, for a person who browses rollouts"""
+    """reason of the status or reward, for a person who browses rollouts"""
     token_budget: int = 0
     """tokens its rollout was allowed to generate; 0: unknown"""
     metadata: dict[str, Json] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample one turn. `seed` makes a request reproducible whatever shares its batch."""
+    """How to sample one turn. `seed` makes a request reproducible in any batch."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -154,7 +154,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     is_last: bool = False
-    """no later turn goes on from this one: its answer need not stay in the engine's cache"""
+    """no later turn follows this one: its answer need not stay in the engine's cache"""
 
 
 @dataclass(frozen=True, slots=True)

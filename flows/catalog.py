@@ -20,7 +20,7 @@ FLOWS = ("post-train", "expert", "distill-rounds", "evaluate")
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
-    """The plan of a flow with its arguments beside the recipe."""
+    """The plan of a flow, given its arguments in addition to the recipe."""
     match flow:
         case "post-train":
             return plan_post_train(recipe)

@@ -66,7 +66,7 @@ def kind_of(name: str) -> str:
 
 
 def _importable(path: str) -> str:
-    """`module:attribute`, found beside the command's folder too, or `file.py:attribute`."""
+    """`module:attribute`, also found in the command's folder, or `file.py:attribute`."""
     file, colon, attribute = path.partition(":")
     if not colon or not attribute:
         raise InputError(f"test-hook: {path!r} is not of the form `module:function`")

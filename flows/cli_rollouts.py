@@ -58,7 +58,7 @@ def _rows(file: Path, domain: str) -> list[dict[str, Any]]:
 
 
 def _show(row: dict[str, Any], console: Console) -> None:
-    """Header, text, and the tokens with those that were trained on set apart."""
+    """Header, text, and the tokens; those that were trained on are marked."""
     label = row.get("label", row.get("expert"))
     head = f"{row['problem_id']} · sample {row['sample_index']} · {label}"
     console.rule(head, align="left")

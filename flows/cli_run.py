@@ -21,7 +21,7 @@ CANCEL_SECONDS = 90.0
 POLL_SECONDS = 1.0
 SERVER_POLL_SECONDS = 2.0
 SILENT_SECONDS = 600.0
-"""how long the command looks on while the Prefect server does not answer: the run needs it less"""
+"""how long the command keeps following while the Prefect server does not answer"""
 
 
 def start(
@@ -64,7 +64,7 @@ _LOST = "LOST"
 
 
 class _Going(Protocol):
-    """A run that goes on while the command looks on."""
+    """A run that continues while the command follows it."""
 
     @property
     def is_over(self) -> bool: ...
@@ -91,7 +91,7 @@ def _watch(record: RunRecord, console: Console) -> int:
 
 
 def _interrupted(record: RunRecord, going: _Going, console: Console) -> int:
-    """One Ctrl-C lets go of the run; a second one within two seconds cancels it."""
+    """One Ctrl-C detaches from the run; a second one within two seconds cancels it."""
     try:
         console.print("Ctrl-C again within 2 s cancels the run.")
         time.sleep(CANCEL_WINDOW_SECONDS)
@@ -130,7 +130,7 @@ class _Here:
 
 
 class _Deployed:
-    """A run through a Prefect deployment; one that is going on is followed, not started again."""
+    """A run through a Prefect deployment; if it is already running, follow it."""
 
     def __init__(self, record: RunRecord, console: Console) -> None:
         from flows.open import running_stack
@@ -156,7 +156,7 @@ class _Deployed:
         )
 
     def _goes_on(self, flow_run: str) -> bool:
-        """One that Prefect has given up while its process lives hangs: its successor ends it."""
+        """A flow that Prefect gave up while its process lives hangs; the next process ends it."""
         if not is_going(self._record.run):
             return self._api.is_waiting(flow_run)
         try:

@@ -89,7 +89,7 @@ def _state(why: list[str] | None) -> str:
 
 
 def _print_reasons(why: dict[str, list[str]], console: Console) -> None:
-    """What the table has no room for."""
+    """What does not fit into the table."""
     for name, lines in why.items():
         for line in lines if len(lines) > 1 else []:
             text = f"{name}: {line}"

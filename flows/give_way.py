@@ -1,9 +1,9 @@
-"""One process a flow run: an older one gives way.
+"""One process per flow run: an older process ends when a newer one starts.
 
-Prefect starts a flow run in a new process when someone resumes or retries it. Whoever worked on it
-before may live: it follows a stage that takes hours. It lets go of its jobs, which go on, and ends
-without a word to the server; the new process attaches to them. A flow that lives while Prefect
-takes it for dead, as after a time without its server, says so.
+Prefect starts a flow run in a new process when someone resumes or retries it. The older process may
+still be alive, because it follows a stage that takes hours. It stops following its jobs, which
+continue, and ends without a report to the server; the new process follows the jobs. A flow that is
+alive while Prefect considers it dead, as after a time without its server, tells Prefect so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a run is going on: whoever works on one holds its lock, which ends with the process.
+"""Whether a run is running: the process that works on it has its lock, which ends with the process.
 
-Prefect alone cannot tell: after a power cut its database says that a flow runs. A run is worked on
-by processes of one machine, the one of its home.
+Prefect alone cannot answer this: after a power cut its database says that a flow runs. Only
+processes of one machine, the machine of its home, work on a run.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def open_run(record: RunRecord) -> RecipeRun:
 
 
 def home_id() -> str:
-    """Tells homes apart in the claims of a shared store."""
+    """Identifies a home in the claims of a shared store."""
     return hashlib.sha256(f"{socket.gethostname()}:{home()}".encode()).hexdigest()[:12]
 
 

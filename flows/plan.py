@@ -40,10 +40,10 @@ class PlannedStage:
     name: str
     spec: StageSpec
     inputs: Mapping[str, str]
-    """role -> the stage whose artifact fills it"""
+    """role -> the stage that produces its artifact"""
     resources: StageResources
     expert: str = ""
-    """whose stage it is; empty for those of the whole recipe"""
+    """expert of the stage; empty for stages of the whole recipe"""
 
     @property
     def kind(self) -> str:
@@ -51,7 +51,7 @@ class PlannedStage:
 
     @property
     def critic(self) -> Parallel | None:
-        """The layout of its critic's ranks, beside its trainer's; None if it has no critic."""
+        """Layout of its critic's ranks; None if it has no critic."""
         has_one = isinstance(self.spec, RlSpec) and self.spec.settings.algorithm.has_critic
         return self.resources.of_critic if has_one else None
 

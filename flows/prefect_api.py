@@ -79,7 +79,7 @@ class PrefectApi:
         body: dict[str, Any] | None = None,
         unknown: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The reply; `unknown` stands for what Prefect does not know, which else is an error."""
+        """The reply; `unknown` is returned for what Prefect does not know (default: an error)."""
         for attempt in stamina.retry_context(PrefectIsBusy, attempts=None, timeout=BUSY_SECONDS):
             with attempt:
                 return self._once(method, path, body, unknown)

@@ -70,7 +70,7 @@ def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, 
 
 
 def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any]) -> RunRecord:
-    """The run that this flow run goes on with, or a new one."""
+    """The run that this flow run continues, or a new one."""
     known = _remembered(flow_run) or _labelled(flow_run)
     if known:
         record = find_run(known)

@@ -62,7 +62,7 @@ class Report(Config):
 
 
 def build_report(record: RunRecord, order: list[str]) -> Report:
-    """The report as far as the run got; `order` is the plan's stage names."""
+    """The report of what the run has done so far; `order` is the plan's stage names."""
     stages = record.stages()
     known = [stages[name] for name in order if name in stages]
     content = read_scores(record, stages.get("evaluate"))
@@ -105,7 +105,7 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
 
 
 def _gains(content: Mapping[str, Any], recipe: Recipe) -> dict[str, Gain]:
-    """RL against the cold start in each expert's own domain, as far as both were sampled."""
+    """RL compared with the cold start in each expert's own domain, if both were sampled."""
     means = {
         (cell["model"], cell["domain"]): [mean_of(samples) for samples in cell["outcomes"]]
         for cell in content["cells"]

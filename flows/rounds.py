@@ -1,8 +1,8 @@
-"""Where a trigger of `distill-rounds` goes on: at the newest round that this home finished.
+"""Where a trigger of `distill-rounds` continues: after the newest round that this home finished.
 
-A round is known by the run that made it. It counts as an earlier round of the same series when the
-stages up to it have the same settings as this recipe gives them; then the new run takes over their
-digests, so that a change of our code does not train them again.
+A round is found by the run that made it. It counts as an earlier round of the same series if the
+stages up to it have the same settings as in this recipe. Then the new run reuses their digests, so
+that a change of our code does not train them again.
 """
 
 from __future__ import annotations

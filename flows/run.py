@@ -91,10 +91,10 @@ class RecipeRun:
         return StageWork(planned.name, planned.spec, inputs, planned.resources, digest)
 
     def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: Watch) -> str:
-        """The digest of a stage that this run began with other code or another base folder.
+        """The digest of a stage that this run started with other code or another base folder.
 
-        What is done or under way stays what it is. A result is kept under the digest of what made
-        it, so that the rest begins anew, and refuses to mix what is half done. Raises InputError.
+        A finished or running stage keeps its digest. A result is stored under the digest of what
+        made it, so other stages start again. Raises InputError for unfinished work of old code.
         """
         changed = (
             f"stage {planned.name}: its code, hooks or base folder changed since this run, or an"

@@ -82,7 +82,7 @@ class RunHead(Config):
     flow: str
     """deployment it goes through, e.g. `post-train`"""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """the flow's arguments beside the recipe"""
+    """the flow's arguments in addition to the recipe"""
     recipe: dict[str, Any]
     in_process: bool = False
     created: float

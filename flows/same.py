@@ -1,4 +1,4 @@
-"""A flow run may go on with a run on record only if it is asked for the same."""
+"""A flow run may continue a recorded run only if its parameters are the same."""
 
 from __future__ import annotations
 

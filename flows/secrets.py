@@ -21,7 +21,7 @@ from infra.stack import Stack, load_stack
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _STEERING = ("TRIBUTARY_", "PREFECT_", "RAY_", "MLFLOW_", "PYTHON", "LD_", "PATH", "HOME", "TMPDIR")
-"""what such variables begin with decides what runs, and is no secret"""
+"""variables with these prefixes decide what runs and are not secrets"""
 
 
 def block_secrets(block: str) -> dict[str, str]:

@@ -71,7 +71,7 @@ class Tracked:
         return ""
 
     def made(self, planned: PlannedStage, record: ArtifactRecord) -> None:
-        """A stage of this very run, done while nobody looked on."""
+        """A stage of this run that finished while nothing followed it."""
         if self.tracker is not None and record.mlflow_run_id:
             self._runs[planned.name] = record.mlflow_run_id
             self.tracker.finish(record.mlflow_run_id, "FINISHED")

@@ -24,7 +24,7 @@ KEY_VARIABLE = "TRIBUTARY_KEY"
 """`tributary up` takes the key from here, else it makes one"""
 LOOPBACK = "127.0.0.1"
 USER = "tributary"
-"""the user's name where a server wants one beside the key"""
+"""the user name for servers that need one in addition to the key"""
 _EVERY_ADDRESS = "0.0.0.0"
 _KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 

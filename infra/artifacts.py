@@ -239,7 +239,7 @@ class StageCheckpoints:
         return None
 
     def note(self, step: int, data: bytes) -> None:
-        """Keep a piece of a step's work at once; it stays while a kept checkpoint needs it."""
+        """Store a piece of a step's work now; it stays while a kept checkpoint needs it."""
         self._notes += 1
         name = f"a{self._attempt:04d}-{self._notes:06d}"
         self._store.write(f"{self._place}/notes/step-{step:08d}/{name}", data)

@@ -69,7 +69,7 @@ class OutOfMemory(TributaryError):
     """A process had too little memory: the same again would end the same way."""
 
     def __init__(self, message: str, of: Literal["trainer", "server", "job"]) -> None:
-        """`of`: whose process it was."""
+        """`of`: the process that ran out of memory."""
         super().__init__(message, of)
         self.of: Literal["trainer", "server", "job"] = of
 

@@ -1,4 +1,4 @@
-"""Secrets for a job, handed over where nobody else looks.
+"""Secrets for a job, passed in a file that nobody else can read.
 
 Ray shows the environment that a job is given to all who reach its dashboard, so secrets go by a
 file that only its owner may read, in the folder of sockets. The job removes it as it starts.

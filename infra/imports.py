@@ -95,7 +95,7 @@ def _only_declares(tree: ast.Module) -> bool:
 
 
 def _declares(statement: ast.stmt, settings: Collection[str]) -> bool | None:
-    """True for a declaration, False for what may stand beside one, None for anything else."""
+    """True for a declaration, False for what may appear beside one, None for anything else."""
     match statement:
         case ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom():
             return False

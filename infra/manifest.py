@@ -37,7 +37,7 @@ class ArtifactRecord(_Stored):
     digest: str
     """full sha256"""
     url: str
-    """the folder that holds the files"""
+    """the folder that contains the files"""
     metrics: dict[str, float] = Field(default_factory=dict)
     mlflow_run_id: str = ""
     seconds: float = 0.0

@@ -1,7 +1,7 @@
 """MLflow's server behind our key: `mlflow server --app-name tributary-key`.
 
 MLflow's own basic-auth app needs packages that we do not install, keeps users of its own in a
-database, and hashes the password anew for each request; one key for all needs none of that.
+database, and hashes the password again for each request; one key for all needs none of that.
 """
 
 from __future__ import annotations

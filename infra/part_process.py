@@ -1,4 +1,4 @@
-"""A user's reward or environment in a process of its own: no call of it can stall or end a stage.
+"""A user's reward or environment in a separate process: its calls cannot stall or end a stage.
 
     caller ── Request ──▶ infra.part_worker: one process, one event loop ── Reply ──▶ caller
 
@@ -42,7 +42,7 @@ GRACE_SECONDS = 3.0
 MAX_HUNG = 4
 """calls that hang or lose their process one after the other before the part counts as broken"""
 MAX_TRIES = 2
-"""how often a call is begun whose process is lost under it"""
+"""how often a call is started if its process dies during the call"""
 MAX_LOGGED = 20
 STACK_SECONDS = 1.0
 _EXIT_SECONDS = 1.0
@@ -280,7 +280,7 @@ class PartProcess:
             self._lose(process, begun[-1] if begun else None, why)
 
     def _lose(self, process: _Process, culprit: _Call | None, why: str) -> None:
-        """End the process; who is not to blame is asked again."""
+        """End the process; calls that did not cause this are repeated."""
         self._process = None
         self._end(process)
         self._hung += 1

@@ -61,7 +61,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What became of a call. `value` is pickled by itself: only its reader can fail at it.
+    """The result of a call. `value` is pickled by itself: only its reader can fail at it.
 
     done: its result; raised, refused (the part was not built): a `Raised`; late: where it stood;
     stuck: the same, and it goes on although it was cancelled; warned: a sentence for the user.
@@ -92,7 +92,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reply(self, reply: Reply) -> None:
-        """Sent at once: what is called next may block this process for ever."""
+        """Sent immediately: the next call may block this process forever."""
         self._replies.write(framed(reply))
         self._replies.flush()
 

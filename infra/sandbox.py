@@ -1,4 +1,4 @@
-"""Runs Python code that nobody has read, in a process that the kernel confines.
+"""Runs untrusted Python code in a process that the kernel confines.
 
 Three mechanisms, each used where the kernel offers it (`infra/confine/`):
 

@@ -1,4 +1,4 @@
-"""A private folder that untrusted code fills: measured and removed whatever is in it."""
+"""A private folder that untrusted code fills: measured and removed with any content."""
 
 from __future__ import annotations
 

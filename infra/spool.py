@@ -1,4 +1,4 @@
-"""What MLflow is to be told, on disk until it has been told: in order, each thing once.
+"""Entries for MLflow, kept on disk until they are sent: in order, each exactly once.
 
     HOME/spool/mlflow/<time>-<pid>.jsonl    a process's entries, locked while it lives
 
@@ -195,7 +195,7 @@ def _abandoned(path: Path) -> Generator[IO[bytes] | None]:
 
 
 def _read(file: IO[bytes]) -> Generator[Entry]:
-    """The whole entries of a file; its last line may be torn."""
+    """The complete entries of a file; its last line may be incomplete."""
     for line in file:
         try:
             raw: dict[str, Any] = json.loads(line)

@@ -85,7 +85,7 @@ class Store:
             return self.fs.exists(self._full(path))
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a folder, sorted; none when there is no such folder."""
+        """Names in a folder, sorted; empty if the folder does not exist."""
         with self._explained("list", path):
             try:
                 entries = self.fs.ls(self._full(path), detail=False)
@@ -215,7 +215,7 @@ def _copy_hashed(source: Path, target: Path) -> str:
 
 @contextmanager
 def _draft(target: Path, data: bytes) -> Generator[Path]:
-    """A finished, hidden file beside the target, gone afterwards."""
+    """A finished, hidden file beside the target, removed afterwards."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:

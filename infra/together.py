@@ -1,4 +1,4 @@
-"""Two things at once, of which neither outlives the other's failure."""
+"""Run two awaitables at once; if one fails, the other is cancelled."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a process of ours leaves when it is killed, and who can tell that it is dead.
+"""What one of our processes leaves when it is killed, and how others see that it is dead.
 
     /tmp/tributary-<home>-<pid>[-...]            its temporary folders
     /dev/shm/*tributary-<home>-<pid>[_-...]      its shared memory
     HOME/shared-memory/<name>                    a note of shared memory that others named
     HOME/work/<job>                              see `infra.work`
 
-It is removed by whoever comes next: a rank or a server that starts, a job that begins or ends,
+It is removed by the next process: a rank or a server that starts, a job that begins or ends,
 `tributary down`, `doctor --clean`. A pid that was given to another process keeps its traces until
 that one ends as well: too late rather than too early.
 """
@@ -85,7 +85,7 @@ def dead_traces() -> list[Path]:
 
 
 def remove_traces(paths: Iterable[Path]) -> None:
-    """Remove them; one that is gone already, or that nobody may remove, is passed over."""
+    """Remove them; one that no longer exists, or that we may not remove, is skipped."""
     for path in paths:
         try:
             if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""The user's own files: read once, carried with each job, found there by their own names.
+"""The user's own files: read once, sent with each job, found there by their own names.
 
 Hooks are copied to a folder named by their content, which comes at the *end* of the module path: a
 user's folder named `tasks/` cannot shadow ours, and nothing beside the named files becomes
@@ -28,7 +28,7 @@ from infra.errors import InputError
 from infra.home import home
 
 MAX_BYTES = 64 << 20
-"""of all files together: each job and each trainer rank is handed a copy"""
+"""limit for all files together: each job and each trainer rank gets a copy"""
 _DATA = "TRIBUTARY_DATA"
 """environment variable with the folder of the data files: processes that a hook starts have it"""
 HOOK_COPY = re.compile(r"/hooks/[0-9a-f]{16}/(.+)")
@@ -120,13 +120,13 @@ def install_hooks(files: UserFiles) -> InstalledFiles:
 
 
 def hooks_on_path() -> Path | None:
-    """The folder that this process imports hooks from, as whoever started it set it up."""
+    """The folder that this process imports hooks from, as set up by the process that started it."""
     hooks = home() / "hooks"
     return next((Path(path) for path in sys.path if Path(path).parent == hooks), None)
 
 
 def _found(patterns: Sequence[str]) -> list[str]:
-    """The files and folders that patterns stand for."""
+    """The files and folders that match patterns."""
     return [path for p in patterns for path in (sorted(glob.glob(p, recursive=True)) or [p])]
 
 
@@ -141,7 +141,7 @@ def _contents(paths: Sequence[str], what: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """All but what Python and editors leave beside them."""
+    """All files except those that Python and editors create."""
     for file in folder.rglob("*"):
         parts = file.relative_to(folder).parts
         hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)

@@ -1,6 +1,6 @@
 """`make lock`: resolves locks/*.toml into locks/*.txt for every supported Python at once.
 
-Versions in a lock are kept wherever they still fit; delete a line to let it move.
+Versions in a lock are kept if they still fit; delete a line to update that package.
 """
 
 from __future__ import annotations

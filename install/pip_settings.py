@@ -1,4 +1,4 @@
-"""What pip was told, handed to uv, which does not read pip's configuration.
+"""Passes pip's settings to uv, which does not read pip's configuration.
 
 pip reads, and later ones win: the machine's files, the user's, the environment's, the file that
 PIP_CONFIG_FILE names, and PIP_* variables.

@@ -62,19 +62,19 @@ def each_starts_with(reply: str, *, text: str) -> bool:
 
 
 def keyword(reply: str, *, word: str, at_least: int = 1, at_most: int | None = None) -> bool:
-    """The word stands there, as often as said."""
+    """The reply contains the word, as often as required."""
     count = [found.lower() for found in words_of(reply)].count(word.lower())
     return within(count, at_least=at_least, at_most=at_most)
 
 
 def forbidden(reply: str, *, words: Sequence[str]) -> bool:
-    """None of the words stands there."""
+    """The reply contains none of the words."""
     found = {word.lower() for word in words_of(reply)}
     return bool(found) and found.isdisjoint(word.lower() for word in words)
 
 
 def allowed_words(reply: str, *, words: Sequence[str]) -> bool:
-    """No other words stand there."""
+    """The reply contains no other words."""
     found = {word.lower() for word in words_of(reply)}
     return bool(found) and found <= {word.lower() for word in words}
 

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,500}")
 
 
 class Math:
-    """1 if the reply is well formed and its one box holds the reference answer, else 0."""
+    """1 if the reply is well formed and its one box contains the reference answer, else 0."""
 
     def __init__(self, *, time_limit: float = 5.0) -> None:
         """`time_limit`: seconds that one comparison may take; then the answer counts as wrong."""

@@ -30,7 +30,7 @@ def without_mark(line: str) -> str:
 
 
 def boxed(text: str) -> list[str]:
-    r"""What stands in each `\boxed{...}`, braces balanced; an unclosed box gives nothing."""
+    r"""The content of each `\boxed{...}`, braces balanced; an unclosed box gives nothing."""
     found: list[str] = []
     position = text.find(_BOX)
     while position >= 0:

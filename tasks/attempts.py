@@ -2,9 +2,9 @@
 
     look-up -> done, or: newest attempt alive? -> follow it : claim the next -> submit -> follow
 
-Whoever asks for the same stage at the same time, from this home or another, ends at one job: the
-claim in the store decides. An attempt is over when its `end.json` says so, when its job is over,
-or, when the job is out of our reach, when its heartbeat has not changed for a minute.
+Runs that need the same stage at the same time, from this home or another, share one job: the first
+claim in the store wins. An attempt is over when its `end.json` says so, when its job is over, or,
+if we cannot query the job, when its heartbeat has not changed for a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.protocol import JobInput, Watch, dispatch, job_path
 from tasks.stage import Resources, StageResources, StageSpec
 
 MAX_TRIES = 3
-"""attempts that one run makes at a stage whose failures may pass by themselves"""
+"""attempts of one run at a stage, for failures that may be temporary"""
 EXPIRY_SECONDS = 60.0
 """silence after which a heartbeat that we only see through the store counts as dead"""
 SILENT_SECONDS = 120.0
@@ -41,7 +41,7 @@ BEGIN_SECONDS = 600.0
 SUBMIT_SECONDS = 10.0
 """what a claim's owner may take until its job is known"""
 IN_FLIGHT_SECONDS = 2.0
-"""the same where the owner is gone: only what it had sent already can still arrive"""
+"""the same if the owner is dead: only what it had already sent can still arrive"""
 RETRY_SECONDS = 2.0
 """wait before the second attempt; each further one waits `RETRY_GROWTH` times as long"""
 RETRY_GROWTH = 5.0
@@ -55,7 +55,7 @@ class StageStopped(Exception):
 
 
 class StageLetGo(Exception):
-    """The stage's job goes on without us; whoever continues the run attaches to it."""
+    """The stage's job continues without us; the process that continues the run follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class Place:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """environment of the jobs: Ray's address, thread limits"""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """more of it, which nobody is shown"""
+    """more of it, which is not shown"""
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     claimed: set[str] = field(default_factory=set[str])
     """jobs of claims that this process has made, or is making"""
     let_go: threading.Event = field(default_factory=threading.Event)
-    """the run goes on elsewhere, or later: its jobs are left alone, and none is started"""
+    """the run continues elsewhere, or later: its jobs keep running, and none is started"""
     poll_seconds: float = 0.5
     expiry_seconds: float = EXPIRY_SECONDS
     silent_seconds: float = SILENT_SECONDS
@@ -149,7 +149,7 @@ def _pause(work: StageWork, place: Place, seconds: float) -> None:
 
 
 def is_under_way(place: Place, kind: str, digest: str) -> bool:
-    """Whether an attempt at the stage has begun, and nothing says that it is over."""
+    """Whether an attempt at the stage has started and is not over."""
     claims = Claims(place.store, kind, digest)
     newest = claims.latest()
     return newest is not None and newest.end is None and not _known_dead(place, claims, newest)
@@ -268,7 +268,7 @@ def _unless_let_go(work: StageWork, place: Place) -> None:
 
 @contextmanager
 def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
-    """Stop a job that Ray calls running but whose heartbeat stands still: it hangs as a whole."""
+    """Stop a job that Ray reports as running but that writes no heartbeat: it hangs."""
     over = threading.Event()
 
     def watch() -> None:

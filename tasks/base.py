@@ -76,7 +76,7 @@ class BaseSpec(StageSpec):
     kind: ClassVar[str] = "base"
     settings: BaseSettings
     curricula: list[CurriculumSpec] = Field(default_factory=list)
-    """whose demonstrations the tokenizer of a random model is trained on"""
+    """curricula whose demonstrations train the tokenizer of a random model"""
     format: Literal["glm"] = "glm"
     """special tokens and chat template of a random model"""
 

@@ -11,7 +11,7 @@ from tasks.model_report import report_model
 from tasks.stored_tensors import StoredTensor, stored_tensors, weight_files
 
 _SUFFIXES = (".json", ".jinja", ".txt", ".model")
-"""files beside the weights that mean something; other weight formats stay behind"""
+"""files to copy besides the weights; other weight formats are not copied"""
 _EXPONENT = {
     "BF16": ("<u2", 0x7F80),
     "F16": ("<u2", 0x7C00),

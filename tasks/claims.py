@@ -1,4 +1,4 @@
-"""Attempts at a stage, in the store: who tries, whether they live, how they ended.
+"""Attempts at a stage, in the store: who made them, whether they are alive, how they ended.
 
     ROOT/attempts/<kind>/<digest12>/<n>.claim.json    created once: the owner
                                     <n>.pulse         rewritten by the job while it lives
@@ -27,7 +27,7 @@ class Owner(Config):
 
 
 class End(Config):
-    """How an attempt ended, as its job (or who found it dead) wrote down."""
+    """How an attempt ended, as written by its job or by the run that found it dead."""
 
     outcome: Literal["done", "failed", "stopped"]
     error: str = ""

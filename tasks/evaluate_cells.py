@@ -18,7 +18,7 @@ from tasks.evaluate import EvaluateSpec
 from tasks.score_statistics import best_of, interval, mean, powers_of_two, standard_error
 
 _SHOWN = 4
-"""problems of a cell whose first rollout is kept for browsing"""
+"""number of problems of a cell whose first rollout is kept for browsing"""
 NOTHINK = "-nothink"
 
 

@@ -165,4 +165,4 @@ WITHIN_A_STEP = (
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/session.py:TokenSession",
 )
-"""objects that no step hands to the next"""
+"""objects that no step passes to the next"""

@@ -39,7 +39,7 @@ class StageIdentity:
 
     kind: str
     content: Mapping[str, Any]
-    """its settings, as far as they change the result"""
+    """its settings that change the result"""
     inputs: Mapping[str, str]
     """digests by role"""
     code: CodeIdentity

@@ -55,7 +55,7 @@ class ModelFiles:
 
     @contextmanager
     def on_this_machine(self, names: Sequence[str]) -> Generator[Path]:
-        """A local folder with these files, as far as they exist: itself, or a copy for a while."""
+        """A local folder with these files, if they exist: the folder itself or a temporary copy."""
         local = local_folder(self.url)
         if local is not None:
             yield local

@@ -46,7 +46,7 @@ def job_path(job: str) -> str:
 
 
 class Watch(Protocol):
-    """Who looks on while a job runs."""
+    """Observer of a running job."""
 
     def line(self, text: str) -> None: ...
 

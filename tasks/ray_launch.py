@@ -13,7 +13,7 @@ from tasks.launch import STOP_SECONDS, JobState, log_path
 
 @dataclass(slots=True)
 class RayLauncher:
-    """A launcher whose jobs any process can find again by their ids."""
+    """A launcher; any process can find its jobs again by their ids."""
 
     cluster: Cluster
     name: str = "ray"

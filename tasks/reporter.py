@@ -1,4 +1,4 @@
-"""Where a body's numbers go: metrics to MLflow, progress and warnings to who follows the job."""
+"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _TOTALS = (
     "train_tokens",
 )
 _WINDOW = 3
-"""steps at either end whose means the summary compares"""
+"""number of steps at the start and at the end whose means the summary compares"""
 
 
 class RlRecord:

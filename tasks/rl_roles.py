@@ -80,7 +80,7 @@ async def lease_roles(
 async def _lease_with_critic(
     stack: AsyncExitStack, context: StageContext, policy: TrainerJob, critic: TrainerJob
 ) -> tuple[TrainerGroup, CriticGroup]:
-    """Lease the ranks of both roles at once, loaded; released with the stack."""
+    """Lease and load the ranks of both roles together; released with the stack."""
     with context.pulse.waiting():
         groups = await critic_group.lease_with_critic(
             policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder

@@ -1,12 +1,12 @@
-"""Checkpoints beside the next steps: what stops a training loop, and what does not.
+"""Checkpoints written during the next steps: what stops a training loop, and what does not.
 
     begin: state.json ──▶ the ranks write into scratch ──▶ checksums, store, retention: visible
            │              └ `unchanged` ends: the next update may begin
-           └ the loop goes on
+           └ the loop continues
 
-One is on its way at a time: the next `begin` and the end of the block wait for it. An error of it
-ends the stage as if it had been waited for: `unchanged`, before each update, and both of these
-raise it, and what the loop met meanwhile is only its context.
+Only one checkpoint is being written at a time: the next `begin` and the end of the block wait for
+it. An error while writing ends the stage: `unchanged` (before each update), `begin` and the end of
+the block raise it, and an error of the loop in the same time is only its context.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, Self
 from tasks.stage import Checkpoints, StageContext
 
 Snapshot = Callable[[Path], Coroutine[Any, Any, object]]
-"""Writes one step's state into a folder: what the next step changes at once, before it returns; the
-rest, which stands until the next update, when what it returned is awaited"""
+"""Writes one step's state into a folder. State that the next step changes is written before it
+returns; state that changes only with the next update is written by the awaitable it returns"""
 
 
 class Saving:
-    """The checkpoints of one training loop. `blocked` is told the seconds that it was stopped."""
+    """The checkpoints of one training loop. `blocked` is called with the seconds it was stopped."""
 
     def __init__(self, context: StageContext, blocked: Callable[[float], None]) -> None:
         self._checkpoints: Checkpoints = context.checkpoints

@@ -11,7 +11,7 @@ from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
 _WINDOW = 20
-"""last steps whose mean loss the summary gives"""
+"""number of last steps over which the summary averages the loss"""
 
 
 class SftRecord:

@@ -36,7 +36,7 @@ class StageResources(Config):
     trainer: Parallel = Parallel()
     """layout of the trainer's ranks"""
     critic: Parallel | None = None
-    """layout of a critic's ranks, beside the trainer's; None: the same as theirs"""
+    """layout of a critic's ranks; None: the same as the trainer's"""
     servers: PositiveInt = 1
     """SGLang servers leased for generation"""
     tp_per_server: PositiveInt = 1
@@ -86,7 +86,7 @@ class Checkpoints(Protocol):
         ...
 
     def note(self, step: int, data: bytes) -> None:
-        """Keep a piece of a step's work at once, before any checkpoint holds it."""
+        """Store a piece of a step's work now, before a checkpoint contains it."""
         ...
 
     def notes(self, step: int) -> list[bytes]:

@@ -69,7 +69,7 @@ class LossInputs:
     num_trained_B: Tensor
     """trained tokens of each whole sequence, those on other context-parallel ranks among them"""
     cp_group: dist.ProcessGroup | None = None
-    """ranks that hold the other tokens of the same sequences"""
+    """ranks that have the other tokens of the same sequences"""
 
     @property
     def log_ratio_R(self) -> Tensor:

@@ -173,7 +173,7 @@ class _Kept:
     room_VH: Tensor | None
     """None where the weight needs no gradient, or has it already"""
     num_bytes: int
-    """what may be taken beside it"""
+    """additional memory that may be used"""
     logits: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """[R, C] by first column"""
 
@@ -212,7 +212,7 @@ class _Sums:
 
 
 def _walk(tiles: _Tiles, kept: _Kept) -> _Sums:
-    """The forward pass over this rank's part; what there is room for is kept."""
+    """The forward pass over this rank's part; logits are kept while there is memory for them."""
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     chosen_R = torch.zeros_like(tiles.local_R, dtype=torch.float32)
     for start, end in tiles.spans:

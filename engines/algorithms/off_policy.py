@@ -1,4 +1,4 @@
-"""Off-policy sequence masking: what has drifted too far is not pushed down further."""
+"""Off-policy sequence masking: bad sequences far from the policy are not pushed down further."""
 
 from __future__ import annotations
 

@@ -72,14 +72,14 @@ class Algorithm(Config):
 
     @property
     def compares_engines(self) -> bool:
-        """Whether its correction needs the trainer's own old logprobs beside the engine's."""
+        """Whether its correction also needs the trainer's own old logprobs."""
         correction = self.correction
         rejects = any(not isinstance(r, Opsm) for r in correction.reject)
         return correction.weight is not None or rejects
 
     @property
     def needs_group_spread(self) -> bool:
-        """Whether a group of equal rewards teaches nothing under its advantage."""
+        """Whether a group of equal rewards gives no gradient with its advantage."""
         return self.advantage.needs_group_spread
 
     @model_validator(mode="before")

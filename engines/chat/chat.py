@@ -15,7 +15,7 @@ from engines.types import AssistantTurn, Message, Problem, ToolCall
 from infra.errors import InputError
 
 _MARK = "Q0Q"
-"""content of a stand-in turn; found again in its rendering"""
+"""content of a placeholder turn, used to find the turn in the rendering"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def load_chat_folder(folder: Path) -> ChatFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where there is no such file."""
+    """A JSON object, or an empty one if the file does not exist."""
     if not path.is_file():
         return {}
     try:

@@ -36,7 +36,7 @@ FULLY_RESHARDABLE: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a checkpoint holds, apart from the step count."""
+    """What a checkpoint contains, except the step count."""
 
     model: DistributedDataParallel
     optimizer: MegatronOptimizer

@@ -1,4 +1,4 @@
-"""What a HF folder's config.json says, as far as training needs it. Pure Python, no torch."""
+"""The part of an HF folder's config.json that training needs. Pure Python, no torch."""
 
 from __future__ import annotations
 

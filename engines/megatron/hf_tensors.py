@@ -93,7 +93,7 @@ def expected_tensors(shape: ModelShape) -> Iterator[HfTensor]:
 
 
 def is_computed(name: str) -> bool:
-    """Whether a stored tensor is a table of rotary angles, which every engine computes anew."""
+    """Whether a stored tensor is a table of rotary angles, which every engine computes itself."""
     return _COMPUTED.fullmatch(name) is not None
 
 

@@ -115,7 +115,7 @@ class ValueModel(PackedModel):
 
 
 class ValueHead(torch.nn.Module):
-    """[R, H] -> [1, R] in float32, whatever the trunk's type."""
+    """[R, H] -> [1, R] in float32, for any dtype of the trunk."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes and this rank's coordinates; all ranks hold the same `parallel`."""
+    """Sizes and this rank's coordinates; `parallel` is the same on all ranks."""
 
     parallel: Parallel
     rank: int
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def speaks_for_loss(self) -> bool:
-        """Whether this rank's loss values count: its tensor-parallel peers hold the same ones."""
+        """Whether this rank's loss values count: its tensor-parallel peers have the same values."""
         return self.is_last_stage and self.tp_rank == 0
 
     @property

@@ -125,7 +125,7 @@ class TrainerPool:
         return PoolStatus(len(self._slots), ready, leases, len(self._waiting))
 
     async def retire(self) -> bool:
-        """End the pool and its ranks if nobody uses it; False if someone does."""
+        """End the pool and its ranks if it is not in use; False if it is."""
         import ray.actor
 
         idle = not self._book.leases and not self._waiting

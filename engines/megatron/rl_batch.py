@@ -1,4 +1,4 @@
-"""From rollouts to mini-batches: what each trained token is worth, on every rank alike.
+"""From rollouts to mini-batches: each trained token's advantage, the same on every rank.
 
 Every rank holds the step's whole batch and computes the same numbers, so that means over groups,
 rollouts and the batch are global without communication. Axes: N samples, R trained tokens in
@@ -186,7 +186,7 @@ class RlBatch:
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:
-        """[N] each sample's reward, less what its rollout's length costs."""
+        """[N] each sample's reward minus the penalty for its rollout's length."""
         rewards_N = torch.tensor([s.reward for s in self.samples], dtype=torch.float64)
         overlong = algorithm.overlong
         if overlong is None:

@@ -34,7 +34,7 @@ class RlTargets:
     weights: NDArray[np.float32] | None = None
     """of the correction; None: 1 everywhere"""
     reference: NDArray[np.float32] | None = None
-    """logprobs of the model that the loss pulls towards; None: no such term"""
+    """logprobs of the reference model of the KL term; None: no such term"""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -86,7 +86,7 @@ def token_rewards_of(
 
 
 def _old(trainer: Trainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
-    """The trainer's own logprobs [T] before the step; None where the engine's stand for them."""
+    """The trainer's own logprobs [T] before the step; None if the engine's are used instead."""
     if algorithm.old_logprobs == "engine":
         return None
     return trainer.score(batch.flat, algorithm.temperature)

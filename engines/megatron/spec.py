@@ -73,7 +73,7 @@ class Critic(Config):
         return self
 
     def optimizer_beside(self, policy: Optimizer) -> Optimizer:
-        """What it trains with beside a policy that trains with `policy`."""
+        """The critic's optimizer, given the policy's optimizer `policy`."""
         return self.optimizer or policy.model_copy(update={"lr": policy.lr * self.lr_ratio})
 
 

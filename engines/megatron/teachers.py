@@ -59,7 +59,7 @@ class Teachers:
     """One frozen model a domain."""
 
     def __init__(self, trainer: Trainer, folders: Mapping[str, Path]) -> None:
-        """Hold the HF folders' weights, by domain. Raises InputError for another architecture."""
+        """Load the HF folders' weights, by domain. Raises InputError for another architecture."""
         self._models: dict[str, Reference] = {}
         for domain, folder in folders.items():
             _check_shape(domain, model_shape(read_config(folder)), trainer.shape)

@@ -84,7 +84,7 @@ class Trainer(SftTrainer):
             return self.score(flat, temperature)
 
     def load_teachers(self, folders: Mapping[str, Path]) -> None:
-        """Hold a frozen model for each domain, for a step with the distillation advantage."""
+        """Keep a frozen model for each domain, for steps with the distillation advantage."""
         self.teachers = Teachers(self, folders)
 
     # Weights

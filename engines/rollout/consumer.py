@@ -20,7 +20,7 @@ from engines.types import Sample
 from infra.together import together
 
 _MIN_SHARE = 0.25
-"""with fewer than this share of the wanted groups, an update would follow noise: it is skipped"""
+"""with fewer than this share of the required groups an update would be noise: it is skipped"""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class StepResult:
 
     @property
     def staleness(self) -> list[int]:
-        """Of each trainable sample: the version that trained on it less its oldest token's."""
+        """For each trainable sample: the training version minus its oldest token's version."""
         trained_at = self.version - bool(self.trained)
         groups = [trainable(group) for group in self.batch.groups]
         return [trained_at - s.oldest_version for g in groups for s in g.samples]

@@ -15,7 +15,7 @@ ROLLOUTS_FILE = "rollouts.parquet"
 
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """One shown rollout. `label` says whose: a step's number or a model's name."""
+    """One shown rollout. `label` is a step's number or a model's name."""
 
     label: str
     domain: str

@@ -1,7 +1,7 @@
 """RolloutJournal: finished rollouts, durable at once, so that no attempt samples them again.
 
     keep(sample, turns) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
-    a later attempt ── finished(step) ──▶ rollouts by id; what is missing is sampled anew
+    a later attempt ── finished(step) ──▶ rollouts by id; what is missing is sampled again
 
 A rollout is a function of its seeds and weights, so one read back is the one that would be sampled
 again. The notes of a step are also its data on disk: with the checkpoint before it, the step can be
@@ -98,7 +98,7 @@ class RolloutJournal:
 
 
 def _read(piece: bytes) -> list[Finished]:
-    """Rollouts of a note; none if a crash of the machine left it empty or torn."""
+    """Rollouts of a note; none if a crash of the machine left it empty or incomplete."""
     try:
         raw: list[dict[str, Any]] = orjson.loads(piece)
     except orjson.JSONDecodeError:

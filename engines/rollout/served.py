@@ -1,7 +1,7 @@
 """The policy as the servers serve it: published after each update, and again to a server that died
 and came back without it.
 
-Mending is asked for by a client whose turns fail, so it happens while rollouts are sampled; before
+Repair is requested by a client whose turns fail, so it happens while rollouts are sampled; before
 the next update `settled` waits for it, because it publishes the weights of the moment.
 """
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher(Protocol):
-    """Who holds the weights."""
+    """The servers that have the weights."""
 
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
 
@@ -68,7 +68,7 @@ class ServedPolicy:
             self._mending = asyncio.create_task(self._mend())
 
     async def settled(self) -> None:
-        """Return when nothing is being mended: from then on the weights may change."""
+        """Return when no server is being repaired: from then on the weights may change."""
         if self._mending is not None:
             await self._mending
 

@@ -72,7 +72,7 @@ class TokenSession:
     ) -> Sample:
         """The training sample, after proving that its trained tokens are the engine's own.
 
-        Raises EngineError when they are not: that is a bug of whoever changed the lists.
+        Raises EngineError when they are not: that is a bug in the code that changed the lists.
         """
         trained = [t for t, m in zip(self.tokens, self.loss_mask, strict=True) if m]
         if trained != self._produced or tuple(self.tokens[: len(self._prompt)]) != self._prompt:

@@ -1,4 +1,4 @@
-"""Sweep: roll many problems out under fixed weights, all at once. Nothing is trained."""
+"""Sweep: sample rollouts of many problems concurrently with fixed weights. Nothing is trained."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Stand-ins for modules that SGLang imports and a host without CUDA lacks.
+"""Placeholders for modules that SGLang imports and a host without CUDA does not have.
 
 The finder sits behind Python's regular ones, so a module that is installed is always the real one.
-Nothing of a stand-in runs during text generation: `triton` and `torchvision` only have to survive
-being imported, decorating and subclassing; the kernels of `sgl_kernel` raise when called.
+No code of a placeholder runs during text generation: `triton` and `torchvision` only have to
+survive import, decoration and subclassing; the kernels of `sgl_kernel` raise when called.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _PlaceholderType(type):
 
 
 class Placeholder(metaclass=_PlaceholderType):
-    """Any class of an import-only stand-in: may be made, called, indexed and subclassed."""
+    """Any class of an import-only placeholder: may be created, called, indexed and subclassed."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
 
@@ -92,7 +92,7 @@ def _missing_kernel(name: str) -> Callable[..., NoReturn]:
 
 
 class AbsentFinder:
-    """Finds stand-ins for `roots` and everything below them; also loads them."""
+    """Finds placeholders for `roots` and everything below them; also loads them."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self.roots = tuple(roots)

@@ -32,7 +32,7 @@ _rooms: dict[int, torch.Tensor] = {}
 
 @dataclass(slots=True)
 class _Plan:
-    """Where a batch's queries and cached keys lie."""
+    """Positions of a batch's queries and cached keys."""
 
     slots_BL: torch.Tensor
     """cache slot of every position; slot 0 where there is none"""

@@ -24,7 +24,7 @@ from infra.access import bearer
 from infra.errors import EngineError
 
 _TRIES = 5
-"""where nobody answers: the router is gone, and another one has another address"""
+"""nothing answers there: the router ended, and a new one has another address"""
 _PATIENCE_S = 60.0
 """where the router answers for servers that do not: a lost server is back within seconds"""
 _FIRST_WAIT_S = 0.2

@@ -1,10 +1,10 @@
-"""The forward pass of a dense model on CPU, with nothing between its matrix products.
+"""The forward pass of a dense model on CPU, with few Python calls between its matrix products.
 
-SGLang's own passes some thirty Python calls a layer between its tensors (who holds the residual,
-which kernel, which rank), and rotates and norms queries and keys apart: on a small model that is
-more than the products themselves. Here the same operations run in the same order on the same
-numbers, so every bit is the same, which a test compares. A model that is anything but plain
-(quantised, sharded, with adapters, in half precision) keeps SGLang's own.
+SGLang's own forward pass makes about thirty Python calls per layer (which tensor is the residual,
+which kernel, which rank), and it norms and rotates queries and keys separately: on a small model
+this costs more than the matrix products. Here the same operations run in the same order on the
+same numbers, so every bit is the same; a test compares them. Any model that is not plain
+(quantised, sharded, with adapters, in half precision) uses SGLang's own forward pass.
 
 Legend: N new tokens, A query and key heads together, W width of a head.
 """

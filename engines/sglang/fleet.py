@@ -95,7 +95,7 @@ class Fleet:
         return cls(manager, await grant_of(call, lambda c: _answer(c, bound, "leasing servers")))
 
     async def whole(self, wait_s: float = MEND_S) -> None:
-        """Return when every server runs, whatever it serves. Raises EngineError after `wait_s`."""
+        """Return when every server runs, with any weights. Raises EngineError after `wait_s`."""
         deadline = time.monotonic() + wait_s
         while True:
             call = self._manager.is_whole.remote(self._grant.lease_id, self._grant.token)

@@ -1,4 +1,4 @@
-"""Where a server keeps its sockets and shared memory: under names that say whose they are.
+"""Where a server keeps its sockets and shared memory: under names that identify the server.
 
 SGLang names them at random and removes none of them, so a server that ended would leave files that
 nobody can tell from a living one's.

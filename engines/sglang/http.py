@@ -84,7 +84,7 @@ def _exchange(
 
 
 def free_port() -> int:
-    """A port that nobody listens on right now."""
+    """A port that is free right now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -1,8 +1,8 @@
-"""What a conversation's last turn leaves in a server's cache: its prompt, not its answer.
+"""Keep the prompt of a conversation's last turn in a server's cache, but not its answer.
 
-A finished request's keys and values go into SGLang's prefix tree, for a request that begins with
-them. None does after a last turn, and putting them there and evicting them later costs a small
-model as much as several tokens. A request says so in its sampling parameters.
+SGLang puts a finished request's keys and values into its prefix tree, for later requests with the
+same beginning. After a last turn no such request follows, and inserting and evicting the entries
+costs a small model as much as several tokens. A request is marked in its sampling parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FIELD = "tributary_last_turn"
 
 
 def mark(sampling: dict[str, Any]) -> None:
-    """Say of these sampling parameters that nothing will follow the answer."""
+    """Mark these sampling parameters: no further turn will follow the answer."""
     sampling["custom_params"] = {FIELD: True}
 
 

@@ -5,9 +5,9 @@
 
 Requests are served in order of arrival; the first waits for enough free slots, the others for it.
 A lease ends by release, by expiry or with its driver process. A server that dies while leased is
-taken from the router at once and restarted; it returns to the router when it serves the version
-that the fleet serves. One that lives but answers nothing is ended, and so mended. It is asyncio in
-one thread: between two awaits nothing changes its books.
+removed from the router immediately and restarted; it returns to the router when it serves the
+fleet's version. A server that is alive but does not answer is ended and restarted. The manager is
+asyncio in one thread: between two awaits nothing changes its records.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class FleetManager:
         )
 
     async def retire(self) -> bool:
-        """End the manager and its servers if nobody uses it; False if someone does."""
+        """End the manager and its servers if it is not in use; False if it is."""
         import ray.actor
 
         idle = not self._book.leases and not self._waiting
@@ -201,7 +201,7 @@ class FleetManager:
         return self._book.grant(chosen, request.holder, _PREPARE_S, time.monotonic())
 
     async def _sweep(self) -> None:
-        """Reclaim leases and mend fleets, for as long as the manager lives."""
+        """Reclaim leases and repair fleets, as long as the manager lives."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             try:

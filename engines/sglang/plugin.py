@@ -31,5 +31,5 @@ def register() -> None:
 
 
 def is_registered() -> bool:
-    """SGLang logs a plugin's exception and goes on without it; its launcher asks here instead."""
+    """SGLang logs a plugin's exception and continues without it; our launcher checks here."""
     return _registered

@@ -18,7 +18,7 @@ _CONTROL_S = 10.0
 
 
 class Router:
-    """A running router. `set_servers` decides who gets requests; it starts with nobody."""
+    """A running router. `set_servers` sets the servers that get requests; none at first."""
 
     def __init__(self, zygote: Zygote, name: str) -> None:
         """Start it; returns before it is ready."""

@@ -1,4 +1,4 @@
-"""Matrix products whose rows do not feel how many they are, for SGLang on CPU.
+"""Matrix products whose rows do not depend on the number of rows, for SGLang on CPU.
 
 A product of one to three rows goes through kernels that add up in another order than those for
 more, so a request's last bits would change with the batch it shares. Here a thin batch is filled up

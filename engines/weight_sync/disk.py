@@ -1,4 +1,4 @@
-"""Weights from a HF folder that every server can read: new leases, healing, hosts far apart."""
+"""Weights from an HF folder that every server can read: new leases, repair, several hosts."""
 
 from __future__ import annotations
 

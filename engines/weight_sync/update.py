@@ -24,7 +24,7 @@ FLUSH_S = 10.0
 FLUSHED = "Cache flushed"
 """what SGLang's answer begins with, which is text"""
 BROKEN = "broken"
-"""the version of a server whose update failed half way: a client takes no token from it"""
+"""the version of a server whose update was interrupted: clients accept no token from it"""
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +92,7 @@ def flush(url: str) -> None:
 
 
 def _give_up(servers: Servers) -> None:
-    """Best effort on each server by itself: some may be gone."""
+    """Best effort on each server separately: some may have died."""
 
     def free(url: str) -> None:
         for path, body in (

@@ -18,7 +18,7 @@ IMPORT_SECONDS = 60.0
 
 
 class Observer(Protocol):
-    """Who watches a trial from outside: it ends one whose step does not."""
+    """Watches a trial from outside and ends it when a step does not finish."""
 
     def begin(self, where: str, what: str, seconds: float) -> None: ...
 
@@ -28,7 +28,7 @@ class Observer(Protocol):
 
 
 class Blind:
-    """Nobody watches: for parts of our own."""
+    """Does nothing: for our own parts."""
 
     def begin(self, where: str, what: str, seconds: float) -> None:
         return

@@ -1,4 +1,4 @@
-"""The store of a recipe, as far as it can be judged without writing to it."""
+"""Checks of a recipe's store that need no write to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.model_folder import expanded
 
 
 def store_problems(recipe: Recipe) -> Iterator[str]:
-    """A kind of store that nobody knows."""
+    """An unknown kind of store."""
     protocol, _ = _parts(recipe)
     known = fsspec.available_protocols()
     if protocol not in known:

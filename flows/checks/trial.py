@@ -53,7 +53,7 @@ def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
 
 @lru_cache(maxsize=64)
 def _in_thread(request: str) -> Findings:
-    """Parts of our own, here and at once; in a thread, as ours may run an event loop already."""
+    """Try our own parts in this process; in a thread, as an event loop may already run here."""
     from flows.checks.parts import try_parts
 
     with ThreadPoolExecutor(1) as threads:
@@ -74,7 +74,7 @@ def _key(request: TrialRequest) -> str:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the process has told so far."""
+    """The messages of the process so far."""
 
     where: str = "hooks"
     what: str = "starting the trial of your parts"

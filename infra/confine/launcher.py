@@ -58,7 +58,7 @@ def confine(order: dict[str, object]) -> None:
 
 
 def stay_as_parent_of_the_first_process() -> None:
-    """Forks: the child goes on, this process only passes on how it ended."""
+    """Forks: the child continues, this process only reports how the child ended."""
     child = os.fork()
     if child == 0:
         return

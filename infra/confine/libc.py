@@ -44,7 +44,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def swap_root(new_root: str) -> None:
-    """Makes `new_root`, a mount, the root, and lets go of the old one."""
+    """Makes `new_root`, a mount, the root and unmounts the old one."""
     os.chdir(new_root)
     syscall(_PIVOT_ROOT[os.uname().machine], b".", b".")
     if _LIBC.umount2(b".", _MNT_DETACH) < 0:

@@ -1,4 +1,4 @@
-"""What `tributary doctor` looks at: each check with the command that mends it."""
+"""What `tributary doctor` checks: each check with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RAY_SOCKET_BYTES = 66
 
 
 def doctor() -> list[Check]:
-    """Every check, in the order in which they should be mended. Nothing is changed."""
+    """Every check, in the order in which problems should be repaired. Nothing is changed."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(_guarded, _CHECKS))
 

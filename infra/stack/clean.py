@@ -1,4 +1,4 @@
-"""What a crash of the machine left of this home, and its removal.
+"""What a crash of the machine left behind in this home, and its removal.
 
 Looked at: the folder of the stack's sockets, temporary folders and shared memory of processes that
 are gone, folders of jobs that were killed, drafts of records, of the store's files and of copies,

@@ -175,7 +175,7 @@ def _make_folders(*, anew: bool) -> None:
 
 
 def _clear(stack: Stack, service: str) -> None:
-    """End what is left of a service before it starts again. A worker's flows go on without it."""
+    """End the rest of a service before it starts again. A worker's flows continue without it."""
     if service != "prefect-worker":
         _end(stack, service)
         return

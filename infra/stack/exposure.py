@@ -1,4 +1,4 @@
-"""Who beyond this machine can reach the stack, and what keeps them out."""
+"""Which other machines can reach the stack, and what keeps them out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_ports(stack: Stack) -> dict[int, str]:
 
 
 def unguarded(stack: Stack) -> list[str]:
-    """Servers that answer who shows no key."""
+    """Servers that answer without a key."""
     asked = {
         "Prefect": f"{stack.prefect_api}/admin/version",
         "MLflow": stack.mlflow_uri,

@@ -1,4 +1,4 @@
-"""What our Prefect server has to hold beside the deployments: the work pool and the automation."""
+"""What our Prefect server needs in addition to deployments: the work pool and the automation."""
 
 from __future__ import annotations
 

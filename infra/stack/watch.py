@@ -1,4 +1,4 @@
-"""What makes Prefect see that a flow died unseen, with its worker or with the whole machine: each
+"""What makes Prefect notice that a flow died, with its worker or with the whole machine: each
 flow sends heartbeats, and an automation of the server takes one that stops for crashed.
 
 The automation does not start it again: Prefect would run a flow twice whose process only hung.
@@ -13,7 +13,7 @@ HEARTBEAT_SECONDS = 30
 SILENT_SECONDS = 90
 RESOURCE = "prefect.resource.id"
 LEFT = "tributary.flow-run.left"
-"""event of a flow whose process ended while its run is suspended or in other hands"""
+"""event of a flow whose process ended while its run is suspended or has a new process"""
 _ENDED = ("Completed", "Failed", "Crashed", "Cancelled", "TimedOut")
 
 

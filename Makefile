@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench chaos soak proof mutants fresh lock down clean
+.PHONY: install demo test lint bench chaos soak proof sandbox mutants fresh lock down clean
 
 install: $(STAMP)
 
@@ -51,6 +51,10 @@ soak: install
 
 proof: install
 	$(BIN)/python -m tests.proof
+
+# The sandbox under each confinement that a kernel may offer; `make test` has the main ones.
+sandbox: install
+	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/test_sandbox.py tests/integration/test_sandbox_attacks.py
 
 mutants: install
 	$(BIN)/python -m tests.mutants

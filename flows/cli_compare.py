@@ -32,6 +32,8 @@ def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
     title = f"mean and standard deviation, n = {len(runs)} runs"
     console.print(_table(f"outcome at temperature 1: {title}", found.scores))
     console.print(_table(f"greedy: {title}", found.greedy))
+    for k, spreads in found.best_of.items():
+        console.print(_table(f"best of {k}: {title}", spreads))
     console.print(_gains(found.gains))
     return 0
 

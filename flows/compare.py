@@ -52,6 +52,8 @@ class Comparison(Config):
     scores: dict[str, dict[str, Spread]]
     """model -> domain -> outcome at temperature 1"""
     greedy: dict[str, dict[str, Spread]]
+    best_of: dict[str, dict[str, dict[str, Spread]]]
+    """k -> model -> domain -> expected best of k samples at temperature 1 (pass@k)"""
     gains: dict[str, dict[str, Spread]]
     """expert -> domain -> its score minus its cold start's, where both were scored"""
     seconds: dict[str, Spread]
@@ -72,6 +74,11 @@ def compare(reports: Sequence[Report]) -> Comparison:
         equal=_equal(reports),
         scores=_spreads(scores),
         greedy=_spreads([report.greedy for report in reports]),
+        best_of={
+            k: _spreads([report.best_of[k] for report in reports])
+            for k in reports[0].best_of
+            if all(k in report.best_of for report in reports)
+        },
         gains=_spreads([_gains(of) for of in scores]),
         seconds=_seconds(reports),
     )

@@ -9,7 +9,7 @@ BUILT_IN: Mapping[str, str] = {
     "agent-answer": "rewards.agent_answer:AgentAnswer",
     "constraints": "rewards.constraints:Constraints",
     "reasoning-gym": "rewards.reasoning_gym:ReasoningGymScore",
-    "format": "rewards.shaping:Format",
-    "repetition": "rewards.shaping:Repetition",
-    "length": "rewards.shaping:Length",
+    "format": "rewards.format:Format",
+    "repetition": "rewards.repetition:Repetition",
+    "length": "rewards.length:Length",
 }

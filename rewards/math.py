@@ -11,8 +11,8 @@ from typing import Any
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
+from rewards.format import format_fault
 from rewards.math_judge import MathJudge, TookTooLong
-from rewards.shaping import format_fault
 from rewards.text import boxed
 
 MAX_ANSWER = 500

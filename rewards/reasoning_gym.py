@@ -8,7 +8,7 @@ from typing import Any
 
 from engines.types import Transcript, Verdict
 from infra.reasoning_gym_library import load_reasoning_gym
-from rewards.shaping import format_fault
+from rewards.format import format_fault
 from rewards.text import boxed
 
 

@@ -22,6 +22,8 @@ SECRETS = {
 }
 """used by every part that reaches the store, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"
+SMOKE = (f"storage.root={STORE}", "unified.rl.steps=8")
+"""changes of cpu-smoke: its last training takes long enough to be killed in"""
 
 
 class Machine:
@@ -129,4 +131,5 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 def settings(name: str, seed: int) -> list[str]:
     """Arguments of a run with this name and seed whose store is in S3."""
-    return ["--name", name, "--set", f"seed={seed}", "--set", f"storage.root={STORE}"]
+    changes = [f"seed={seed}", *SMOKE]
+    return ["--name", name, *(part for change in changes for part in ("--set", change))]

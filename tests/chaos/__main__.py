@@ -1,7 +1,7 @@
 """`make chaos SEED=n`: every cell of the kill matrix, printed and written to `build/chaos.json`.
 
 Usage: python -m tests.chaos [--seed N] [CELL...]; a cell is `PART MOMENT` in quotes. What a seed
-has done on this commit is kept in `build/chaos-<seed>.jsonl`: an interrupted run goes on there.
+has done with this code is kept in `build/chaos-<seed>.jsonl`: an interrupted run continues there.
 Cells whose recovery has a bound run with nothing beside them, the others in three lanes.
 Below the cells: how long it took until work was written again, by what was hit, and which
 temporary files and shared memory are left once all has ended. Exit 1 if a cell does not end with
@@ -22,6 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 
+from infra.code import PACKAGES
+from infra.digest import digest_of
 from tests.bench.rows import show, write
 from tests.chaos.cells import Cell, matrix
 from tests.chaos.lane import Kind, run_lane
@@ -63,7 +65,7 @@ class _Record:
 
     def add(self, end: End) -> None:
         with self._lock, self._kept.open("a") as file:
-            file.write(json.dumps(asdict(end) | {"commit": _commit()}) + "\n")
+            file.write(json.dumps(asdict(end) | {"code": _code()}) + "\n")
             self._done[end.name] = end
         print(f"{end.name}: {end.holds} {end.row.note}", file=sys.stderr, flush=True)
 
@@ -111,18 +113,21 @@ def _phase(
 
 
 def _done(kept: Path) -> dict[str, End]:
-    """Cells that this seed has done on this commit; one that failed is done again."""
+    """Cells that this seed has done with this code; one that failed is done again."""
     if not kept.exists():
         return {}
     entries = [json.loads(line) for line in kept.read_text().splitlines()]
-    now = _commit()
-    ends = [End(**entry) for entry in entries if entry.pop("commit") == now]
+    now = _code()
+    ends = [End(**entry) for entry in entries if entry.pop("code") == now]
     return {end.name: end for end in ends if end.holds}
 
 
-def _commit() -> str:
-    git = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+def _code() -> str:
+    """Of what is committed: the product, its locks and the matrix itself, not docs or tests."""
+    trees = [f"HEAD:{path}" for path in (*sorted(PACKAGES), "locks", "tests/chaos")]
+    git = ["git", "rev-parse", *trees]
+    found = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split()
+    return digest_of(found)[:16]
 
 
 if __name__ == "__main__":

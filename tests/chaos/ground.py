@@ -144,7 +144,7 @@ class Ground:
             (self._signals / "reached").unlink(missing_ok=True)
             self.mend(cell)
             if not killed:
-                return f"! no {cell.target} to kill"
+                return f"! no {cell.target} to kill among {self._names()}: {self._log(name)}"
             for tries in range(TRIES):
                 code = flow.wait(RUN_S)
                 if code == 0:
@@ -223,6 +223,14 @@ class Ground:
     def processes(self) -> list[psutil.Process]:
         """All that belongs to this ground."""
         return psutil.Process().children(recursive=True)
+
+    def _names(self) -> str:
+        """What runs here, e.g. "ray::TrainerRank, sglang::router"."""
+        found: list[str] = []
+        for process in self.processes():
+            with suppress(psutil.Error):
+                found.append(" ".join(process.cmdline())[-60:] or process.status())
+        return ", ".join(found)
 
     def _leftovers(self, store: Path) -> str:
         """What the run left that nobody needs any more, and nobody removed within seconds."""

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from flows.load import load_recipe
-from tests.machine import STORE, Machine
+from tests.machine import SMOKE, Machine, settings
 
 
 @pytest.fixture
 def smoke(machine: Machine) -> dict[str, Any]:
     """The recipe whose stages are stored, as JSON."""
     if not machine.run_id("first"):
-        machine.call("run", "cpu-smoke", "--name", "first", "--set", f"storage.root={STORE}")
-    return load_recipe("cpu-smoke", [f"storage.root={STORE}"]).model_dump(mode="json")
+        machine.call("run", "cpu-smoke", *settings("first", 0))
+    return load_recipe("cpu-smoke", SMOKE).model_dump(mode="json")

@@ -1,6 +1,6 @@
 """The whole recipe on the whole stack: Prefect, Ray, Megatron-core, SGLang, MLflow, S3 storage.
 
-One stack serves both tests. The second run has its flow killed in mid-RL and is then resumed.
+Its flow is killed on the way, and resumed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 EXPERTS = ["reasoning", "agent", "general"]
 
 
-def test_the_recipe_runs_to_its_report_and_is_cached_the_second_time(machine: Machine) -> None:
-    machine.call("run", "cpu-smoke", *settings("first", 0))
+def test_a_killed_flow_is_resumed_to_its_report_and_the_next_run_is_cached(
+    machine: Machine,
+) -> None:
+    finished = _killed_in_its_last_training(machine)
+    machine.call("resume", "first")
     report = machine.report("first")
     assert report["state"] == "completed"
-    assert [s["name"] for s in report["stages"]][-1] == "evaluate"
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    assert list(stages)[-1] == "evaluate"
+    for name, before in finished.items():
+        assert stages[name]["artifact"] == before["artifact"]
+        assert stages[name]["seconds"] == before["seconds"]
+    assert machine.attempts(stages["unified-rl"]) == 1, "its job outlived the flow"
     models = ["base", *(m for e in EXPERTS for m in (f"{e}-sft", e)), "unified-sft", "unified"]
     assert set(report["scores"]) == {*models, "unified-nothink"}
     assert all(0 <= score <= 1 for row in report["scores"].values() for score in row.values())
@@ -41,33 +49,23 @@ def test_the_recipe_runs_to_its_report_and_is_cached_the_second_time(machine: Ma
     _check_cached_in_mlflow(machine, "second", origins)
 
 
-def test_a_killed_flow_is_resumed_and_repeats_nothing(machine: Machine) -> None:
-    # Another unified model, so that it is made now; its steps are enough for the stage to be under
-    # way when its flow is killed. What the run before made and this one shares is cached.
-    other = [f"--set=unified.{field}" for field in ("sft.steps=30", "rl.steps=8")]
-    command = machine.start("run", "cpu-smoke", *settings("killed", 0), *other)
+def _killed_in_its_last_training(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Start the run and kill its flow; -> the stages that are done, by name."""
+    command = machine.start("run", "cpu-smoke", *settings("first", 0))
     try:
-        until(lambda: _is_training(machine.stage("killed", "unified-rl")), 600)
+        until(lambda: _is_training(machine.stage("first", "unified-rl")), 900)
         for process in _flow_processes(machine):
             process.send_signal(signal.SIGKILL)
-        interrupted = machine.stage("killed", "unified-rl")
-        stages = machine.report("killed")["stages"]
-        finished = {stage["name"]: stage for stage in stages if stage["artifact"]}
+        interrupted = machine.stage("first", "unified-rl")
+        stages = machine.report("first")["stages"]
         command.wait(120)
     finally:
         if command.poll() is None:
             command.kill()
     assert _is_training(interrupted), "the flow died in mid-RL and nobody marked its stage since"
+    finished = {stage["name"]: stage for stage in stages if stage["artifact"]}
     assert {"base", "reasoning-rl", "unified-sft"} <= set(finished)
-    assert not finished["unified-sft"]["cached"]
-    machine.call("resume", "killed")
-    report = machine.report("killed")
-    assert report["state"] == "completed"
-    stages = {stage["name"]: stage for stage in report["stages"]}
-    for name, before in finished.items():
-        assert stages[name]["artifact"] == before["artifact"]
-        assert stages[name]["seconds"] == before["seconds"]
-    assert machine.attempts(stages["unified-rl"]) == 1, "its job outlived the flow"
+    return finished
 
 
 def _is_training(stage: dict[str, Any]) -> bool:

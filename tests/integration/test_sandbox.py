@@ -16,12 +16,12 @@ from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
 from infra import sandbox
 from infra.errors import InputError, TributaryError
 from infra.sandbox import MECHANISMS, Level, level, run_python
-from tests.sandboxes import CONFINEMENTS, confined
+from tests.sandboxes import FOR_PROGRAMS, confined
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=CONFINEMENTS, ids="+".join)
+@pytest.fixture(params=FOR_PROGRAMS, ids="+".join)
 def run(request):
     """`run(code, **limits)` under one confinement."""
     return confined(request.param)

@@ -21,13 +21,13 @@ import pytest
 import infra.sandbox
 from infra.confine.launcher import READY
 from infra.traces import traces
-from tests.sandboxes import CONFINEMENTS, Run, confined
+from tests.sandboxes import FOR_ATTACKS, Run, confined
 
 pytestmark = pytest.mark.integration
 INFRA = Path(infra.sandbox.__file__).parent
 
 
-@pytest.fixture(params=CONFINEMENTS, ids="+".join)
+@pytest.fixture(params=FOR_ATTACKS, ids="+".join)
 def attack(request: pytest.FixtureRequest) -> Iterator[Run]:
     """`attack(code, **limits)`; afterwards a harmless sample runs, and nothing is left behind."""
     run = confined(request.param)

@@ -54,6 +54,14 @@ def test_a_gain_is_that_of_each_run_over_its_own_cold_start() -> None:
     assert list(found.gains) == ["ppo"]
 
 
+def test_best_of_is_compared_for_each_k_that_all_runs_have() -> None:
+    scores = {"ppo": {"maths": 0.9}}
+    first = _report("a", 0.5, 0.8).model_copy(update={"best_of": {"2": scores, "8": scores}})
+    other = _report("b", 0.6, 0.8).model_copy(update={"best_of": {"8": {"ppo": {"maths": 1.0}}}})
+    found = compare([first, other]).best_of
+    assert {k: of["ppo"]["maths"].values for k, of in found.items()} == {"8": [0.9, 1.0]}
+
+
 def test_one_run_has_no_spread() -> None:
     assert Spread.of([0.4]).deviation == 0
     assert Spread.of([0.4]).standard_errors is None

@@ -95,7 +95,7 @@ def test_a_part_of_a_list_is_called_by_its_name(tmp_path: Path) -> None:
 def test_files_and_packages_are_named(tmp_path: Path) -> None:
     found = identities()
     code = found["general-rl"].code
-    files = {**code.files, "rewards/shaping.py": "0" * 64, "rewards/gone.py": "1" * 64}
+    files = {**code.files, "rewards/repetition.py": "0" * 64, "rewards/gone.py": "1" * 64}
     before = code.model_copy(
         update={
             "hash": "2" * 64,
@@ -109,7 +109,7 @@ def test_files_and_packages_are_named(tmp_path: Path) -> None:
     keep({"old": old}, tmp_path)
     ran({"general-rl": old})
     assert why()["general-rl"] == [
-        "rewards/gone.py is no longer used", "rewards/shaping.py changed",
+        "rewards/gone.py is no longer used", "rewards/repetition.py changed",
         "hook mine.py is no longer used", "installed a: 1 -> not used",
     ]  # fmt: skip
 

@@ -132,7 +132,9 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         # one reward, one curriculum
         ("rewards/math.py", {"reasoning-rl"} | UNIFIED),
         # `math` uses its check of a reply's form
-        ("rewards/shaping.py", {"reasoning-rl", "general-rl"} | UNIFIED),
+        ("rewards/format.py", {"reasoning-rl"} | UNIFIED),
+        ("rewards/repetition.py", {"general-rl"} | UNIFIED),
+        ("rewards/length.py", set()),
         ("rewards/reasoning_gym.py", set()),
         ("curricula/reasoning_gym.py", set()),
         ("curricula/general.py", ALL),

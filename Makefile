@@ -6,7 +6,7 @@ LOCK ?= locks/cpu.txt
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-# Two spinning OpenMP pools on two cores slow each other many times over.
+# Two busy-waiting OpenMP pools on two cores slow each other down many times.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
@@ -39,13 +39,13 @@ lint: install
 bench: install
 	$(BIN)/python -m tests.bench
 
-# Kills every part at every moment; an interrupted run goes on where it was.
+# Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos.beside
 
-# Half an hour of runs in which a part is killed every minute.
+# Runs for half an hour and kills a part every minute.
 soak: install
 	$(BIN)/python -m tests.chaos.soak --seed $(SEED)
 

@@ -12,9 +12,9 @@ _UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 class Repetition:
-    """From -1 to 0: minus the share of a turn's n-grams that occurred before in it; worst turn.
+    """From -1 to 0: minus the share of n-grams that occurred before in the turn; worst turn.
 
-    Units are words and single symbols. `ngram` should exceed what an answer may legitimately repeat.
+    Units are words and single symbols. `ngram` should exceed what an answer may rightly repeat.
     """
 
     def __init__(self, *, ngram: int = 12) -> None:

@@ -63,7 +63,7 @@ CHANGES: list[tuple[str, str]] = [
     (f"{SIZE}.vocab_size=10", f"{SIZE}.vocab_size: is 10; bytes, special tokens and phrases"),
     (f"{SIZE}.max_length=8", "base: the model's context of 8 tokens holds no prompt and answer"),
     # numbers that contradict each other
-    (f"{RL}.group_size=1", "a group of one teaches nothing; set group_size to 2 or more"),
+    (f"{RL}.group_size=1", "a group of one gives no gradient; set group_size to 2 or more"),
     (f"{DOMAIN}.max_new_tokens=100000", f"{DOMAIN}.max_new_tokens: is 100000, but the model's"),
     (
         f"{RL}.fleet.context_length=32",

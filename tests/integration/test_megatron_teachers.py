@@ -109,7 +109,7 @@ def test_a_teacher_of_another_shape_or_a_domain_without_one_is_refused(
     longer = varied(folders["student"], tmp_path / "longer", seed=9)
     config = json.loads((longer / "config.json").read_text())
     (longer / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
-    with pytest.raises(InputError, match=r"teacher of sums is no model of .*num_layers=5"):
+    with pytest.raises(InputError, match=r"teacher of sums does not have .*num_layers=5"):
         trainer.load_teachers({"sums": longer})
     trainer.load_teachers({"sums": folders["sums"]})
     with pytest.raises(TrainingStopped, match="samples of tales have no teacher"):

@@ -72,7 +72,7 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
 def test_a_repaired_base_is_stored_under_its_own_digest(resumed: Resumed) -> None:
     assert resumed.begun != resumed.present
     assert resumed.digest() == resumed.present
-    assert ["begins anew" in line for line in resumed.watch.said] == [True]
+    assert ["starts again" in line for line in resumed.watch.said] == [True]
 
 
 def test_what_is_done_stays(resumed: Resumed) -> None:
@@ -95,5 +95,5 @@ def test_what_is_under_way_stays(resumed: Resumed) -> None:
 def test_what_is_half_done_is_not_mixed(resumed: Resumed, tmp_path: Path) -> None:
     store = resumed.artifacts.store
     StageCheckpoints(store, "base", resumed.begun, 1, tmp_path).note(0, b"a finished rollout")
-    with pytest.raises(InputError, match="half done was made by what it began with"):
+    with pytest.raises(InputError, match="unfinished work was made by the old version"):
         resumed.digest()

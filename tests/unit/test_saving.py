@@ -236,6 +236,6 @@ async def test_an_attempt_whose_place_was_taken_while_it_wrote_leaves_no_checkpo
     assert await asyncio.to_thread(store.reached.wait, 30)
     claims.take(2, owner)
     store.let_go.set()
-    with pytest.raises(FencedOut, match="attempt 2 has taken its place"):
+    with pytest.raises(FencedOut, match="attempt 2 has replaced it"):
         await running
     assert store.listdir("checkpoints/test/" + "0" * 12) == []

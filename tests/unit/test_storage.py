@@ -113,7 +113,7 @@ def test_a_root_below_a_file_is_explained(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_of_store_is_refused() -> None:
-    with pytest.raises(StorageError, match="no such kind of store"):
+    with pytest.raises(StorageError, match="this kind of store is not supported"):
         Store("quux://bucket")
 
 

@@ -11,24 +11,43 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 
-def store_at(url: str, rank: int, world: int, timeout: timedelta) -> TCPStore:
+def listen(host: str, port: int = 0, backlog: int = 128) -> socket.socket:
+    """A socket on which rank 0 can serve its store; without a port, on a free one.
+
+    Rank 0 opens it before it tells the others where: a port that is only looked up may be taken by
+    anyone until the group starts.
+    """
+    return socket.create_server((host, port), backlog=backlog)
+
+
+def store_at(
+    url: str, rank: int, world: int, timeout: timedelta, listener: socket.socket | None = None
+) -> TCPStore:
     """The store at e.g. tcp://127.0.0.1:29500; rank 0 serves it there and returns when all came.
 
+    `listener` is rank 0's socket on that address, if it has one already; the store takes it over.
     Whoever reaches that port can disturb the group, and no key is asked for.
     """
     parts = urlsplit(url)
     if parts.hostname is None or parts.port is None:
         raise ValueError(f"{url} is not a rendezvous address: tcp://HOST:PORT is expected")
-    return tcp_store(parts.hostname, parts.port, rank, world, timeout)
+    return tcp_store(parts.hostname, parts.port, rank, world, timeout, listener)
 
 
-def tcp_store(host: str, port: int, rank: int, world: int, timeout: timedelta) -> TCPStore:
+def tcp_store(
+    host: str,
+    port: int,
+    rank: int,
+    world: int,
+    timeout: timedelta,
+    listener: socket.socket | None = None,
+) -> TCPStore:
     """The same by host and port."""
     from torch._C._distributed_c10d import TCPStore
 
     if rank:
         return TCPStore(host, port, world, is_master=False, timeout=timeout)
-    listener = socket.create_server((host, port), backlog=max(128, world))
+    served = listener or listen(host, port, max(128, world))
     return TCPStore(
-        host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+        host, port, world, is_master=True, timeout=timeout, master_listen_fd=served.detach()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -65,10 +66,16 @@ def _group(group: Any) -> dist.ProcessGroup:
     return group
 
 
-def start_parallel(rank: int, world: int, init_method: str, parallel: Parallel) -> None:
+def start_parallel(
+    rank: int,
+    world: int,
+    init_method: str,
+    parallel: Parallel,
+    listener: socket.socket | None = None,
+) -> None:
     """Join the process group at `init_method` (e.g. tcp://127.0.0.1:29500) with this layout.
 
-    Rank 0 listens on that address only.
+    Rank 0 listens on that address only, with `listener` if it has one there already.
     Raises ValueError if `world` is not the layout's size.
     """
     if world != parallel.world_size:
@@ -80,7 +87,7 @@ def start_parallel(rank: int, world: int, init_method: str, parallel: Parallel) 
         here["device_id"] = device.device()
     dist.init_process_group(
         device.backend(),
-        store=store_at(init_method, rank, world, COLLECTIVE_TIMEOUT),
+        store=store_at(init_method, rank, world, COLLECTIVE_TIMEOUT, listener),
         rank=rank,
         world_size=world,
         timeout=COLLECTIVE_TIMEOUT,

@@ -22,6 +22,7 @@ from engines.megatron.roles import ROLES, Role
 from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
+from engines.rendezvous import listen
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.memory import is_memory_error
@@ -79,8 +80,9 @@ class Rank(Protocol):
         """Answers only when the process is warm; also the sign of life."""
         ...
 
-    def free_port(self) -> int:
-        """A TCP port that was free on this rank's host a moment ago, for the rendezvous."""
+    def meeting(self, host: str) -> str:
+        """Where the ranks of a group can meet, e.g. "tcp://127.0.0.1:29500": this one listens
+        there, at this address of its host, until it starts."""
         ...
 
     def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
@@ -112,22 +114,24 @@ class TrainerRank:
 
         self._trainer: Training | None = None
         self._rank = -1
+        self._listener: socket.socket | None = None
 
     def place(self) -> Place:
         return place_of_this_process()
 
-    def free_port(self) -> int:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return int(probe.getsockname()[1])
+    def meeting(self, host: str) -> str:
+        self._stop_listening()
+        self._listener = listen(host)
+        return f"tcp://{host}:{self._listener.getsockname()[1]}"
 
     def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
         if self._trainer is not None:
             raise EngineError(f"rank {rank} still holds the Trainer of an earlier lease")
         self._rank = rank
+        listener, self._listener = self._listener, None
         with _told_plainly():
             install_hooks(job.hooks)
-            self._trainer = _joined_trainer(job, rank, rendezvous)
+            self._trainer = _joined_trainer(job, rank, rendezvous, listener)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         if self._trainer is None:
@@ -140,13 +144,21 @@ class TrainerRank:
         from engines.megatron.parallel import stop_parallel
 
         self._trainer, self._rank = None, -1
+        self._stop_listening()
         stop_parallel()
 
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
-def _joined_trainer(job: TrainerJob, rank: int, rendezvous: str) -> Training:
+
+def _joined_trainer(
+    job: TrainerJob, rank: int, rendezvous: str, listener: socket.socket | None
+) -> Training:
     from engines.megatron.parallel import start_parallel
 
-    start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel)
+    start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel, listener)
     # By name: a stage's code identity holds the class of its own roles alone.
     make = resolve("role", ROLES[job.role], {})
     common = (job.spec, job.optimizer, job.parallel, job.model, job.seed, job.total_steps)

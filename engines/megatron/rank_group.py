@@ -55,10 +55,11 @@ class RankGroup:
         """Have every rank join the group and build its share of the model."""
         ranks, places = self._ranks, self._places
         try:
-            (port,) = await answers([ranks[0].free_port.remote()], POOL_S, "rank 0", places[:1])
             # Who reaches the rendezvous can disturb it: on one host nobody else has to.
             together = len({place.host for place in places}) == 1
-            rendezvous = f"tcp://{LOOPBACK if together else places[0].host}:{port}"
+            host = LOOPBACK if together else places[0].host
+            meetings = [ranks[0].meeting.remote(host)]
+            (rendezvous,) = await answers(meetings, POOL_S, "rank 0", places[:1])
             starts = [actor.start.remote(job, rank, rendezvous) for rank, actor in enumerate(ranks)]
             await answers(starts, START_S, "start", places)
         except TributaryError as error:

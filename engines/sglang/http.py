@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -81,10 +80,3 @@ def _exchange(
     if response.status >= 400:
         raise EngineError(f"{origin} was refused ({response.status}): {text[:500]}")
     return text, origin
-
-
-def free_port() -> int:
-    """A port that is free right now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

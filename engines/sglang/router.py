@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterable
 
-from engines.sglang.http import call, free_port
+from engines.sglang.http import call
 from engines.sglang.zygote import Zygote, log_tail
 from infra.access import LOOPBACK, key, listening_host, reachable
 from infra.errors import EngineError
+from infra.ports import free_ports
 
 START_S = 60.0
 _CHANGE_S = 30.0
@@ -25,7 +26,7 @@ class Router:
         self.name = name
         self.log = zygote.logs / f"{name}.log"
         self._zygote = zygote
-        self._host, self._port = listening_host(), free_port()
+        self._host, self._port = listening_host(), free_ports(1)[0]
         self.pid = zygote.run(self._command(), self.log)
 
     def _command(self) -> list[str]:
@@ -33,7 +34,7 @@ class Router:
             "--host": self._host,
             "--port": self._port,
             "--prometheus-host": LOOPBACK,
-            "--prometheus-port": free_port(),
+            "--prometheus-port": free_ports(1, avoid={self._port})[0],
             # requests are batches of equal size: taking turns balances them exactly
             "--policy": "round_robin",
             "--log-level": "warn",

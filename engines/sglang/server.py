@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from engines.sglang.arguments import server_options
-from engines.sglang.http import call, free_port, order, read_text
+from engines.sglang.http import call, order, read_text
 from engines.sglang.spec import FleetSpec
 from engines.sglang.zygote import Zygote, log_tail
 from infra.access import reachable
 from infra.errors import EngineError, OutOfMemory
 from infra.memory import tells_of_memory
+from infra.ports import free_ports
 
 START_S = 300.0
 """bound on a server's start; 2 s by fork on CPU, minutes for a large model on GPU"""
@@ -42,7 +43,7 @@ class Server:
     ) -> None:
         """Start it with the weights in `model`; returns before it is ready."""
         self.name = name
-        self.port = free_port() if port is None else port
+        self.port = free_ports(1)[0] if port is None else port
         self.log = zygote.logs / f"{name}.log"
         self._zygote = zygote
         options = server_options(spec, model, self.port, tp, first_device)

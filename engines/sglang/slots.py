@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engines.sglang.http import free_port
 from engines.sglang.router import Router
 from engines.sglang.server import Server
 from engines.sglang.spec import FleetSpec
@@ -23,6 +22,7 @@ from engines.sglang.zygote import Zygote
 from engines.weight_sync import disk
 from infra.access import listening_host, reachable
 from infra.errors import EngineError, InputError
+from infra.ports import free_ports
 
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
@@ -54,7 +54,7 @@ class Slot:
         self.server: Server | None = None
         self._zygote = zygote
         self._index = index
-        self._host, self._port = reachable(listening_host()), free_port()
+        self._host, self._port = reachable(listening_host()), free_ports(1)[0]
         self._architecture = ""
 
     @property

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from engines.sglang.client import GenerationClient
-from engines.sglang.http import free_port
 from engines.types import Generation, Sampling
 from engines.weight_sync import disk, publish, shared_memory, update
 from engines.weight_sync.distributed import DistributedPublisher
 from infra.errors import EngineError
+from infra.ports import free_ports
 from tests.integration.conftest import SglangPair
 
 pytestmark = pytest.mark.integration
@@ -73,7 +73,7 @@ async def test_broadcast_weights_serve_like_the_same_weights_from_disk(
     await asyncio.to_thread(sglang_pair.reset)
 
     def broadcast() -> None:
-        publisher = DistributedPublisher(sglang_pair.urls, "127.0.0.1", free_port(), "gloo")
+        publisher = DistributedPublisher(sglang_pair.urls, "127.0.0.1", free_ports(1)[0], "gloo")
         try:
             publisher.publish(_tensors(sglang_pair.model), 2)
             publisher.publish(_tensors(sglang_pair.other_model), 3)
@@ -131,6 +131,6 @@ async def test_a_refused_flush_is_an_error(
 
 
 async def test_a_publish_to_a_server_that_is_gone_names_it(sglang_pair: SglangPair) -> None:
-    gone = f"http://127.0.0.1:{free_port()}"
+    gone = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(EngineError, match=gone):
         await asyncio.to_thread(publish, _tensors(sglang_pair.model), [gone], 1)

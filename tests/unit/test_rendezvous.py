@@ -8,7 +8,7 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from engines.rendezvous import store_at
+from engines.rendezvous import listen, store_at
 from infra.ports import free_ports
 
 pytestmark = pytest.mark.unit
@@ -37,6 +37,15 @@ def test_ranks_meet_where_they_were_told_and_nowhere_else() -> None:
     other.join(30)
     assert found == [b"here"]
     assert listening == {"127.0.0.1"}
+
+
+def test_rank_0_holds_the_port_from_the_moment_it_names_it() -> None:
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    with pytest.raises(OSError, match="Address already in use"):
+        listen("127.0.0.1", port)
+    store_at(f"tcp://127.0.0.1:{port}", 0, 1, LIMIT, listener).set("here", "yes")
+    assert listener.fileno() == -1, "the store has it now"
 
 
 def test_what_is_no_address_is_refused() -> None:

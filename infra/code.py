@@ -103,6 +103,10 @@ class _Closure:
     """by the path that they are known by"""
     installed: dict[str, str] = field(default_factory=dict[str, str])
     _seen: set[Path] = field(default_factory=set[Path])
+    _of_ours: dict[str, list[tuple[Path, Path]]] = field(
+        default_factory=dict[str, "list[tuple[Path, Path]]"]
+    )
+    """the places of our modules that many files import"""
 
     def follow(self, modules: Sequence[str]) -> None:
         pending = [place for module in modules for place in self._places(module)]
@@ -137,7 +141,9 @@ class _Closure:
         the way and the module itself; for the name of an attribute, those of its module."""
         top = module.partition(".")[0]
         if top in PACKAGES:
-            yield from ((self.root, file) for file in _files(self.root, module))
+            if module not in self._of_ours:
+                self._of_ours[module] = [(self.root, file) for file in _files(self.root, module)]
+            yield from self._of_ours[module]
         elif self.hooks is not None and _is_in(self.hooks, top):
             yield from ((self.hooks, file) for file in _files(self.hooks, module))
         elif (folder := _folder_of(top)) is not None:

@@ -8,6 +8,12 @@ import pytest
 
 from flows.load import load_recipe
 from tests.machine import SMOKE, Machine, settings
+from tests.page import Page
+
+
+@pytest.fixture
+def page(machine: Machine) -> Page:
+    return Page(machine)
 
 
 @pytest.fixture

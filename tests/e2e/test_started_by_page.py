@@ -5,16 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from flows.load import load_recipe
 from tests.machine import STORE, Machine, until
+from tests.page import Page, made_by, run_by_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -22,83 +21,9 @@ FOURTH = Path(__file__).parents[2] / "examples" / "fourth_expert" / "recipe.yaml
 EXPERTS = ["reasoning", "agent", "general"]
 
 
-class Page:
-    """What Prefect's page sends."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._api = httpx.Client(base_url=machine.prefect_api, timeout=60)
-
-    def submit(self, flow: str, parameters: dict[str, Any]) -> httpx.Response:
-        deployment = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()
-        path = f"/deployments/{deployment['id']}/create_flow_run"
-        return self._ask("POST", path, {"parameters": parameters})
-
-    def ended(self, flow_run: str, seconds: float) -> tuple[str, str]:
-        """Type and message of the state in which a flow run ends."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            state = self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()["state"]
-            if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return state["type"], state["message"] or ""
-            time.sleep(0.5)
-        raise AssertionError(f"flow run {flow_run} did not end in {seconds:.0f} s")
-
-    def set_state(self, flow_run: str, *, force: bool = True, **state: Any) -> None:
-        body = {"state": state, "force": force}
-        self._ask("POST", f"/flow_runs/{flow_run}/set_state", body).raise_for_status()
-
-    def suspend(self, flow_run: str) -> None:
-        timeout = (datetime.now(UTC) + timedelta(seconds=300)).isoformat()
-        details = {"pause_timeout": timeout, "pause_reschedule": True}
-        self.set_state(flow_run, type="PAUSED", name="Suspended", state_details=details)
-
-    def retry(self, flow_run: str) -> None:
-        self.set_state(flow_run, type="SCHEDULED", name="AwaitingRetry", force=False)
-
-    def state(self, flow_run: str) -> str:
-        found = self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status()
-        return found.json()["state"]["type"]
-
-    def resume(self, flow_run: str) -> None:
-        self._ask("POST", f"/flow_runs/{flow_run}/resume", {}).raise_for_status()
-
-    def parameters(self, flow_run: str) -> dict[str, Any]:
-        return self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()["parameters"]
-
-    def count(self) -> int:
-        return self._ask("POST", "/flow_runs/count", {}).raise_for_status().json()
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """Again while Prefect is busy, as a person clicks again."""
-        deadline = time.monotonic() + 30
-        while True:
-            reply = self._api.request(method, path, json=body)
-            if reply.status_code != 503 or time.monotonic() > deadline:
-                return reply
-            time.sleep(0.2)
-
-
-@pytest.fixture
-def page(machine: Machine) -> Page:
-    return Page(machine)
-
-
-def _run(machine: Machine, page: Page, flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The report of a deployment's run that has to succeed."""
-    made = page.submit(flow, parameters)
-    assert made.is_success, made.text
-    state = page.ended(made.json()["id"], 900)
-    assert state[0] == "COMPLETED", state
-    return machine.report("")  # the latest run
-
-
-def _made(report: dict[str, Any]) -> set[str]:
-    return {stage["name"] for stage in report["stages"] if not stage["cached"]}
-
-
 def test_a_users_own_expert_is_trained_alone(machine: Machine, page: Page) -> None:
     recipe = load_recipe(str(FOURTH), [f"storage.root={STORE}"]).model_dump(mode="json")
-    report = _run(machine, page, "expert", {"recipe": recipe, "name": "sorting"})
+    report = run_by_page(machine, page, "expert", {"recipe": recipe, "name": "sorting"})
     assert [s["name"] for s in report["stages"]] == [
         "base",
         "sorting-sft",
@@ -113,28 +38,19 @@ def test_a_trigger_of_self_distillation_adds_a_round(
     machine: Machine, page: Page, smoke: dict[str, Any]
 ) -> None:
     """That the next one adds another: `test_rounds.py`."""
-    report = _run(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
-    assert _made(report) == {f"reasoning-{kind}-r1" for kind in ("distill", "sft", "rl")} | {
+    report = run_by_page(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
+    assert made_by(report) == {f"reasoning-{kind}-r1" for kind in ("distill", "sft", "rl")} | {
         "evaluate"
     }
     assert set(report["scores"]) == {"base", "reasoning-sft", "reasoning"}
 
 
-def test_a_copy_of_the_commands_run_is_a_run_of_its_own(
-    machine: Machine, page: Page, smoke: dict[str, Any]
-) -> None:
-    """What Prefect's page copies is the parameters."""
-    copied = page.parameters(machine.state("first")["flow_run"])
-    assert copied == {"recipe": smoke}
-    report = _run(machine, page, "post-train", copied)
-    assert report["run"] != machine.run_id("first")
-    assert _made(report) == set()
-
-
 def test_any_folder_is_evaluated(machine: Machine, page: Page, smoke: dict[str, Any]) -> None:
     report = machine.report("first")
     folder = next(s["artifact"] for s in report["stages"] if s["name"] == "unified-rl")
-    compared = _run(machine, page, "evaluate", {"recipe": smoke, "models": {"candidate": folder}})
+    compared = run_by_page(
+        machine, page, "evaluate", {"recipe": smoke, "models": {"candidate": folder}}
+    )
     assert set(compared["scores"]) == {"candidate"}
     assert set(compared["greedy"]["candidate"]) == set(EXPERTS)
 

@@ -100,21 +100,12 @@ PARTS = (
 """job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
 manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor. sandbox: a
 tool's program. reward-process: the process in which a reward compares answers"""
-WORST = (
-    ("rank", "mid-train"),
-    ("server", "mid-publish"),
-    ("manager", "mid-generation"),
-    ("flow", "committing"),
-)
-"""those of `make test`, which kills a stage's job at every moment elsewhere (`test_rl_exact.py`)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     part: str
     moment: str
-    is_brief: bool = False
-    """only the stage that is hit is made again, not those after it"""
 
     @property
     def name(self) -> str:
@@ -150,7 +141,3 @@ def matrix(seed: int) -> list[Cell]:
     cells = [Cell(part.name, moment) for part in PARTS for moment in part.moments]
     random.Random(seed).shuffle(cells)
     return sorted(cells, key=lambda cell: (cell.how.scenario == "wide", cell.how.hit != "freeze"))
-
-
-def worst() -> Sequence[Cell]:
-    return [Cell(part, moment, is_brief=True) for part, moment in WORST]

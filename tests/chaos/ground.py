@@ -210,8 +210,7 @@ class Ground:
         store = self._store(name)
         redone = made_from(reference, cell.how.stage)
         for artifact, manifest in manifests(reference).items():
-            is_hit = artifact.startswith(f"{cell.how.stage}/")
-            if artifact not in redone or (cell.is_brief and not is_hit):
+            if artifact not in redone:
                 target = store / "artifacts" / artifact
                 shutil.copytree(manifest.parent, target, copy_function=os.link)
         return store

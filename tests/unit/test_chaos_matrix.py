@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.cells import matrix, worst
+from tests.chaos.cells import matrix
 from tests.chaos.compare import differences, made_from
 from tests.chaos.scenarios import SCENARIOS
 
@@ -69,10 +69,9 @@ def test_what_was_made_from_the_stage_that_is_hit_is_made_again(tmp_path: Path) 
     assert made_from(tmp_path, "rl") == {"rl/rl", "evaluate/evaluate"}
 
 
-def test_the_matrix_has_its_hundred_cells_and_those_of_make_test() -> None:
+def test_the_matrix_has_its_hundred_cells_in_an_order_of_the_seeds() -> None:
     cells = matrix(0)
     names = {cell.name for cell in cells}
     assert len(names) == len(cells) >= 100
-    assert {cell.name for cell in worst()} <= names
     assert {cell.how.scenario for cell in cells} == set(SCENARIOS)
     assert names == {cell.name for cell in matrix(1)}

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import psutil
 from pydantic import ValidationError
 
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
-from infra.processes import same_process
+from infra.processes import birth_of, same_process
 
 GLANCE_SECONDS = 1.0
 """a lock that is only looked at is free again by then"""
@@ -32,7 +31,7 @@ class Holder(Config):
     """Who works on a run, as its lock file says."""
 
     pid: int
-    created: float
+    birth: str
     flow_run: str = ""
     """the Prefect flow run that it is; empty in process"""
 
@@ -70,7 +69,7 @@ def _end_hanging(run: str, flow_run: str, given_up: Callable[[str], bool]) -> No
     if holder is None or not (flow_run and holder.flow_run):
         return
     if holder.flow_run == flow_run or given_up(holder.flow_run):
-        process = same_process(holder.pid, holder.created)
+        process = same_process(holder.pid, holder.birth)
         if process is not None:
             process.kill()
 
@@ -88,7 +87,7 @@ def _holder(run: str) -> Holder | None:
 
 
 def _sign(file: IO[str], flow_run: str) -> None:
-    me = Holder(pid=os.getpid(), created=psutil.Process().create_time(), flow_run=flow_run)
+    me = Holder(pid=os.getpid(), birth=birth_of(os.getpid()), flow_run=flow_run)
     file.truncate(0)
     file.write(me.model_dump_json())
     file.flush()

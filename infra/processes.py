@@ -1,6 +1,6 @@
 """Child processes that outlive the command that started them: start, wait, recognise, end.
 
-A process is known by pid *and* creation time, so a pid that was given to someone else is never
+A process is known by pid *and* birth, so a pid that was given to someone else is never
 touched. Everything that descends from our children carries `MARK_VARIABLE` in its environment, so
 also those that were handed to init are found.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -36,8 +37,8 @@ class ProcessRecord(Config):
     """A process that we started. It leads a session of its own."""
 
     pid: int
-    created: float
-    """as the kernel tells it; with the pid it is unique since boot"""
+    birth: str
+    """`birth_of` the pid"""
     log: Path
 
 
@@ -51,7 +52,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) 
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     _children[child.pid] = child
-    return ProcessRecord(pid=child.pid, created=psutil.Process(child.pid).create_time(), log=log)
+    return ProcessRecord(pid=child.pid, birth=birth_of(child.pid), log=log)
 
 
 def find(record: ProcessRecord) -> psutil.Process | None:
@@ -59,14 +60,33 @@ def find(record: ProcessRecord) -> psutil.Process | None:
     child = _children.get(record.pid)
     if child is not None:
         child.poll()  # reaps it, should it be over
-    return same_process(record.pid, record.created)
+    return same_process(record.pid, record.birth)
 
 
-def same_process(pid: int, created: float) -> psutil.Process | None:
-    """The process of that pid if it is the one created then and still runs; a zombie does not."""
+def birth_of(pid: int) -> str:
+    """When a process began: the boot and the kernel's ticks since. With the pid it is unique.
+
+    psutil's creation time is derived from the wall clock: it differs by a second or more from one
+    reading to the next when the clock is adjusted. Raises psutil.NoSuchProcess.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    after_name = stat.rpartition(")")[2].split()  # from the 3rd field on; the 22nd is the start
+    return f"{_boot()}:{after_name[19]}"
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def same_process(pid: int, birth: str) -> psutil.Process | None:
+    """The process of that pid if it was born then and still runs; a zombie does not."""
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - created) < 0.5
+        same = birth_of(pid) == birth
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:
         return None

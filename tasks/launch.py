@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import psutil
 
 from infra.home import home
-from infra.processes import same_process
+from infra.processes import birth_of, same_process
 
 JobState = Literal["unknown", "live", "over"]
 STOP_SECONDS = 28.0
@@ -76,9 +76,8 @@ class LocalLauncher:
                 start_new_session=True,
             )
         self._children[job] = child
-        created = psutil.Process(child.pid).create_time()
         draft = path.with_suffix(".draft")
-        draft.write_text(f"{child.pid} {created}")
+        draft.write_text(f"{child.pid} {birth_of(child.pid)}")
         draft.rename(path.with_suffix(".pid"))
 
     def state(self, job: str) -> JobState:
@@ -120,7 +119,7 @@ class LocalLauncher:
 def _process(pid_file: Path) -> psutil.Process | None:
     """The recorded process if it is still the same one and alive."""
     try:
-        pid, created = pid_file.read_text().split()
-        return same_process(int(pid), float(created))
+        pid, birth = pid_file.read_text().split()
+        return same_process(int(pid), birth)
     except (OSError, ValueError):
         return None

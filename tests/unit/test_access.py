@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from engines.sglang.arguments import server_options
@@ -31,7 +30,7 @@ from infra.access import (
 )
 from infra.errors import InputError
 from infra.mlflow_app import Guard
-from infra.processes import ProcessRecord
+from infra.processes import ProcessRecord, birth_of
 from infra.stack import up
 from infra.stack.record import Stack, new_stack, save_record
 from infra.stack.services import services
@@ -135,9 +134,7 @@ def test_a_lost_key_of_a_running_stack_is_not_replaced() -> None:
 def test_a_running_stack_does_not_move_to_another_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = ProcessRecord(
-        pid=os.getpid(), created=psutil.Process().create_time(), log=tmp_path / "log"
-    )
+    running = ProcessRecord(pid=os.getpid(), birth=birth_of(os.getpid()), log=tmp_path / "log")
     save_record(new_stack(None).model_copy(update={"services": {"ray": running}}))
     monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
     with pytest.raises(InputError, match=r"listens on 127\.0\.0\.1.*tributary down"):

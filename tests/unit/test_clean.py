@@ -14,7 +14,7 @@ import pytest
 from flows.cli import main
 from infra import traces as traces_module
 from infra.home import home, runtime_dir
-from infra.processes import ProcessRecord
+from infra.processes import ProcessRecord, birth_of
 from infra.scratch import scratch_folder
 from infra.stack.clean import clean
 from infra.stack.record import load_record, new_stack, save_record
@@ -133,7 +133,7 @@ def test_a_pid_that_only_begins_like_a_dead_ones_is_another(memory: Path) -> Non
 
 
 def test_a_stack_that_died_with_its_machine_is_forgotten(memory: Path, dead: int) -> None:
-    record = ProcessRecord(pid=dead, created=1.0, log=memory / "log")
+    record = ProcessRecord(pid=dead, birth="another boot:1", log=memory / "log")
     save_record(new_stack(None).model_copy(update={"services": {"ray": record}}))
     (runtime_dir() / "ray").mkdir(parents=True)
     draft = home() / f"stack.{dead}"
@@ -149,7 +149,7 @@ def test_a_stack_that_died_with_its_machine_is_forgotten(memory: Path, dead: int
 
 def test_a_living_stack_keeps_its_record_and_its_sockets(memory: Path) -> None:
     me = psutil.Process()
-    record = ProcessRecord(pid=me.pid, created=me.create_time(), log=memory / "log")
+    record = ProcessRecord(pid=me.pid, birth=birth_of(os.getpid()), log=memory / "log")
     save_record(new_stack(None).model_copy(update={"services": {"ray": record}}))
     runtime_dir().mkdir()
     assert not _found()

@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -24,7 +23,7 @@ from flows.going import is_going, working_on
 from flows.load import load_recipe
 from flows.runs import RunRecord, RunState, new_run
 from infra.errors import InputError, StageFailed
-from infra.processes import ProcessRecord
+from infra.processes import ProcessRecord, birth_of
 from infra.stack.record import new_stack, save_record
 
 pytestmark = pytest.mark.unit
@@ -71,7 +70,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """A stack of which only Prefect's API is asked."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
     stack = new_stack(None)
-    alive = ProcessRecord(pid=os.getpid(), created=psutil.Process().create_time(), log=tmp_path)
+    alive = ProcessRecord(pid=os.getpid(), birth=birth_of(os.getpid()), log=tmp_path)
     save_record(stack.model_copy(update={"services": {"prefect-server": alive}}))
     server = Api(("127.0.0.1", stack.ports["prefect"]), _Handler)
     server.posted, server.bodies = [], []

@@ -7,12 +7,11 @@ import socket
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home, runtime_dir, stack_temporary_dir
-from infra.processes import ProcessRecord
+from infra.processes import ProcessRecord, birth_of
 from infra.stack import up
 from infra.stack.record import load_record, new_stack, require_ours, save_record
 from infra.traces import private_folder
@@ -78,8 +77,7 @@ def test_up_refuses_a_home_in_which_another_clone_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    me = psutil.Process()
-    running = ProcessRecord(pid=os.getpid(), created=me.create_time(), log=tmp_path / "log")
+    running = ProcessRecord(pid=os.getpid(), birth=birth_of(os.getpid()), log=tmp_path / "log")
     other = new_stack(None).model_copy(
         update={"source": str(tmp_path / "other"), "services": {"ray": running}}
     )

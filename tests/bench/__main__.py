@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,26 +47,26 @@ def main(wanted: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")
     began = time.monotonic()
-    rows = _measure(wanted or SECTIONS)
+    rows: list[Row] = []
+    for section in _sections(wanted or SECTIONS):
+        rows += section
+        write(rows, RESULT)  # what comes later may fail
     show(rows, f"bench, {time.monotonic() - began:.0f} s")
-    write(rows, RESULT)
     return 0 if all(row.holds for row in rows) else 1
 
 
-def _measure(wanted: Sequence[str]) -> list[Row]:
+def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
     from tests.bench import batching, loss_path
 
-    rows: list[Row] = []
     for name, measure in zip(ALONE, (batching.measure, loss_path.measure), strict=True):
         if name in wanted:
-            rows += _section(name, measure)
+            yield _section(name, measure)
     if set(wanted) - set(ALONE):
-        rows += _with_a_model(wanted)
-    return rows
+        yield from _with_a_model(wanted)
 
 
-def _with_a_model(wanted: Sequence[str]) -> list[Row]:
+def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
     from tests.bench import agreement, grpo, overhead, presets, publish, rollout, saving, trainer
     from tests.bench.servers import servers
     from tests.bench.workbench import workbench
@@ -77,23 +77,21 @@ def _with_a_model(wanted: Sequence[str]) -> list[Row]:
         "agreement": agreement.measure,
         "grpo": grpo.measure,
     }
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
         with workbench(Path(folder)) as bench:
             if "trainer" in wanted:
-                rows += _section("trainer", lambda: trainer.measure(bench))
+                yield _section("trainer", lambda: trainer.measure(bench))
             if "presets" in wanted:
-                rows += _section("presets", lambda: presets.measure(bench))
+                yield _section("presets", lambda: presets.measure(bench))
             if any(name in wanted for name in served):
                 with servers(bench.folder / "logs") as engines:
                     for name, measure in served.items():
                         if name in wanted:
-                            rows += _served(name, measure, bench, engines)
+                            yield _served(name, measure, bench, engines)
             if "saving" in wanted:
-                rows += _section("saving", lambda: saving.measure(bench))
+                yield _section("saving", lambda: saving.measure(bench))
         if "overhead" in wanted:
-            rows += _section("overhead", lambda: overhead.measure(bench.model))
-    return rows
+            yield _section("overhead", lambda: overhead.measure(bench.model))
 
 
 def _served(

@@ -37,7 +37,7 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
         )
     if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
         yield (
-            f"advantage: {advantage.kind} does not use the teachers that  an `opd` stage"
+            f"advantage: {advantage.kind} does not use the teachers that an `opd` stage"
             " learns from; write `algorithm: {preset: opd}` and the fields that should differ"
             " from it"
         )

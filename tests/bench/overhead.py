@@ -52,7 +52,7 @@ def measure(model: Path) -> list[Row]:
         part = f"; of it in Prefect: {_each(stages.prefect)}"
         cold: list[float] = []
         for _ in range(TIMES):
-            _run_apart("end_fleet")
+            _end_fleet_apart()
             cold.append(stages.overhead())
     return [
         Row("stage overhead, nothing warm", first, "s", 20, True, "first stage after `up`"),
@@ -192,9 +192,9 @@ def _environment(values: Mapping[str, str]) -> Generator[None]:
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
-def _run_apart(function: str) -> None:
-    """A process that leaves Ray is ended by it when it frees one of Ray's objects later."""
-    code = f"from tests.bench import overhead; overhead.{function}()"
+def _end_fleet_apart() -> None:
+    """In another process: Ray ends one that has left it and then frees one of Ray's objects."""
+    code = "from tests.bench.overhead import end_fleet; end_fleet()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=3 * GONE_S)
 
 

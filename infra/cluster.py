@@ -29,6 +29,8 @@ STOP_SECONDS = 25
 """what a job gets between SIGTERM and SIGKILL, for its last checkpoint"""
 POLL_SECONDS = 0.25
 CALL_SECONDS = 30.0
+LOOK_SECONDS = 5.0
+"""what a question gets that is asked again anyway: Ray's dashboard loses one now and then"""
 
 
 class Cluster:
@@ -43,9 +45,8 @@ class Cluster:
         # Proxies are for clusters elsewhere.
         is_remote = not self.dashboard.startswith("http://127.0.0.1")
         self._http = httpx.Client(
-            base_url=self.dashboard, timeout=CALL_SECONDS, trust_env=is_remote, verify=is_remote,
-            headers=bearer(),
-        )  # fmt: skip
+            base_url=self.dashboard, trust_env=is_remote, verify=is_remote, headers=bearer()
+        )
 
     @classmethod
     def of(cls, stack: Stack) -> Cluster:
@@ -77,9 +78,9 @@ class Cluster:
             return False
         raise self._refused(f"job {job}", reply)
 
-    def state(self, job: str) -> JobState:
-        """Raises InfrastructureError when the head does not answer."""
-        return _state(self._details(job))
+    def state(self, job: str, *, seconds: float = CALL_SECONDS) -> JobState:
+        """Raises InfrastructureError when the head does not answer within `seconds`."""
+        return _state(self._details(job, seconds))
 
     def metadata(self, job: str) -> dict[str, str]:
         """What the job was submitted with; nothing for an unknown one."""
@@ -94,18 +95,20 @@ class Cluster:
         *,
         poll: float = POLL_SECONDS,
         outage: float = OUTAGE_SECONDS,
+        look: float = LOOK_SECONDS,
     ) -> JobState:
         """Hand over the job's lines from its first one until it is over, unknown, or let go; its
         state.
 
-        A head that does not answer is waited for `outage` seconds, then InfrastructureError.
+        A head that does not answer is waited for `outage` seconds, then InfrastructureError. Each
+        question gets `look` seconds and is then asked again, on a new connection.
         """
         log = _Lines(on_line)
         answered = time.monotonic()
         while True:
             try:
-                state = self.state(job)
-                log.feed(self._log_from(job, log.offset))  # all that was written before `state`
+                state = self.state(job, seconds=look)
+                log.feed(self._log_from(job, log.offset, look))  # all written before `state`
                 answered = time.monotonic()
             except InfrastructureError:
                 if time.monotonic() - answered > outage:
@@ -128,21 +131,21 @@ class Cluster:
 
     def tail(self, job: str, lines: int) -> list[str]:
         """The job's last lines of output."""
-        return self._log_from(job, 0).decode(errors="replace").splitlines()[-lines:]
+        return self._log_from(job, 0, CALL_SECONDS).decode(errors="replace").splitlines()[-lines:]
 
     def url(self, job: str) -> str:
         """The job's page for a person."""
         return f"{self.dashboard}/#/jobs/{job}"
 
-    def _details(self, job: str) -> dict[str, Any] | None:
-        reply = self._call("GET", f"/api/jobs/{job}")
+    def _details(self, job: str, seconds: float = CALL_SECONDS) -> dict[str, Any] | None:
+        reply = self._call("GET", f"/api/jobs/{job}", seconds=seconds)
         if reply.status_code == 404:
             return None
         if reply.status_code != 200:
             raise self._refused(f"the look-up of job {job}", reply)
         return reply.json()
 
-    def _log_from(self, job: str, offset: int) -> bytes:
+    def _log_from(self, job: str, offset: int, seconds: float) -> bytes:
         """The log's bytes from an offset; nothing before the job has written any."""
         if self._logs is not None:
             try:
@@ -151,14 +154,16 @@ class Cluster:
                     return file.read()
             except OSError:
                 return b""
-        reply = self._call("GET", f"/api/jobs/{job}/logs")
+        reply = self._call("GET", f"/api/jobs/{job}/logs", seconds=seconds)
         if reply.status_code != 200:
             return b""
         return str(reply.json().get("logs") or "").encode()[offset:]
 
-    def _call(self, method: str, path: str, json: object = None) -> httpx.Response:
+    def _call(
+        self, method: str, path: str, json: object = None, *, seconds: float = CALL_SECONDS
+    ) -> httpx.Response:
         try:
-            reply = self._http.request(method, path, json=json)
+            reply = self._http.request(method, path, json=json, timeout=seconds)
         except httpx.HTTPError as error:
             raise InfrastructureError(
                 f"Ray's job API at {self.dashboard} does not answer ({type(error).__name__}: "

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -91,3 +96,49 @@ def test_a_head_that_is_down_is_explained_after_the_window() -> None:
     with pytest.raises(InfrastructureError, match="tributary up") as told:
         cluster.follow("stage-x", lambda line: None, NEVER, poll=0.05, outage=0.3)
     assert told.value.retryable
+
+
+def test_a_question_that_the_head_loses_is_asked_again_soon() -> None:
+    with lossy_head(loses=2) as (url, asked):
+        began = time.monotonic()
+        lines: list[str] = []
+        assert Cluster(url).follow("x", lines.append, NEVER, look=0.2) == "succeeded"
+    assert lines == ["the only line"]
+    assert asked[:3] == ["/api/jobs/x"] * 3
+    assert time.monotonic() - began < 10
+
+
+@contextmanager
+def lossy_head(loses: int) -> Iterator[tuple[str, list[str]]]:
+    """A job API that never answers its first questions, as Ray's was seen to do; what was asked."""
+    asked: list[str] = []
+    end = threading.Event()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if len(asked) <= loses:
+                end.wait(60)
+                return
+            is_log = self.path.endswith("/logs")
+            body = {"logs": "the only line\n"} if is_log else {"status": "SUCCEEDED"}
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            del format, arguments
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        end.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

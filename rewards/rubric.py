@@ -69,13 +69,12 @@ class Rubric:
         if status is Status.MALFORMED:
             return Judgement(0.0, {"outcome": 0.0}, reason or "malformed")
         asked = [t for t in self._terms if not (t.outcome and status is Status.TRUNCATED)]
-        verdicts = await asyncio.gather(
-            *(term.reward(transcript) for term in asked), return_exceptions=True
-        )
+        if len(asked) == 1:  # the usual case, without a task for it
+            verdicts = [await _ask(asked[0], transcript)]
+        else:
+            verdicts = await asyncio.gather(*(_ask(term, transcript) for term in asked))
         given: dict[str, Verdict] = {}
         for term, verdict in zip(asked, verdicts, strict=True):
-            if isinstance(verdict, BaseException) and not isinstance(verdict, Exception):
-                raise verdict  # cancellation is not a reward's fault
             if fault := verdict_fault(term, verdict):
                 return Judgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             assert isinstance(verdict, Verdict)
@@ -92,6 +91,13 @@ class Rubric:
             breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
             reasons.append(verdict.reason)
         return Judgement(total, breakdown, "; ".join(filter(None, reasons)))
+
+
+async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:
+    try:
+        return await term.reward(transcript)
+    except Exception as error:  # of a user's code: it fails this sample only
+        return error
 
 
 def verdict_fault(term: Term, verdict: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -44,6 +45,7 @@ async def lease_fleet(
             holder=context.holder,
         )
     stack.push_async_callback(fleet.release)
+    gc.freeze()  # what is imported stays: a look at all of it would hold every rollout up
     return fleet
 
 

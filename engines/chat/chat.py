@@ -138,7 +138,8 @@ class Chat:
         turn = self._parser.parse(problem, self.decode(ids), self._thought(problem))
         if turn.error or stop is None:
             return turn
-        return replace(turn, error=self._wrong_stop(stop, called=bool(turn.tool_calls)))
+        fault = self._wrong_stop(stop, called=bool(turn.tool_calls))
+        return replace(turn, error=fault) if fault else turn
 
     def _mark_end(self, piece: list[int], after: list[int]) -> tuple[list[int], list[int]]:
         """A turn's ids with its stop token, which may be the first of what comes after."""

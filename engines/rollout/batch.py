@@ -50,8 +50,7 @@ def dump_batches(batches: Sequence[StepBatch], surplus: Sequence[Group]) -> byte
     return orjson.dumps(
         {
             "groups": [
-                {"problem": dump_problem(g.problem), "samples": [asdict(s) for s in g.samples]}
-                for g in whole.values()
+                {"problem": dump_problem(g.problem), "samples": g.samples} for g in whole.values()
             ],
             "batches": [
                 asdict(replace(b, groups=[], rolled=[]))

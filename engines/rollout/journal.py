@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -93,19 +93,15 @@ class RolloutJournal:
             await asyncio.wait_for(self._hurry.wait(), self._every_s)
 
     def _note(self, step: int, finished: Sequence[Finished]) -> None:
-        fields = [asdict(f.sample) | {"turns": dump_turns(f.turns)} for f in finished]
-        self._notes.note(step, orjson.dumps(fields))
+        # orjson reads dataclasses by itself; `asdict` would copy every token in Python first.
+        pairs = [(f.sample, dump_turns(f.turns)) for f in finished]
+        self._notes.note(step, orjson.dumps(pairs))
 
 
 def _read(piece: bytes) -> list[Finished]:
     """Rollouts of a note; none if a crash of the machine left it empty or incomplete."""
     try:
-        raw: list[dict[str, Any]] = orjson.loads(piece)
+        pairs: list[tuple[dict[str, Any], str]] = orjson.loads(piece)
     except orjson.JSONDecodeError:
         return []
-    return [_rollout(fields) for fields in raw]
-
-
-def _rollout(fields: dict[str, Any]) -> Finished:
-    turns = load_turns(fields.pop("turns"))
-    return Finished(to_sample(fields), turns)
+    return [Finished(to_sample(sample), load_turns(turns)) for sample, turns in pairs]

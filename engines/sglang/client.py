@@ -221,14 +221,14 @@ def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
         raise EngineError(f"unknown finish reason {meta['finish_reason']}")
     if finish == "abort" and meta["finish_reason"].get("status_code"):
         raise EngineError(f"the engine refused a turn: {meta['finish_reason'].get('message')}")
-    if [token for _, token, *_ in scored] != token_ids or len(token_ids) > sampling.max_new_tokens:
+    if [entry[1] for entry in scored] != token_ids or len(token_ids) > sampling.max_new_tokens:
         raise EngineError(
             f"the engine answered {len(token_ids)} tokens with {len(scored)} log-probabilities"
             f" for at most {sampling.max_new_tokens} tokens"
         )
     return Generation(
         token_ids=token_ids,
-        logprobs=[logprob for logprob, *_ in scored],
+        logprobs=[entry[0] for entry in scored],
         weight_versions=_versions(meta, len(token_ids)),
         finish=finish,
     )

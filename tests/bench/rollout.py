@@ -3,13 +3,15 @@
 Ours: the Producer rolls out 48 groups of 8 as a stage does (problems, prompts, seeds, turns, tools,
 judging, and the journal on disk). Raw: a bare aiohttp client posts the same requests, in batches of
 the same size, to the same router; the turns of a conversation one after the other, with the tools'
-answers ready made. A seeded turn is the same whoever asks, so the servers do the same work for
-both, which is checked; the raw side does nothing with the answers.
+answers ready made. A seeded turn is the same whoever asks, which is checked, and both sides start
+with empty prefix caches, so the servers do the same work for both (the raw side comes second: it
+would find every prompt cached). The raw side does nothing with the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,7 @@ from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
+from engines.weight_sync.update import flush
 from tests.bench import transformers_rollout
 from tests.bench.clock import Clock, Spent, median_ratio
 from tests.bench.rows import Row
@@ -77,7 +80,8 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
 async def _measure(
     bench: Workbench, engines: Servers, count: int, name: str, floor: float | None
 ) -> Row:
-    router, _ = await asyncio.to_thread(engines.serve, bench.model, count)
+    router, urls = await asyncio.to_thread(engines.serve, bench.model, count)
+    gc.freeze()  # as a stage does that has leased its servers
     domain = bench.domain(name)
     notes = stage_context(bench.folder, f"rollout-{name}-{count}", {}).checkpoints
     ours: list[Spent] = []
@@ -87,10 +91,12 @@ async def _measure(
     async with GenerationClient(router, max_batch=MAX_BATCH) as client, _session() as session:
         for repeat in range(REPEATS + 1):
             recorder = Recorder(client)
+            _empty_caches(urls)
             clock = Clock()
             producer = _producer(bench, name, domain, recorder, RolloutJournal(notes), seed=repeat)
             await producer.collect(1 + repeat, 0, [])
             ours.append(clock.spent())
+            _empty_caches(urls)
             clock = Clock()
             await _raw(session, f"{router}/generate", list(recorder.rollouts.values()))
             raw.append(clock.spent())
@@ -108,6 +114,11 @@ async def _measure(
         note=f"{speed[len(speed) // 2]:.0f} tokens/s; by CPU seconds {ratio.cpu:.2f};"
         f" median of {REPEATS} pairs, about {tokens[-1]} tokens each; with the journal",
     )
+
+
+def _empty_caches(urls: Sequence[str]) -> None:
+    for url in urls:
+        flush(url)
 
 
 def _producer(

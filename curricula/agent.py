@@ -11,7 +11,7 @@ from curricula.procedural import Family, Procedural
 from curricula.questions import arithmetic, look_up
 from curricula.tools import execute
 from engines.types import Environment, Message, Problem
-from infra import sandbox as sandboxes
+from infra.sandbox.python import DEMANDS, Demand, level, require
 
 
 class Agent(Procedural):
@@ -30,19 +30,19 @@ class Agent(Procedural):
         levels: Sequence[str] = ("easy",),
         noise: float = 0.0,
         max_calls: int = 3,
-        sandbox: sandboxes.Demand = "confined",
+        sandbox: Demand = "confined",
     ) -> None:
         """`sandbox` is what the kernel must offer before the model's programs run: `confined`,
         `full` (every mechanism), or `unsafe`, which runs them also where nothing confines."""
         super().__init__(levels=levels, noise=noise)
         self._max_calls = check_count("max_calls", max_calls)
-        check_choice("sandbox", sandbox, sandboxes.DEMANDS)
-        self._sandbox: sandboxes.Demand = sandbox
+        check_choice("sandbox", sandbox, DEMANDS)
+        self._sandbox: Demand = sandbox
 
     def environment(self) -> Environment:
         """Raises `InputError` if programs would run without the required confinement."""
         if "hard" in self._levels and self._sandbox != "unsafe":
-            sandboxes.require(sandboxes.level(), self._sandbox)
+            require(level(), self._sandbox)
         return ToolEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)
 
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:

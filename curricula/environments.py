@@ -12,7 +12,7 @@ from typing import Any
 from curricula.tools import SEARCH, check_call, execute
 from curricula.worlds import Entity, World
 from engines.types import AssistantTurn, Episode, Message, Problem, Step, ToolCall
-from infra.sandbox import Demand
+from infra.sandbox.python import Demand
 
 
 class ToolEnvironment:

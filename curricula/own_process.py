@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.types import AssistantTurn, Episode, Problem, ProtocolBreak, Step
-from infra.part_process import PartFailed, PartProcess, PartRaised
+from infra.processes.part_process import PartFailed, PartProcess, PartRaised
 
 BUILD = "curricula.registry:build_environment"
 _BREAK = f"{ProtocolBreak.__module__}.{ProtocolBreak.__qualname__}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from curricula.worlds import World, search
 from engines.types import Json, ProtocolBreak, Tool, ToolCall
-from infra.sandbox import Demand, Limits, SandboxResult, run_python
+from infra.sandbox.python import Demand, Limits, SandboxResult, run_python
 
 SEARCH = Tool("search", "Facts about the entity that fits best.", {"q": "string"}, ("q",))
 PYTHON = Tool("python", "What a Python program prints.", {"code": "string"}, ("code",))

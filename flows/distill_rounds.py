@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from flows.prefect_run import run_flow, stop_stages, task_runner
 from flows.recipe import Recipe
+from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 Rounds = Annotated[int, Field(ge=1, le=8)]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.prefect_run import run_flow, stop_stages, task_runner
 from flows.recipe import Recipe
+from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 
 @flow(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from flows.explain import explain, nearest
 from flows.recipe import Recipe
 from infra.errors import InputError
-from tasks.model_folder import beside
+from tasks.model_folder.location import beside
 
 SHIPPED = Path(__file__).parent / "recipes"
 

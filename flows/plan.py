@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from engines.megatron.spec import Parallel
 from flows.recipe import Expert, Recipe, Unified
-from tasks.base import BaseSettings, BaseSpec
-from tasks.distill import DistillSpec
+from tasks.base.spec import BaseSettings, BaseSpec
+from tasks.distill.spec import DistillSpec
 from tasks.domain import Domain, RewardSpec, ScoredDomain
-from tasks.evaluate import EvaluateSpec
-from tasks.opd import STUDENT, OpdSettings, OpdSpec
-from tasks.rl import RlSettings, RlSpec
-from tasks.sft import SftSettings, SftSpec
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.opd.spec import STUDENT, OpdSettings, OpdSpec
+from tasks.rl.spec import RlSettings, RlSpec
+from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"

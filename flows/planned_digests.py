@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flows.plan import PlannedStage
-from infra.code import LookedUp
+from infra.code.identity import LookedUp
 from infra.home import SOURCE_ROOT
 from infra.user_files import InstalledFiles
-from tasks.identity import StageIdentity, stage_identity
+from tasks.durable.identity import StageIdentity, stage_identity
 
 
 def planned_identities(

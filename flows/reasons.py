@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.plan import PlannedStage
-from flows.runs import DONE, runs_of
-from infra.artifacts import ArtifactRecord, ArtifactStore
-from infra.code import CodeIdentity
-from infra.manifest import Manifest
-from tasks.identity import StageIdentity
+from flows.running.records import DONE, runs_of
+from infra.code.identity import CodeIdentity
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.manifest import Manifest
+from tasks.durable.identity import StageIdentity
 
 RUNS, ARTIFACTS = 10, 20
 """how many of each are looked at, newest first"""

@@ -7,13 +7,13 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from infra.config import Config
-from tasks.base import BaseSettings
-from tasks.distill import DistillSettings
+from tasks.base.spec import BaseSettings
+from tasks.distill.spec import DistillSettings
 from tasks.domain import Domain
-from tasks.evaluate import EvaluateSettings
-from tasks.opd import OpdSettings
-from tasks.rl import RlSettings
-from tasks.sft import SftSettings
+from tasks.evaluate.spec import EvaluateSettings
+from tasks.opd.spec import OpdSettings
+from tasks.rl.spec import RlSettings
+from tasks.sft.spec import SftSettings
 from tasks.stage import Resources
 
 NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60

@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.plan import plan_distill_rounds
 from flows.recipe import Recipe
-from flows.runs import DONE, RunRecord, StageRecord, runs_of, store_of
+from flows.running.records import DONE, RunRecord, StageRecord, runs_of, store_of
 from tasks.stage import StageSpec
 
 FLOW = "distill-rounds"

@@ -22,8 +22,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from infra.code.digest import digest_of
 from infra.config import Config
-from infra.digest import digest_of
 from infra.errors import InputError
 from infra.home import home
 

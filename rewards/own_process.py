@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.types import Transcript
-from infra.part_process import PartProcess
+from infra.processes.part_process import PartProcess
 
 BUILD = "rewards.registry:build"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from engines.types import Reward, Status, Transcript, Verdict
 from infra.errors import InputError
-from infra.part_process import PartFailed
+from infra.processes.part_process import PartFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
 from curricula.registry import build as build_curriculum
-from engines.rollout.seams import LiveDomain
+from engines.rollout.protocols import LiveDomain
 from engines.types import Curriculum, Environment, Reward
 from infra.errors import InputError
-from infra.part_process import PartProcess
+from infra.processes.part_process import PartProcess
 from rewards.own_process import ProcessReward
 from rewards.registry import QUICK
 from rewards.registry import build as build_reward

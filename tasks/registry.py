@@ -1,4 +1,4 @@
-"""The kinds of stage: each is the module `tasks.<kind>` with a spec and a body `run`."""
+"""The kinds of stage: each is a package `tasks.<kind>` with `spec.py` and `body.py`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from infra.errors import InputError
-from tasks.base import BaseSpec
-from tasks.distill import DistillSpec
-from tasks.evaluate import EvaluateSpec
-from tasks.opd import OpdSpec
-from tasks.rl import RlSpec
-from tasks.sft import SftSpec
+from tasks.base.spec import BaseSpec
+from tasks.distill.spec import DistillSpec
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.opd.spec import OpdSpec
+from tasks.rl.spec import RlSpec
+from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, StageSpec
 
 Body = Callable[[Any, StageContext], Coroutine[Any, Any, dict[str, float]]]
@@ -30,7 +30,7 @@ def spec_of(kind: str) -> type[StageSpec]:
 
 def module_of(kind: str) -> str:
     """The module whose import closure is the stage's code identity."""
-    return f"tasks.{spec_of(kind).kind}"
+    return f"tasks.{spec_of(kind).kind}.body"
 
 
 def body_of(kind: str) -> Body:

@@ -18,7 +18,7 @@ from tasks.stage import StageContext, Stopped
 if TYPE_CHECKING:
     from engines.chat import Chat
     from engines.rollout.journal import RolloutJournal
-    from engines.rollout.seams import LiveDomain
+    from engines.rollout.protocols import LiveDomain
     from engines.sglang.fleet import Fleet
     from tasks.live_domain import OpenDomain
 

@@ -19,7 +19,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from engines.megatron.spec import Parallel
 from infra.config import Config
 from infra.errors import InputError
-from infra.retention import Retention
+from infra.store.retention import Retention
 from infra.user_files import UserFiles
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from tasks.stage import StageContext
 
 if TYPE_CHECKING:
-    from engines.megatron.group import TrainerGroup
-    from engines.megatron.rank import TrainerJob
+    from engines.megatron.ranks.rank import TrainerJob
+    from engines.megatron.ranks.trainer_group import TrainerGroup
 
 
 async def lease_trainer(
     stack: AsyncExitStack, context: StageContext, job: TrainerJob
 ) -> TrainerGroup:
     """Lease the stage's trainer ranks, loaded; released with the stack."""
-    from engines.megatron.group import TrainerGroup
+    from engines.megatron.ranks.trainer_group import TrainerGroup
 
     with context.pulse.waiting():
         trainer = await TrainerGroup.lease(

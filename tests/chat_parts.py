@@ -104,8 +104,8 @@ def chat_folder(folder: Path, template: str, special: list[str], eos: str) -> Pa
 
 def random_base(folder: Path) -> Path:
     """The smallest random base: its tokenizer knows the lexicon and no other text."""
-    from tasks.base import RandomModel
-    from tasks.base_random import write_random_model
+    from tasks.base.random_model import write_random_model
+    from tasks.base.spec import RandomModel
 
     folder.mkdir(parents=True, exist_ok=True)
     shape = RandomModel(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn_size=32)

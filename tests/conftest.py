@@ -16,9 +16,9 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.ports import free_ports
+from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.ports import free_ports
 from infra.stack import Stack, load_stack
-from infra.traces import dead_traces, remove_traces
 from tests.machine import BUCKET, Machine, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.

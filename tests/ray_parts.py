@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from infra.traces import dead_traces, remove_traces
+from infra.processes.leftovers import dead_traces, remove_traces
 
 TRIES = 5
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from engines.rollout.episode import Roller
-from engines.rollout.seams import LiveDomain
+from engines.rollout.protocols import LiveDomain
 from engines.types import (
     AssistantTurn,
     Environment,

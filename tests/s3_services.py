@@ -21,7 +21,7 @@ from moto.moto_server.werkzeug_app import (
 from s3fs import S3FileSystem
 from werkzeug.serving import make_server
 
-from infra.ports import free_ports
+from infra.processes.ports import free_ports
 
 RGW_ENDPOINT = "TRIBUTARY_TEST_RGW_ENDPOINT"
 _REGION = "us-east-1"

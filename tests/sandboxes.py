@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.sandbox import MECHANISMS, Level, Limits, Mechanism, SandboxResult, level, run_python
+from infra.sandbox.python import (
+    MECHANISMS,
+    Level,
+    Limits,
+    Mechanism,
+    SandboxResult,
+    level,
+    run_python,
+)
 
 WEAKER: list[tuple[Mechanism, ...]] = [("landlock", "seccomp"), ("namespaces", "seccomp")]
 EACH = bool(os.environ.get("TRIBUTARY_TEST_EACH_CONFINEMENT"))

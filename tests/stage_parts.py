@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.types import Transcript, Verdict
-from infra.artifacts import StageCheckpoints
-from infra.storage import Store
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
 from tasks.stage import Resources, StageContext, StageResources
 
 STEADY: dict[str, Any] = {

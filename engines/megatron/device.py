@@ -89,7 +89,7 @@ def _install_fused_adam() -> None:
     from megatron.core import optimizer as factory
     from megatron.core.optimizer import distrib_optimizer
 
-    from engines.megatron.adam import FusedAdam
+    from engines.megatron.train.adam import FusedAdam
 
     if not factory.USING_PYTORCH_OPTIMIZER:
         return

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engines.megatron import device
-from engines.megatron.hf_config import ModelShape
+from engines.megatron.hf.config import ModelShape
 
 # Large enough to be bound by arithmetic, small enough to take well under a second on one core.
 PEAK_MATRICES = {"cpu": (512, 1024), "cuda": (4096, 8192)}

@@ -20,7 +20,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from engines.megatron.pack import Pack
+from engines.megatron.train.pack import Pack
 
 
 class PackedAttention(MegatronModule):

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.megatron import device
-from engines.megatron.hf_config import ModelShape
+from engines.megatron.hf.config import ModelShape
 from engines.megatron.layers import RMSNorm, layer_spec
-from engines.megatron.pack import Pack
 from engines.megatron.parallel import Layout
+from engines.megatron.train.pack import Pack
 from infra.errors import InputError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

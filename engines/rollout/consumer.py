@@ -15,9 +15,9 @@ from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.batch import StepBatch
 from engines.rollout.producer import trainable
-from engines.rollout.seams import PolicyTrainer, Publish, ValueTrainer
+from engines.rollout.protocols import PolicyTrainer, Publish, ValueTrainer
 from engines.types import Sample
-from infra.together import together
+from infra.run_both import run_both
 
 _MIN_SHARE = 0.25
 """with fewer than this share of the required groups an update would be noise: it is skipped"""
@@ -115,7 +115,7 @@ class Consumer:
         learning = self._critic.critic_step(samples, algorithm, values, token_rewards)
         if step <= self._critic_only_steps:
             return {}, await learning
-        return await together(
+        return await run_both(
             trainer.rl_step(samples, algorithm, gate, self._version, values, token_rewards),
             learning,
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engines.rollout.journal import Finished
-from engines.rollout.seams import ChatFormat, Generate, LiveDomain
+from engines.rollout.protocols import ChatFormat, Generate, LiveDomain
 from engines.rollout.seeds import sampling_seed
 from engines.rollout.session import TokenSession
 from engines.types import (
@@ -34,7 +34,7 @@ from engines.types import (
     Transcript,
 )
 from infra.errors import InfrastructureError
-from infra.part_process import PartFailed
+from infra.processes.part_process import PartFailed
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from engines.rollout.seams import ChatFormat
+from engines.rollout.protocols import ChatFormat
 from engines.types import Group, Sample
 
 ROLLOUTS_FILE = "rollouts.parquet"

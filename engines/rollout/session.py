@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.rollout.seams import Generate
+from engines.rollout.protocols import Generate
 from engines.types import Generation, Sample, Sampling, Status
 from infra.errors import EngineError
 

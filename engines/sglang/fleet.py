@@ -12,7 +12,7 @@ from engines.keeper import grant_of, keep_renewing, open_keeper
 from engines.raylink import code_tag, connect, driver_id
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
-from engines.sglang.manager import HUNG_S, LEASE_TTL_S, FleetManager, Grant, Request
+from engines.sglang.servers.manager import HUNG_S, LEASE_TTL_S, FleetManager, Grant, Request
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError, InputError, TributaryError
 from infra.home import home

@@ -15,12 +15,16 @@ def register() -> None:
     attention, sample by seed, spend less between two products, and let no request feel what shares
     its batch."""
     global _registered
-    from engines.sglang import meeting, routed_batch
+    from engines.sglang import routed_batch
+    from engines.sglang.servers import loopback_rendezvous as meeting
 
     routed_batch.install()
     meeting.install()
     if not has_cuda():
-        from engines.sglang import attention, dense, last_turn, rows, seeded
+        from engines.sglang import last_turn
+        from engines.sglang.cpu import attention, dense
+        from engines.sglang.cpu import row_invariant as rows
+        from engines.sglang.cpu import seeded_sampling as seeded
 
         attention.install()
         dense.install()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
 from engines.weight_sync.update import CONTROL_S, TRANSFER_S, Servers, updating
-from infra.traces import note_torch_memory
+from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra.code import PACKAGES
+from infra.code.identity import PACKAGES
 from infra.errors import InputError
 from infra.user_files import HOOK_COPY, read_hooks, same_names
 

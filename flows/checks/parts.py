@@ -31,9 +31,9 @@ from engines.types import (
     Step,
     Transcript,
 )
-from flows.checks.attempt import IMPORT_SECONDS, Attempts, Observer
+from flows.checks.bounded_steps import IMPORT_SECONDS, Attempts, Observer
 from flows.checks.overlap import overlaps
-from flows.checks.request import (
+from flows.checks.trial_request import (
     CustomPart,
     Findings,
     PlacedCurriculum,
@@ -42,9 +42,9 @@ from flows.checks.request import (
 )
 from infra.errors import InputError
 from rewards.rubric import Rubric, Term, verdict_fault
-from tasks.base import BaseSettings
+from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
-from tasks.model_folder import local_folder
+from tasks.model_folder.location import local_folder
 
 _SHOWN = 8
 """demonstrations that are rendered and judged"""
@@ -256,7 +256,7 @@ def _chat(base: BaseSettings, shown: Sequence[Demonstration]) -> Chat | None:
     """The base's own template; None for a base that is not on this machine or is wrong, which is
     said elsewhere."""
     if base.random is not None:
-        from tasks.base_random import write_chat_files
+        from tasks.base.random_model import write_chat_files
 
         with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
             write_chat_files(Path(folder), base.random, shown)
@@ -364,7 +364,7 @@ def _transcript(shown: Demonstration) -> Transcript:
 
 
 def _try_custom(part: CustomPart, attempts: Attempts) -> None:
-    from flows.cli_hooks import hook_faults
+    from flows.command.hooks import hook_faults
 
     if not _imported(part.where, part.kind, part.path, attempts):
         return

@@ -12,7 +12,7 @@ from fsspec.core import split_protocol
 from flows.explain import nearest
 from flows.recipe import Recipe
 from infra.home import home
-from tasks.model_folder import expanded
+from tasks.model_folder.location import expanded
 
 
 def store_problems(recipe: Recipe) -> Iterator[str]:

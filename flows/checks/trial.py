@@ -22,8 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.checks.attempt import IMPORT_SECONDS, Blind
-from flows.checks.request import Findings, TrialRequest
+from flows.checks.bounded_steps import IMPORT_SECONDS, Blind
+from flows.checks.trial_request import Findings, TrialRequest
 from infra.home import SOURCE_ROOT, home
 from infra.user_files import HOOK_COPY, read_hooks
 
@@ -86,7 +86,7 @@ def try_apart(request: TrialRequest) -> Findings:
     """Try the parts in a process of its own; one that ends or hangs becomes a finding."""
     with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
         output, stack = Path(folder) / "output", Path(folder) / "stack"
-        command = ["-P", "-m", "flows.checks.process", str(output), str(stack)]
+        command = ["-P", "-m", "flows.checks.trial_process", str(output), str(stack)]
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engines.megatron.spec import Optimizer
-from flows.engine_checks import model_config
+from flows.checks.engines import model_config
 from flows.recipe import Recipe
-from tasks.opd import OpdSettings
-from tasks.rl import RlSettings
-from tasks.sft import SftSettings
+from tasks.opd.spec import OpdSettings
+from tasks.rl.spec import RlSettings
+from tasks.sft.spec import SftSettings
 
 _RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
@@ -43,7 +43,7 @@ def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[str]:
 
 
 def _vocabulary(recipe: Recipe) -> Iterator[str]:
-    from tasks.base_tokenizer import SMALLEST
+    from tasks.base.tokenizer import SMALLEST
 
     made = recipe.base.random
     if made is not None and made.vocab_size < SMALLEST:

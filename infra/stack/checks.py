@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from infra.errors import TributaryError
 from infra.home import home, runtime_dir
-from infra.ports import is_free
-from infra.processes import family, is_alive
+from infra.processes.children import family, is_alive
+from infra.processes.ports import is_free
 from infra.stack.check import Check
 from infra.stack.clean import clean
 from infra.stack.exposure import exposure
@@ -40,7 +40,7 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 
 def _sandbox() -> Check:
-    from infra.sandbox import level
+    from infra.sandbox.python import level
 
     found = level()
     mend = "allow user namespaces or run a kernel with Landlock, or `sandbox: unsafe` in the recipe"

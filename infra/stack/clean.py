@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 
 from infra.home import home, runtime_dir
-from infra.processes import family, is_alive
+from infra.processes.children import family, is_alive
+from infra.processes.leftovers import dead_traces, remove_traces
 from infra.stack.record import load_record, save_record, stack_lock
-from infra.traces import dead_traces, remove_traces
 
 DRAFT_SECONDS = 24 * 3600.0
 """a draft of one write is that of a dead process by then"""

@@ -21,8 +21,7 @@ from pathlib import Path
 from infra.access import prepare_key
 from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir, stack_temporary_dir
-from infra.ports import is_free
-from infra.processes import (
+from infra.processes.children import (
     ProcessRecord,
     family,
     find,
@@ -32,6 +31,8 @@ from infra.processes import (
     terminate,
     wait_ready,
 )
+from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.ports import is_free
 from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy
 from infra.stack.prefect_server import furnish
@@ -45,7 +46,6 @@ from infra.stack.record import (
     stack_lock,
 )
 from infra.stack.services import Service, services
-from infra.traces import dead_traces, remove_traces
 
 START_SECONDS = 240.0
 START_TRIES = 5

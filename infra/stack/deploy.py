@@ -7,11 +7,11 @@ from pathlib import Path
 
 import yaml
 
-from infra.code import code_identity
-from infra.digest import sha256_of
+from infra.code.digest import sha256_of
+from infra.code.identity import code_identity
 from infra.errors import InfrastructureError
 from infra.home import SOURCE_ROOT, home
-from infra.processes import log_tail
+from infra.processes.children import log_tail
 from infra.stack.record import Stack
 from infra.stack.services import program, service_env
 

@@ -9,7 +9,7 @@ import httpx
 import psutil
 
 from infra.access import is_loopback, key_path
-from infra.processes import family
+from infra.processes.children import family
 from infra.stack.check import Check
 from infra.stack.record import Stack
 

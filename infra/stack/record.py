@@ -24,8 +24,8 @@ from infra.access import (
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home
-from infra.ports import free_ports, is_free
-from infra.processes import ProcessRecord
+from infra.processes.children import ProcessRecord
+from infra.processes.ports import free_ports, is_free
 from infra.stack.database import shown_database
 
 PORTS = (

@@ -12,11 +12,11 @@ import httpx
 
 from infra.access import USER, basic, bearer, is_loopback, key, reachable
 from infra.home import home, runtime_dir, stack_temporary_dir
-from infra.mlflow_app import APP
-from infra.processes import MARK_VARIABLE
+from infra.processes.children import MARK_VARIABLE
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import HEARTBEAT_SECONDS
+from infra.tracking.server_app import APP
 
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
 # idle actors of a demo exist side by side.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from engines.chat import Chat
 from engines.rollout.episode import Roller
-from engines.rollout.seams import LiveDomain
+from engines.rollout.protocols import LiveDomain
 from engines.sglang.client import GenerationClient
 from engines.types import Sample
 from tests.bench.rows import Row

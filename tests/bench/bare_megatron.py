@@ -24,13 +24,13 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from engines.megatron import device
-from engines.megatron.hf_config import model_shape, read_config
-from engines.megatron.hf_folder import HfWeights
-from engines.megatron.hf_map import load_weights
+from engines.megatron.hf.config import model_shape, read_config
+from engines.megatron.hf.folder import HfWeights
+from engines.megatron.hf.layout import load_weights
 from engines.megatron.model import build_model, transformer_config
-from engines.megatron.pack import Pack
 from engines.megatron.parallel import current_layout
 from engines.megatron.spec import Parallel
+from engines.megatron.train.pack import Pack
 
 Loss: TypeAlias = Callable[[Tensor, "MicroBatch"], Tensor]
 """logits [R, V] and their micro-batch -> summed loss"""

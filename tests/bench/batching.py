@@ -13,7 +13,7 @@ import numpy as np
 
 from engines.batching import MicroBatch, plan_micro_batches
 from engines.megatron.flops import sequence_flops
-from engines.megatron.hf_config import model_shape
+from engines.megatron.hf.config import model_shape
 from tests.bench.rows import Row
 
 MAX_TOKENS = 65536

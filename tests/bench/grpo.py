@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.trainer import Trainer
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.episode import Roller
 from engines.rollout.journal import RolloutJournal
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
-from engines.rollout.seams import LiveDomain, Values
+from engines.rollout.protocols import LiveDomain, Values
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.types import Sample, Transcript

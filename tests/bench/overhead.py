@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from flows.load import load_recipe
-from flows.open import THREADS, home_id
-from infra.artifacts import ArtifactRecord, ArtifactStore
+from flows.running.open import THREADS, home_id
 from infra.cluster import Cluster
 from infra.home import home
 from infra.stack import Stack, down, up
-from infra.storage import Store
-from infra.tracking import Tracker
-from tasks.attempts import Place, StageWork, run_stage
-from tasks.identity import stage_identity
-from tasks.protocol import Watch
-from tasks.ray_launch import RayLauncher
-from tasks.rl import RlSpec
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.store import Store
+from infra.tracking.tracker import Tracker
+from tasks.durable.attempts import Place, StageWork, run_stage
+from tasks.durable.identity import stage_identity
+from tasks.durable.protocol import Watch
+from tasks.durable.ray_launch import RayLauncher
+from tasks.rl.spec import RlSpec
 from tasks.stage import Resources, StageResources
 from tests.bench.rows import Row
 
@@ -101,7 +101,7 @@ class _Stages:
         """Seconds that the next stage took beyond its work."""
         from prefect import flow
 
-        from tasks.durable import durable_stage
+        from tasks.durable.prefect_task import durable_stage
 
         self.seed += 1
         planned = _Planned(f"rl-{self.seed}", self.seed)

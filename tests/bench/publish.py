@@ -6,7 +6,7 @@ import statistics
 
 import torch
 
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.trainer import Trainer
 from tests.bench.clock import timed
 from tests.bench.rows import Row
 from tests.bench.servers import Servers

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from engines.algorithms.spec import Algorithm
-from tasks import rl
+from tasks.rl.body import run as run_rl
+from tasks.rl.spec import Bounds, RlSpec
 from tasks.stage import Resources
 from tests.bench.clock import timed
 from tests.bench.rows import Row
@@ -63,17 +64,17 @@ def _processor(bench: Workbench) -> Row:
 def _stopped(bench: Workbench) -> Row:
     expert = bench.recipe.experts[EXPERT]
     # Solving its problems early must not end it.
-    bounds = rl.Bounds(solved_reward=9.0)
+    bounds = Bounds(solved_reward=9.0)
     settings = expert.rl.model_copy(
         update={"steps": STEPS, "checkpoint_every": EVERY, "bounds": bounds}
     )
-    spec = rl.RlSpec(seed=0, settings=settings, domains=[expert.domain])
+    spec = RlSpec(seed=0, settings=settings, domains=[expert.domain])
     home = Path(tempfile.mkdtemp(prefix="tr-"))  # socket paths are at most 107 bytes long
     try:
         with own_ray({"TRIBUTARY_HOME": str(home)}, num_gpus=0):
             pool = Resources(trainer_ranks=1, servers=1)
             context = stage_context(bench.folder, "saved", {"model": bench.model}, pool=pool)
-            summary = asyncio.run(rl.run(spec, context))
+            summary = asyncio.run(run_rl(spec, context))
     finally:
         shutil.rmtree(home, ignore_errors=True)
     step = summary["work_seconds"] / summary["steps"]

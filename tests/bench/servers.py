@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.sglang.slots import ServerSlots
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 
 

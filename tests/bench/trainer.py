@@ -20,9 +20,9 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence, plan_micro_batches
-from engines.megatron.pack import FlatSequences, build_pack
-from engines.megatron.rl_batch import RlBatch
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.pack import FlatSequences, build_pack
+from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.train.trainer import Trainer
 from engines.types import Sample, Status
 from tests.bench.bare_megatron import BareLoop, MicroBatch, clipped_policy, cross_entropy
 from tests.bench.clock import Spent, median_ratio, timed

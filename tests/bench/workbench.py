@@ -19,12 +19,13 @@ from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from engines.megatron.trainer import Trainer, start_parallel, stop_parallel
-from engines.rollout.seams import LiveDomain
+from engines.megatron.train.trainer import Trainer, start_parallel, stop_parallel
+from engines.rollout.protocols import LiveDomain
 from flows.load import load_recipe
 from flows.recipe import Recipe
-from infra.ports import free_ports
-from tasks import base
+from infra.processes.ports import free_ports
+from tasks.base.body import run as run_base
+from tasks.base.spec import BaseSpec
 from tasks.live_domain import build_curriculum, open_domain
 from tests.stage_parts import stage_context
 
@@ -94,8 +95,8 @@ def workbench(folder: Path) -> Generator[Workbench]:
 def _random_base(recipe: Recipe, folder: Path) -> Path:
     curricula = [domain.curriculum for domain in recipe.domains]
     context = stage_context(folder, "base", {})
-    spec = base.BaseSpec(settings=recipe.base, curricula=curricula)
-    asyncio.run(base.run(spec, context))
+    spec = BaseSpec(settings=recipe.base, curricula=curricula)
+    asyncio.run(run_base(spec, context))
     return context.out
 
 

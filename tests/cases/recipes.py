@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.command.main import main
 
 PARTS = Path(__file__).parent / "parts"
 RECIPE = """\

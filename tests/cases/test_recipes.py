@@ -170,9 +170,9 @@ def test_the_recipe_itself_is_fine_however_it_was_saved(
 
 def _here(request: object) -> object:
     """In this process: its own costs a second, and the hook is a right one."""
-    from flows.checks.attempt import Blind
+    from flows.checks.bounded_steps import Blind
     from flows.checks.parts import try_parts
-    from flows.checks.request import TrialRequest
+    from flows.checks.trial_request import TrialRequest
     from infra.user_files import install_hooks, read_hooks
 
     assert isinstance(request, TrialRequest)

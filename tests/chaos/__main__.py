@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 
-from infra.code import PACKAGES
-from infra.digest import digest_of
+from infra.code.digest import digest_of
+from infra.code.identity import PACKAGES
 from tests.bench.rows import show, write
 from tests.chaos.cells import Cell, matrix
 from tests.chaos.lane import Kind, run_lane

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from flows.runs import find_run
+from flows.running.records import find_run
 from tests.bench.rows import Row, show, write
 from tests.chaos.ground import pin_threads
 from tests.chaos.stack_ground import StackGround, stack_ground

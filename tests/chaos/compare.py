@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from infra.storage import file_sha256
+from infra.store.store import file_sha256
 
 _OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|rollouts_recovered")
 """metrics that are other in every run"""

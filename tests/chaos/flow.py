@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from flows.cli import main as cli
-from flows.in_process import InProcessRun
+from flows.command.main import main as cli
 from flows.load import load_recipe
-from flows.runs import new_run
+from flows.running.in_process import InProcessRun
+from flows.running.records import new_run
 from tests.chaos.scenarios import SCENARIOS, Scenario
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.traces import dead_traces
+from infra.processes.leftovers import dead_traces
 from tests.chaos.cells import Cell
 from tests.chaos.compare import differences, made_from, manifests
 from tests.chaos.progress import Progress
@@ -46,7 +46,7 @@ _LINES = {
     "reward-process": "rewards/math_worker.py",
 }
 """what is in the command line of each"""
-CLI = ("-P", "-c", "import sys; from flows.cli import main; main(sys.argv[1:])")
+CLI = ("-P", "-c", "import sys; from flows.command.main import main; main(sys.argv[1:])")
 """Python's arguments for the command `tributary`, without its start script"""
 _ROOT = Path(__file__).resolve().parents[2]
 _TEMPORARY = tempfile.gettempdir()
@@ -325,9 +325,9 @@ def is_part(process: psutil.Process, part: str, store: str) -> bool:
     except psutil.Error:
         return False
     if part == "job":
-        return "tasks.job" in line and store in line
+        return "tasks.durable.job" in line and store in line
     if part == "router":
-        return line.startswith("sglang::router") or "engines.sglang.route" in line
+        return line.startswith("sglang::router") or "engines.sglang.servers.router_main" in line
     return _LINES[part] in line
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from infra.processes import memory_bytes
-from infra.traces import SHARED_MEMORY
+from infra.processes.children import memory_bytes
+from infra.processes.leftovers import SHARED_MEMORY
 from tests.bench.rows import Row, show, write
 from tests.chaos.compare import checksums
 from tests.chaos.ground import is_part, pin_threads

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.processes import family, find
+from infra.processes.children import family, find
 from infra.stack.record import Stack, load_record
 from tests.chaos.cells import Cell
 from tests.chaos.ground import CLI, Ground, fresh_home

@@ -24,7 +24,7 @@ from flows.load import SHIPPED
 from infra.access import basic, bearer, key, key_path
 from infra.errors import EngineError
 from infra.home import SOURCE_ROOT, runtime_dir
-from infra.processes import family
+from infra.processes.children import family
 from infra.stack import Stack, doctor, load_stack
 from infra.stack.exposure import open_ports
 from tests.e2e.stranger import stranger
@@ -194,8 +194,8 @@ def test_a_run_goes_through_it_and_no_secret_is_written_down(
         f"{open_stack.prefect_api}/flow_runs/filter", json={}, headers=basic()
     ).text  # fmt: skip
     assert BLOCK in flows, "a flow's parameters name the block"
-    assert any("tasks.job" in line for line in command_lines), "a stage ran while we looked"
-    assert any("engines.sglang.route" in line for line in command_lines)
+    assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
+    assert any("engines.sglang.servers.router_main" in line for line in command_lines)
     running = family(open_stack.services.values(), open_stack.mark)
     assert len(running) > 4
     shown = [*keyed.said, jobs, flows, runs.text, *command_lines]

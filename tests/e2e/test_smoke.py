@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.load import load_recipe
-from infra.mlflow_rest import MlflowRest
+from infra.tracking.rest import MlflowRest
 from tests.machine import SMOKE, Machine, settings, until
 from tests.page import Page, made_by, run_by_page
 

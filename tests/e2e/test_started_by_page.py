@@ -81,7 +81,7 @@ def test_a_recipe_that_cannot_work_fails_before_any_stage(
 
 
 def _processes(machine: Machine, *of: str) -> set[int]:
-    """Processes of this machine's flows (`prefect.engine`) or stage jobs (`tasks.job`)."""
+    """Processes of this machine's flows (`prefect.engine`) or stage jobs (`tasks.durable.job`)."""
     home = machine.env["TRIBUTARY_HOME"]
     found: set[int] = set()
     for process in psutil.process_iter():
@@ -98,7 +98,7 @@ def _flows(machine: Machine) -> set[int]:
 
 
 def _is_idle(machine: Machine) -> bool:
-    return not _processes(machine, "prefect.engine", "tasks.job")
+    return not _processes(machine, "prefect.engine", "tasks.durable.job")
 
 
 def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
@@ -124,7 +124,7 @@ def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
 
     page.suspend(flow_run)
     until(lambda: not _flows(machine), 60)
-    assert _processes(machine, "tasks.job"), "its job goes on"
+    assert _processes(machine, "tasks.durable.job"), "its job goes on"
     assert page.state(flow_run) == "PAUSED"
     page.resume(flow_run)
     steps_more(1)

@@ -26,7 +26,7 @@ def test_a_planted_secret_is_nowhere(
     machine.call("report", "first", "--json", timeout=120)
     ray = httpx.get(f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/").text
 
-    assert any("tasks.job" in line for line in command_lines), "a stage ran while we looked"
+    assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
     assert '"submission_id"' in ray
     stored = {entry["Key"] for entry in _objects(machine)}
     assert any(key.endswith("manifest.json") for key in stored)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engines.sglang.http import call
-from engines.sglang.router import Router
-from engines.sglang.server import Server
-from engines.sglang.slots import ServerSlots
+from engines.sglang.servers.router import Router
+from engines.sglang.servers.server import Server
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.integration.megatron_ranks import Ranks
 from tests.tiny import tiny_model

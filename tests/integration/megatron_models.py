@@ -12,7 +12,7 @@ from typing import Any
 from engines.batching import TokenSequence
 from engines.megatron.spec import Parallel
 from engines.types import Sample, Status
-from infra.ports import free_ports
+from infra.processes.ports import free_ports
 
 VOCAB = 96
 SIZES: dict[str, Any] = {
@@ -117,7 +117,7 @@ def samples(
 @contextmanager
 def one_rank() -> Generator[None]:
     """This process as the only rank of a trainer, until the block ends."""
-    from engines.megatron.trainer import start_parallel, stop_parallel
+    from engines.megatron.train.trainer import start_parallel, stop_parallel
 
     (port,) = free_ports(1)
     start_parallel(0, 1, f"tcp://127.0.0.1:{port}", Parallel())

@@ -14,7 +14,7 @@ from typing import Any
 from engines.megatron.spec import Critic as CriticSpec
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from infra.ports import free_ports
+from infra.processes.ports import free_ports
 
 REPLY_TIMEOUT = 120.0
 ALONE = Parallel()
@@ -84,8 +84,8 @@ def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from engines.megatron.critic import Critic
-    from engines.megatron.trainer import Trainer, start_parallel, stop_parallel
+    from engines.megatron.train.critic import Critic
+    from engines.megatron.train.trainer import Trainer, start_parallel, stop_parallel
 
     torch.set_num_threads(1)
     while True:

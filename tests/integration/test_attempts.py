@@ -16,18 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.artifacts import ArtifactRecord, ArtifactStore
 from infra.errors import StageFailed
-from infra.storage import Store
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.store import Store
 from infra.user_files import UserFiles, install_hooks
-from tasks import attempts, launch
-from tasks.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
-from tasks.base import BaseSettings, BaseSpec, RandomModel
-from tasks.claims import Claims, Owner
+from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
 from tasks.domain import CurriculumSpec
-from tasks.identity import stage_identity
-from tasks.launch import LocalLauncher, log_path
-from tasks.protocol import JobInput, job_path
+from tasks.durable.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
+from tasks.durable.claims import Claims, Owner
+from tasks.durable.identity import stage_identity
+from tasks.durable.launch import LocalLauncher, log_path
+from tasks.durable.prefect_task import attempts, launch
+from tasks.durable.protocol import JobInput, job_path
 from tasks.stage import Resources, StageResources
 
 pytestmark = pytest.mark.integration

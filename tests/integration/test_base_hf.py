@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engines.chat import Chat
-from engines.megatron.hf_config import model_shape, read_config
-from engines.megatron.hf_tensors import expected_tensors
+from engines.megatron.hf.config import model_shape, read_config
+from engines.megatron.hf.tensors import expected_tensors
 from tests.chat_parts import SEARCH, problem, random_base
 from tests.tiny import Family, tiny_model
 

@@ -15,7 +15,7 @@ import pytest
 
 from infra.cluster import Cluster
 from infra.errors import InfrastructureError
-from infra.ports import free_ports
+from infra.processes.ports import free_ports
 from infra.stack import Stack
 
 pytestmark = pytest.mark.integration

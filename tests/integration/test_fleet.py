@@ -16,7 +16,7 @@ import ray
 
 from engines.sglang.fleet import Fleet, open_manager
 from engines.sglang.http import call
-from engines.sglang.manager import ManagerStatus, Request
+from engines.sglang.servers.manager import ManagerStatus, Request
 from engines.sglang.spec import FleetSpec
 from engines.types import Sampling
 from infra.errors import EngineError, InputError, LeaseLost

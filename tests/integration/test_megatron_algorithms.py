@@ -12,10 +12,10 @@ import torch
 from engines.algorithms.combinations import refusals
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from engines.megatron.pack import FlatSequences
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.trainer import Trainer
 from engines.types import Sample
 from infra.errors import AgreementError
 from infra.user_files import install_hooks, read_hooks

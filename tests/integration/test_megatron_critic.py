@@ -118,7 +118,7 @@ def test_a_critic_learns_which_rollouts_are_good(ranks: Ranks, folders: dict[str
 def test_frozen_attention_stays_and_the_rest_learns(
     folders: dict[str, Path], alone: dict[str, Any]
 ) -> None:
-    from engines.megatron.hf_folder import HfWeights
+    from engines.megatron.hf.folder import HfWeights
 
     before = HfWeights(folders["qwen2"])
     for name, after in alone["qwen2"]["weights"].items():

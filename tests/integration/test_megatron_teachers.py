@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.rl_batch import RlBatch
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.train.trainer import Trainer
 from engines.types import Sample
 from infra.errors import InputError, TrainingStopped
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences, varied

@@ -14,11 +14,11 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.megatron.hf_folder import HfWeights
-from engines.megatron.pack import FlatSequences, build_pack
+from engines.megatron.hf.folder import HfWeights
 from engines.megatron.spec import Optimizer, Parallel
 from engines.megatron.spec import Trainer as TrainerSpec
-from engines.megatron.trainer import Trainer
+from engines.megatron.train.pack import FlatSequences, build_pack
+from engines.megatron.train.trainer import Trainer
 from engines.types import Sample, Status
 from infra.errors import AgreementError, InputError, TrainingStopped
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences
@@ -293,7 +293,7 @@ def test_samples_that_cannot_be_trained_on_change_nothing(
 def test_samples_of_one_rollout_count_once_in_their_group(
     models: dict[str, tuple[Path, Any]],
 ) -> None:
-    from engines.megatron.rl_batch import RlBatch
+    from engines.megatron.train.rl_batch import RlBatch
 
     batch = rollouts(trainer_of(models["qwen3"][0]))[:3]
     for sample, rollout, reward in zip(batch, ("a", "a", "b"), (1.0, 1.0, 0.0), strict=True):

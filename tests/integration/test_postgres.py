@@ -16,12 +16,12 @@ import psutil
 import psycopg2
 import pytest
 
-from infra.mlflow_rest import MlflowRest
-from infra.ports import free_ports
-from infra.processes import ProcessRecord, family, start, terminate, wait_ready
+from infra.processes.children import ProcessRecord, family, start, terminate, wait_ready
+from infra.processes.ports import free_ports
 from infra.stack.database import VARIABLE, Database, database
 from infra.stack.record import Stack, new_stack
 from infra.stack.services import services
+from infra.tracking.rest import MlflowRest
 
 pytestmark = [
     pytest.mark.integration,

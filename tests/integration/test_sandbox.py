@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
-from infra import sandbox
 from infra.errors import InputError, TributaryError
-from infra.sandbox import MECHANISMS, Level, level, run_python
+from infra.sandbox.python import MECHANISMS, Level, level, run_python, sandbox
 from tests.sandboxes import FOR_PROGRAMS, confined
 
 pytestmark = pytest.mark.integration
@@ -217,8 +216,8 @@ def test_unsafe_runs_it_all_the_same_with_limits():
 def test_where_the_kernel_refuses_namespaces_the_other_two_hold():
     """A process under a filter of its own, as in a strict container."""
     code = (
-        "from infra.confine import libc, landlock\n"
-        "from infra.sandbox import MECHANISMS, Level, _works\n"
+        "from infra.sandbox.confine import libc, landlock\n"
+        "from infra.sandbox.python import MECHANISMS, Level, _works\n"
         "libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)\n"
         "landlock.restrict(['/'], ['/'])\n"
         "print([m for m in MECHANISMS if _works(m)])\n"
@@ -231,7 +230,7 @@ def test_where_the_kernel_refuses_namespaces_the_other_two_hold():
 def test_a_broken_launcher_is_an_error_that_says_so(monkeypatch, tmp_path: Path):
     launcher = tmp_path / "launcher.py"
     launcher.write_text("raise OSError('no such mechanism')")
-    monkeypatch.setattr("infra.sandbox.LAUNCHER", launcher)
+    monkeypatch.setattr("infra.sandbox.python.LAUNCHER", launcher)
     with pytest.raises(TributaryError, match="no such mechanism"):
         run_python("print(1)", confinement=Level(MECHANISMS))
 

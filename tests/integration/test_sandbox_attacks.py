@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import infra.sandbox
-from infra.confine.launcher import READY
-from infra.traces import traces
+import infra.sandbox.python
+from infra.processes.leftovers import traces
+from infra.sandbox.confine.launcher import READY
 from tests.sandboxes import FOR_ATTACKS, Run, confined
 
 pytestmark = pytest.mark.integration
-INFRA = Path(infra.sandbox.__file__).parent
+INFRA = Path(infra.sandbox.python.__file__).parent
 
 
 @pytest.fixture(params=FOR_ATTACKS, ids="+".join)
@@ -253,7 +253,7 @@ def _user_seconds(process: psutil.Process) -> float:
 
 
 def test_no_sandbox_outlives_a_killed_owner() -> None:
-    owner = "from infra.sandbox import *; run_python('while True: pass', Limits(60, 60))"
+    owner = "from infra.sandbox.python import *; run_python('while True: pass', Limits(60, 60))"
     process = subprocess.Popen([sys.executable, "-c", owner])
     try:
         deadline = time.monotonic() + 30

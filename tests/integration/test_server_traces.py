@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from engines.sglang.server import Server
+from engines.sglang.servers.server import Server
+from engines.sglang.servers.zygote import Zygote
 from engines.sglang.spec import FleetSpec
-from engines.sglang.zygote import Zygote
+from infra.processes.leftovers import SHARED_MEMORY, dead_traces, traces
 from infra.stack.clean import clean
-from infra.traces import SHARED_MEMORY, dead_traces, traces
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.integration

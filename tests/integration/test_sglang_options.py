@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 _DESCRIBE = """
 import inspect, json, sys, typing
-from engines.sglang import launcher
+from engines.sglang.servers import launcher
 launcher.prepare()
 from sglang.srt.server_args import ServerArgs
 from engines.sglang.options import describe

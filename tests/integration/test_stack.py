@@ -15,7 +15,7 @@ import ray
 from prefect.events import Event
 
 from infra.home import runtime_dir, stack_temporary_dir
-from infra.processes import MARK_VARIABLE, find
+from infra.processes.children import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
 from infra.stack.record import load_record
 from infra.stack.watch import LEFT, RESOURCE, automation

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifacts import ArtifactStore, StageCheckpoints
 from infra.errors import CorruptArtifact, FencedOut, StorageError
-from infra.ports import free_ports
-from infra.storage import Store, file_sha256
-from tasks.base_import import import_model
-from tasks.identity import folder_fingerprint
+from infra.processes.ports import free_ports
+from infra.store.artifacts import ArtifactStore, StageCheckpoints
+from infra.store.store import Store, file_sha256
+from tasks.base.import_folder import import_model
+from tasks.durable.identity import folder_fingerprint
 from tests.chat_parts import random_base
 from tests.s3_services import Service, moto, rgw
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.mlflow_rest import MlflowRest
-from infra.spool import deliver_spool, spool_folder
-from infra.tracking import Tracker
+from infra.tracking.rest import MlflowRest
+from infra.tracking.spool import deliver_spool, spool_folder
+from infra.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.integration
 
@@ -176,8 +176,8 @@ def test_metrics_of_a_run_that_is_gone_are_dropped(mlflow_uri: str) -> None:
 
 LOG_AND_DIE = """
 import json, os, signal, sys
-from infra.spool import LaterRun
-from infra.tracking import Tracker
+from infra.tracking.spool import LaterRun
+from infra.tracking.tracker import Tracker
 uri, experiment, run, later = json.loads(sys.argv[1])
 tracker = Tracker(uri, experiment)
 for step in (2, 3):

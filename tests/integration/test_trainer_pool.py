@@ -19,10 +19,10 @@ from ray import cloudpickle
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.megatron.critic_group import lease_with_critic
-from engines.megatron.group import TrainerGroup, prewarm
-from engines.megatron.pools import open_pool
-from engines.megatron.rank import Place, Rank, TrainerJob, TrainerRank, place_of_this_process
+from engines.megatron.ranks.critic_group import lease_with_critic
+from engines.megatron.ranks.find_pool import open_pool
+from engines.megatron.ranks.rank import Place, Rank, TrainerJob, TrainerRank, place_of_this_process
+from engines.megatron.ranks.trainer_group import TrainerGroup, prewarm
 from engines.megatron.spec import Critic, Optimizer, Parallel, Trainer
 from engines.raylink import connect
 from infra.errors import (
@@ -296,9 +296,9 @@ import asyncio
 from pathlib import Path
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
-from engines.megatron.group import TrainerGroup
-from engines.megatron.pools import open_pool
-from engines.megatron.rank import TrainerJob
+from engines.megatron.ranks.trainer_group import TrainerGroup
+from engines.megatron.ranks.find_pool import open_pool
+from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.spec import Optimizer, Parallel, Trainer
 async def main():
     job = TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10)

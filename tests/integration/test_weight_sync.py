@@ -14,7 +14,7 @@ from engines.types import Generation, Sampling
 from engines.weight_sync import disk, publish, shared_memory, update
 from engines.weight_sync.distributed import DistributedPublisher
 from infra.errors import EngineError
-from infra.ports import free_ports
+from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
 
 pytestmark = pytest.mark.integration

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from engines.sglang.arguments import server_options
-from engines.sglang.launcher import keep_from_logs
 from engines.sglang.options import check_options
+from engines.sglang.servers.launcher import keep_from_logs
 from engines.sglang.spec import FleetSpec
 from infra.access import (
     HOST_VARIABLE,
@@ -29,11 +29,11 @@ from infra.access import (
     required_key,
 )
 from infra.errors import InputError
-from infra.mlflow_app import Guard
-from infra.processes import ProcessRecord, birth_of
+from infra.processes.children import ProcessRecord, birth_of
 from infra.stack import up
 from infra.stack.record import Stack, new_stack, save_record
 from infra.stack.services import services
+from infra.tracking.server_app import Guard
 
 pytestmark = pytest.mark.unit
 

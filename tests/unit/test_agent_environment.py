@@ -9,7 +9,7 @@ from curricula.registry import build
 from curricula.worlds import Entity, search
 from engines.types import AssistantTurn, ProtocolBreak, ToolCall
 from infra.errors import InputError
-from infra.sandbox import MECHANISMS, Level
+from infra.sandbox.python import MECHANISMS, Level
 
 pytestmark = pytest.mark.unit
 

@@ -9,9 +9,9 @@ from engines.algorithms import choices
 from engines.algorithms.combinations import describe, refusals, stale_doubts
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from flows.algorithm_checks import algorithm_problems
-from flows.check import cautions, check_recipe
-from flows.exactness import inexact
+from flows.checks.algorithms import algorithm_problems
+from flows.checks.exactness import inexact
+from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from infra.errors import InputError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.errors import CorruptArtifact, FencedOut
-from infra.retention import Retention
-from infra.storage import Store
+from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.store.retention import Retention
+from infra.store.store import Store
 
 pytestmark = pytest.mark.unit
 
@@ -109,7 +109,7 @@ def test_unchanged_files_are_hashed_once(
     record = commit(artifacts, folder(tmp_path / "out"))
     place = artifacts.local(record)
     hashed: list[Path] = []
-    monkeypatch.setattr("infra.storage.file_sha256", lambda path: hashed.append(path) or "")
+    monkeypatch.setattr("infra.store.store.file_sha256", lambda path: hashed.append(path) or "")
     assert artifacts.local(record) == place
     assert hashed == []
     os.utime(place / "model", (1, 1))

@@ -15,9 +15,10 @@ from curricula.registry import build
 from curricula.vocabulary import LEXICON, PHRASES
 from engines.chat import Chat
 from infra.errors import InputError
-from tasks.base import BaseSpec, RandomModel, run
-from tasks.base_import import import_model
-from tasks.base_random import write_random_model
+from tasks.base.body import run
+from tasks.base.import_folder import import_model
+from tasks.base.random_model import write_random_model
+from tasks.base.spec import BaseSpec, RandomModel
 from tests.chat_parts import random_base
 from tests.stage_parts import stage_context
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.cli import main
-from infra import traces as traces_module
+from flows.command.main import main
 from infra.home import home, runtime_dir
-from infra.processes import ProcessRecord, birth_of
-from infra.scratch import scratch_folder
+from infra.processes.children import ProcessRecord, birth_of
+from infra.processes.children import leftovers as traces_module
+from infra.processes.leftovers import note_torch_memory, private_folder, trace_name
+from infra.processes.work_folder import work_folder, work_path
+from infra.sandbox.scratch import scratch_folder
 from infra.stack.clean import clean
 from infra.stack.record import load_record, new_stack, save_record
-from infra.traces import note_torch_memory, private_folder, trace_name
-from infra.work import work_folder, work_path
 
 pytestmark = pytest.mark.unit
 
@@ -90,7 +90,8 @@ def test_who_comes_next_removes_what_the_killed_left(memory: Path, dead: int) ->
 
 def test_a_killed_jobs_folder_is_told_from_a_living_ones(memory: Path) -> None:
     code = (
-        "import os, sys; from infra.work import work_folder; w = work_folder(sys.argv[1]);"
+        "import os, sys; from infra.processes.work_folder import work_folder;"
+        "w = work_folder(sys.argv[1]);"
         "(w.__enter__() / 'checkpoint').mkdir(); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, "killed"], check=True)
@@ -185,7 +186,9 @@ def test_old_drafts_go_and_new_ones_stay(memory: Path) -> None:
 
 
 def test_a_sandbox_that_is_used_stays_and_one_left_by_a_crash_goes(memory: Path) -> None:
-    code = "import os, infra.scratch as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
+    code = (
+        "import os, infra.sandbox.scratch as s; f = s.scratch_folder(); f.__enter__(); os._exit(0)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     with scratch_folder() as mine:
         (left,) = _found()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from flows.catalog import plan_of
-from flows.check import check_recipe
-from flows.cli import main
+from flows.checks.recipe import check_recipe
+from flows.command.main import main
 from flows.load import load_recipe
-from flows.runs import RunState, new_run
+from flows.running.records import RunState, new_run
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.cli_compare import show_comparison
-from flows.compare import Spread, compare
+from flows.command.compare import show_comparison
 from flows.load import load_recipe
-from flows.report import Report, ReportStage
-from flows.runs import StageRecord, new_run
-from infra.artifacts import ArtifactStore
+from flows.reports.comparison import Spread, compare
+from flows.reports.report import Report, ReportStage
+from flows.running.records import StageRecord, new_run
 from infra.errors import InputError
+from infra.store.artifacts import ArtifactStore
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.errors import CorruptArtifact
-from infra.storage import Store
+from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.store.store import Store
 
 pytestmark = pytest.mark.unit
 

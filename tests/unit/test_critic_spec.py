@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from engines.megatron.spec import Critic, Optimizer
-from flows.check import check_recipe
+from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_expert, plan_post_train
 from infra.errors import InputError

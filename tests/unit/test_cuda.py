@@ -9,8 +9,8 @@ import pytest
 
 from engines.sglang import arguments
 from engines.sglang.spec import FleetSpec
-from flows import exactness
-from flows.check import check_recipe
+from flows.checks import exactness
+from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from infra import cuda

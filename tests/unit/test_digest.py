@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from infra.code import code_identity
+from infra.code.digest import canonical_json, content_of, digest_of
+from infra.code.identity import code_identity
+from infra.code.imports import imports_of
 from infra.config import RESULT_NEUTRAL, Choice, Config
-from infra.digest import canonical_json, content_of, digest_of
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from infra.imports import imports_of
 
 pytestmark = pytest.mark.unit
 
@@ -174,7 +174,9 @@ def test_stages_that_begin_together_read_the_code_at_once(
     roots = [tmp_path / str(number) for number in range(16)]
     for root in roots:
         (root / "infra").mkdir(parents=True)
-        shutil.copy(SOURCE_ROOT / "infra/artifacts.py", root / "infra")
+        shutil.copy(SOURCE_ROOT / "infra/store/artifacts.py", root / "infra")
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda root: code_identity(["infra.artifacts"], root=root), roots))
+        found = list(
+            pool.map(lambda root: code_identity(["infra.store.artifacts"], root=root), roots)
+        )
     assert len({identity.hash for identity in found}) == 1

@@ -10,7 +10,7 @@ from engines.rollout.episode import Rollout
 from engines.rollout.filters import has_loop, sift
 from engines.types import Message, Problem, Sample, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
-from tasks.distill import _row  # pyright: ignore[reportPrivateUsage]
+from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]
 from tests.stage_parts import stage_context
 
 pytestmark = pytest.mark.unit

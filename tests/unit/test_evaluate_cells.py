@@ -8,11 +8,11 @@ import pytest
 
 from engines.rollout.gallery import Gallery, read_rollouts
 from engines.rollout.journal import RolloutJournal
-from engines.rollout.sweep import Kept, sweep
+from engines.rollout.sample_only import Kept, sweep
 from infra.errors import EngineError
 from tasks.domain import Domain
-from tasks.evaluate import EvaluateSpec, twins_of
-from tasks.evaluate_cells import (
+from tasks.evaluate.body import twins_of
+from tasks.evaluate.cells import (
     CellResult,
     cells_of,
     mirrored,
@@ -20,6 +20,7 @@ from tasks.evaluate_cells import (
     roll_cells,
     scores_of,
 )
+from tasks.evaluate.spec import EvaluateSpec
 from tests.rollout_parts import CharChat, Counting, Policy, domain, roller
 from tests.stage_parts import stage_context
 

@@ -11,10 +11,10 @@ import pytest
 
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home, runtime_dir, stack_temporary_dir
-from infra.processes import ProcessRecord, birth_of
+from infra.processes.children import ProcessRecord, birth_of
+from infra.processes.leftovers import private_folder
 from infra.stack import up
 from infra.stack.record import load_record, new_stack, require_ours, save_record
-from infra.traces import private_folder
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ import pytest
 from engines.algorithms import choices
 from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.contract import example_step
-from flows import cli
-from flows.check import check_recipe
+from flows.checks.recipe import check_recipe
+from flows.command import main as cli
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from infra.errors import InputError

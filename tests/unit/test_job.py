@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.artifacts import ArtifactRecord, ArtifactStore
-from infra.storage import Store
-from tasks.claims import Claims, End
-from tasks.identity import stage_identity
-from tasks.job import EXIT_FAILED, main
-from tasks.protocol import JobInput, job_path
-from tasks.sft import SftSpec
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.store import Store
+from tasks.durable.claims import Claims, End
+from tasks.durable.identity import stage_identity
+from tasks.durable.job import EXIT_FAILED, main
+from tasks.durable.protocol import JobInput, job_path
+from tasks.sft.spec import SftSpec
 from tasks.stage import Resources, StageResources
 
 pytestmark = pytest.mark.unit

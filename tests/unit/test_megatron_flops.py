@@ -8,7 +8,7 @@ import torch
 
 from engines.megatron import flops
 from engines.megatron.flops import mfu, sequence_flops
-from engines.megatron.hf_config import ModelShape, model_shape
+from engines.megatron.hf.config import ModelShape, model_shape
 
 pytestmark = pytest.mark.unit
 

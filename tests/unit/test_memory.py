@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from engines.megatron.rank import Place, TrainerRank
-from engines.megatron.rank_calls import translated
+from engines.megatron.ranks.calls import translated
+from engines.megatron.ranks.rank import Place, TrainerRank
 from engines.megatron.spec import Optimizer, Trainer
-from infra import memory
 from infra.errors import EngineError, OutOfMemory
-from infra.memory import is_memory_error, kernel_kills, tells_of_memory
-from tasks.attempts import Place as RunPlace
-from tasks.attempts import StageWork, _lost  # pyright: ignore[reportPrivateUsage]
-from tasks.memory import Whose, memory_advice
-from tasks.sft import SftSettings, SftSpec
+from infra.processes.children import memory
+from infra.processes.memory import is_memory_error, kernel_kills, tells_of_memory
+from tasks.durable.attempts import Place as RunPlace
+from tasks.durable.attempts import StageWork, _lost  # pyright: ignore[reportPrivateUsage]
+from tasks.durable.memory_advice import Whose, memory_advice
+from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import Resources, StageResources
 
 pytestmark = pytest.mark.unit

@@ -17,14 +17,14 @@ import pytest
 from s3fs import S3FileSystem
 from safetensors.numpy import load_file, save_file
 
-from flows.check import cautions, check_recipe
+from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from tasks.base_import import import_model
-from tasks.model_report import report_model
+from tasks.base.import_folder import import_model
+from tasks.model_folder.report import report_model
 from tests.chat_parts import LLAMA_TOKENS, NOT_A_PREFIX, chat_folder, random_base
 
 pytestmark = pytest.mark.unit

@@ -30,9 +30,9 @@ from engines.types import (
     Transcript,
     Verdict,
 )
-from infra import part_process
 from infra.errors import InputError, TrainingStopped
-from infra.part_process import PartFailed, PartProcess, PartRaised, part_stacks
+from infra.processes.children import part_process
+from infra.processes.part_process import PartFailed, PartProcess, PartRaised, part_stacks
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
 from tests.rollout_parts import Policy, roller

@@ -8,8 +8,8 @@ from flows.catalog import FLOWS, plan_of
 from flows.load import load_recipe
 from flows.plan import PlannedStage, plan_post_train
 from infra.errors import InputError
-from tasks.evaluate import EvaluateSpec
-from tasks.sft import SftSpec
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.sft.spec import SftSpec
 
 pytestmark = pytest.mark.unit
 

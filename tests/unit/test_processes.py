@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from infra.processes import birth_of, same_process
+from infra.processes.children import birth_of, same_process
 
 pytestmark = pytest.mark.unit
 

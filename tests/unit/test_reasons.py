@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.cli_show import stage_reasons
+from flows.command.main import main
+from flows.command.show import stage_reasons
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from flows.planned_digests import planned_identities
 from flows.recipe import Recipe
-from flows.runs import StageRecord, new_run, store_of
-from infra.artifacts import ArtifactStore
-from tasks.identity import StageIdentity
+from flows.running.records import StageRecord, new_run, store_of
+from infra.store.artifacts import ArtifactStore
+from tasks.durable.identity import StageIdentity
 
 pytestmark = pytest.mark.unit
 

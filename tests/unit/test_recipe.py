@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.check import check_recipe
+from flows.checks.recipe import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
 from flows.plan import plan_post_train
 from flows.recipe import Recipe

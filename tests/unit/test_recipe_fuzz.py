@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.cli import main
+from flows.command.main import main
 from flows.load import SHIPPED, parse_yaml
 
 pytestmark = pytest.mark.unit

@@ -10,11 +10,11 @@ import pytest
 
 from flows.load import load_recipe
 from flows.plan import plan_post_train
-from flows.report import Report, build_report, notes, score_table, training_table
-from flows.report_page import markdown, render, write_page
-from flows.runs import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
-from infra.artifacts import ArtifactStore
+from flows.reports.page import markdown, render, write_page
+from flows.reports.report import Report, build_report, notes, score_table, training_table
+from flows.running.records import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
 from infra.errors import InputError
+from infra.store.artifacts import ArtifactStore
 
 pytestmark = pytest.mark.unit
 
@@ -178,7 +178,7 @@ def test_the_markdown_holds_scores_and_stages(record: RunRecord) -> None:
 def test_a_run_that_goes_on_is_reported_with_the_time_so_far(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.report.time.time", lambda: 105.0)
+    monkeypatch.setattr("flows.reports.report.time.time", lambda: 105.0)
     record.put_state(RunState(state="running", started=100.0, seconds=60.0))
     record.put_stage(
         StageRecord(name="agent-rl", kind="rl", state="running", started=102.0, seconds=1.0)

@@ -8,16 +8,16 @@ import pytest
 
 from flows.load import load_recipe
 from flows.plan import plan_post_train
-from flows.run import RecipeRun
-from flows.runs import StageRecord, new_run
-from flows.tracked import Tracked
-from infra.artifacts import ArtifactStore, StageCheckpoints
+from flows.running.records import StageRecord, new_run
+from flows.running.run import RecipeRun
+from flows.running.tracked_run import Tracked
 from infra.errors import InputError
+from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.user_files import InstalledFiles
-from tasks.attempts import Place
-from tasks.claims import Claims, Owner
-from tasks.identity import stage_identity
-from tasks.launch import LocalLauncher
+from tasks.durable.attempts import Place
+from tasks.durable.claims import Claims, Owner
+from tasks.durable.identity import stage_identity
+from tasks.durable.launch import LocalLauncher
 from tasks.stage import Resources
 
 pytestmark = pytest.mark.unit

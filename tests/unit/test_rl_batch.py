@@ -9,9 +9,9 @@ import torch
 from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
-from engines.megatron.rl_batch import RlBatch
 from engines.megatron.spec import Parallel
-from engines.megatron.teachers import TeacherScores
+from engines.megatron.train.rl_batch import RlBatch
+from engines.megatron.train.teachers import TeacherScores
 from engines.types import Sample, Status
 from infra.errors import TrainingStopped
 

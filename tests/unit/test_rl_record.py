@@ -11,7 +11,7 @@ from engines.rollout.gallery import Gallery, read_rollouts
 from engines.rollout.source import Cursor
 from engines.types import Group, Problem, Sample, Status
 from infra.errors import TrainingStopped
-from tasks.rl_record import RlRecord
+from tasks.rl.record import RlRecord
 from tests.rollout_parts import CharChat, ids
 
 pytestmark = pytest.mark.unit

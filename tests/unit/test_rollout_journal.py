@@ -10,8 +10,8 @@ import pytest
 from engines.rollout.episode import Rollout
 from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
+from engines.rollout.sample_only import Kept, sweep
 from engines.rollout.source import ProblemSource
-from engines.rollout.sweep import Kept, sweep
 from engines.types import Sample, Sampling, Status
 from tests.rollout_parts import Policy, domain, roller
 

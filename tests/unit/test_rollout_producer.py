@@ -10,7 +10,8 @@ import pytest
 from engines.rollout.producer import Producer, trainable
 from engines.rollout.source import Cursor, ProblemSource
 from engines.types import Group, Problem, Sample, Status
-from tasks.rl import RlSettings, RlSpec, _producer
+from tasks.rl.body import _producer
+from tasks.rl.spec import RlSettings, RlSpec
 from tests.rollout_parts import CharChat, Policy, domain, roller
 
 pytestmark = pytest.mark.unit

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from flows.catalog import plan_of
-from flows.check import check_recipe
+from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_distill_rounds, plan_post_train
 from flows.recipe import Recipe
 from flows.rounds import Earlier, earlier_rounds, take_over, written
-from flows.runs import RunRecord, StageRecord, new_run
+from flows.running.records import RunRecord, StageRecord, new_run
 from infra.errors import InputError
-from tasks.distill import DistillSpec
-from tasks.rl import RlSpec
+from tasks.distill.spec import DistillSpec
+from tasks.rl.spec import RlSpec
 
 pytestmark = pytest.mark.unit
 

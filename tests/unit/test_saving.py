@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from infra.artifacts import StageCheckpoints
 from infra.errors import FencedOut, StorageError
-from infra.storage import FileRecord, Store
-from tasks.claims import Claims, Owner
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import FileRecord, Store
+from tasks.durable.claims import Claims, Owner
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 from tests.stage_parts import stage_context

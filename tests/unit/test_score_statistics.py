@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.score_statistics import best_of, interval, paired_gain, powers_of_two, standard_error
+from tasks.evaluate.statistics import best_of, interval, paired_gain, powers_of_two, standard_error
 
 pytestmark = pytest.mark.unit
 

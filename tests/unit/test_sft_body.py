@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from engines.batching import TokenSequence
-from engines.megatron.group import TrainerGroup
-from engines.megatron.rank import TrainerJob
-from infra.artifacts import StageCheckpoints
+from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.trainer_group import TrainerGroup
 from infra.errors import EngineError, InputError
-from infra.storage import Store
-from tasks.sft import SftSpec, run
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
+from tasks.sft.body import run
+from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
 from tests.chat_parts import random_base
 from tests.stage_parts import ListReporter, stage_context

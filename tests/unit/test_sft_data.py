@@ -14,8 +14,8 @@ from engines.chat import Chat
 from engines.rollout.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Message, Problem
 from infra.errors import InputError
-from tasks.sft import SftSpec
-from tasks.sft_data import batches_for_steps, load_data
+from tasks.sft.data import batches_for_steps, load_data
+from tasks.sft.spec import SftSpec
 from tests.chat_parts import problem, random_base
 
 pytestmark = pytest.mark.unit

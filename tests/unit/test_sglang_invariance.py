@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engines.sglang import attention
-from engines.sglang.attention import _attend, _plan  # pyright: ignore[reportPrivateUsage]
-from engines.sglang.rows import filled_up
-from engines.sglang.seeded import pick, pick_filtered
+from engines.sglang.cpu import attention
+from engines.sglang.cpu.attention import _attend, _plan  # pyright: ignore[reportPrivateUsage]
+from engines.sglang.cpu.row_invariant import filled_up
+from engines.sglang.cpu.seeded_sampling import pick, pick_filtered
 
 pytestmark = pytest.mark.unit
 

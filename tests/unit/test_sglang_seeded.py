@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.sglang.seeded import pick, uniforms
+from engines.sglang.cpu.seeded_sampling import pick, uniforms
 
 pytestmark = pytest.mark.unit
 

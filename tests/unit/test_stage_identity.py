@@ -20,7 +20,7 @@ from infra.config import Config, is_result_neutral
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks, same_names
-from tasks.identity import NEUTRAL, spec_content
+from tasks.durable.identity import NEUTRAL, spec_content
 from tasks.registry import SPECS
 
 pytestmark = pytest.mark.unit
@@ -112,11 +112,11 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
     [
         ("README.md", set()),
         ("flows/plan.py", set()),
-        ("tasks/evaluate.py", {"evaluate"}),
-        ("tasks/base_random.py", ALL),
-        ("tasks/base_import.py", set()),
-        ("tasks/sft_data.py", ALL - {"base"}),
-        ("tasks/rl.py", EXPERTS_RL | UNIFIED),
+        ("tasks/evaluate/body.py", {"evaluate"}),
+        ("tasks/base/random_model.py", ALL),
+        ("tasks/base/import_folder.py", set()),
+        ("tasks/sft/data.py", ALL - {"base"}),
+        ("tasks/rl/body.py", EXPERTS_RL | UNIFIED),
         # one estimator
         ("engines/algorithms/group_relative.py", EXPERTS_RL | UNIFIED),
         ("engines/algorithms/clip.py", EXPERTS_RL | UNIFIED),
@@ -139,10 +139,10 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("curricula/reasoning_gym.py", set()),
         ("curricula/general.py", ALL),
         # engines
-        ("engines/megatron/rl_step.py", EXPERTS_RL | UNIFIED),
-        ("engines/megatron/critic.py", set()),
+        ("engines/megatron/train/rl_step.py", EXPERTS_RL | UNIFIED),
+        ("engines/megatron/train/critic.py", set()),
         ("engines/sglang/client.py", EXPERTS_RL | UNIFIED),
-        ("engines/megatron/optimizer.py", ALL - {"base"}),
+        ("engines/megatron/train/optimizer.py", ALL - {"base"}),
         # what only declares is in the specs, by value
         ("engines/algorithms/choices.py", set()),
         ("rewards/built_in.py", set()),
@@ -291,7 +291,7 @@ def test_a_module_that_a_hook_imports_counts_by_version_or_content(
 
 def forget_installed() -> None:
     """As a new process does."""
-    from infra import code
+    from infra.code.identity import identity as code
 
     for cached in (code._origin, code._folder_of, code._version_of, code._distributions):
         cached.cache_clear()

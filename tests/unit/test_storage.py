@@ -15,8 +15,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from infra.errors import CorruptArtifact, StorageError
-from infra.storage import Store
-from infra.storage_errors import explain, is_name_taken
+from infra.store.errors import explain, is_name_taken
+from infra.store.store import Store
 
 pytestmark = pytest.mark.unit
 

@@ -8,14 +8,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.algorithms.spec import Algorithm
-from flows.check import cautions, check_recipe
+from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
 from flows.plan import PlannedStage, plan_post_train
 from flows.recipe import Recipe
-from flows.report import Report, notes
-from flows.tracked import trained
+from flows.reports.report import Report, notes
+from flows.running.tracked_run import trained
 from infra.errors import InputError
-from tasks.opd import OpdSettings, OpdSpec, _as_rl, check_same_tokens
+from tasks.opd.body import _as_rl, check_same_tokens
+from tasks.opd.spec import OpdSettings, OpdSpec
 from tests.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit

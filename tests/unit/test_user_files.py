@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.code.undeclared_reads import undeclared_reads, watch_reads
 from infra.errors import InputError
-from infra.undeclared_reads import undeclared_reads, watch_reads
 from infra.user_files import MAX_BYTES, UserFiles, data_path, install_hooks, read_hooks
 
 pytestmark = pytest.mark.unit

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import Store
-from tasks.claims import Claims, End
-from tasks.identity import stage_identity
-from tasks.job import EXIT_FAILED, EXIT_STOPPED
-from tasks.protocol import JobInput, job_path
-from tasks.sft import SftSpec
+from infra.store.store import Store
+from tasks.durable.claims import Claims, End
+from tasks.durable.identity import stage_identity
+from tasks.durable.job import EXIT_FAILED, EXIT_STOPPED
+from tasks.durable.protocol import JobInput, job_path
+from tasks.sft.spec import SftSpec
 from tasks.stage import Pulse, Resources, StageResources
 
 pytestmark = pytest.mark.unit
@@ -27,7 +27,7 @@ DIGEST = stage_identity(SPEC, {}).digest
 # A job whose body is one of these; the engines have none that hangs when asked to.
 JOB = """
 import asyncio, subprocess, sys, time
-from tasks import job
+from tasks.durable.prefect_task import job
 
 async def judge():
     await asyncio.get_running_loop().create_future()

@@ -29,7 +29,7 @@ Test = Callable[..., bool]
 # moment -> module, object path in it, and which of its calls are meant
 MOMENTS: dict[str, tuple[str, str, Test]] = {
     "before-submit": (
-        "tasks.attempts",
+        "tasks.durable.attempts",
         "_submit",
         lambda work, place, claims, claim: work.spec.kind == "rl",
     ),
@@ -45,7 +45,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         lambda domain, sample, transcript: sample.group_id.startswith("3."),
     ),
     "mid-train": (
-        "engines.megatron.training",
+        "engines.megatron.train.training",
         "Training.update",
         lambda self: self.steps_done == 5,
     ),
@@ -56,32 +56,32 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     ),
     # In the store but not visible yet, while the next step goes on.
     "mid-checkpoint": (
-        "infra.storage",
+        "infra.store.store",
         "Store.write",
         lambda self, path, data: "/step-00000002-a" in path and path.endswith("manifest.json"),
     ),
     "saving": (
-        "infra.storage",
+        "infra.store.store",
         "Store.upload_folder",
         lambda self, local, path: "checkpoints/rl/" in path and "/step-00000002-a" in path,
     ),
     "uploading": (
-        "infra.storage",
+        "infra.store.store",
         "Store.upload_folder",
         lambda self, local, path: path.startswith("artifacts/rl/"),
     ),
     "committing": (
-        "infra.storage",
+        "infra.store.store",
         "Store.create",
         lambda self, path, data: path.startswith("artifacts/rl/"),
     ),
     "distill-mid-generation": (
-        "infra.storage",
+        "infra.store.store",
         "Store.write",
         lambda self, path, data: path.startswith("checkpoints/distill/") and "/notes/" in path,
     ),
     "distill-committing": (
-        "infra.storage",
+        "infra.store.store",
         "Store.create",
         lambda self, path, data: path.startswith("artifacts/distill/"),
     ),
@@ -91,14 +91,14 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         lambda self, model, version: version == 2,
     ),
     "evaluate-mid-generation": (
-        "infra.storage",
+        "infra.store.store",
         "Store.write",
         lambda self, path, data: (
             path.startswith("checkpoints/evaluate/") and "/notes/step-00000001/" in path
         ),
     ),
     "evaluate-committing": (
-        "infra.storage",
+        "infra.store.store",
         "Store.create",
         lambda self, path, data: path.startswith("artifacts/evaluate/"),
     ),
@@ -241,8 +241,8 @@ def hold_judge(module: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
-    "infra.storage": disturb_store,
-    "infra.sandbox": prolong_program,
+    "infra.store.store": disturb_store,
+    "infra.sandbox.python": prolong_program,
     "rewards.math_judge": hold_judge,
     "sglang.srt.entrypoints.http_server": disturb_server,
 }

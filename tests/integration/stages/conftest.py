@@ -31,12 +31,13 @@ def stage_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def small_base(stage_root: Path) -> Path:
     """A random base of two layers, as the base stage makes it."""
-    from tasks import base
+    from tasks.base.body import run as run_base
+    from tasks.base.spec import BaseSpec
 
     random = {"layers": 2, "hidden_size": 64, "tokenizer_texts": 200}
     # near-uniform logits: rollouts that differ
     settings = {"random": random | {"embedding_std": 0.02}}
-    spec = base.BaseSpec.model_validate({"settings": settings, "curricula": [{"name": "general"}]})
+    spec = BaseSpec.model_validate({"settings": settings, "curricula": [{"name": "general"}]})
     context = stage_context(stage_root, "base", {})
-    asyncio.run(base.run(spec, context))
+    asyncio.run(run_base(spec, context))
     return context.out

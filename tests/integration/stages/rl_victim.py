@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.artifacts import StageCheckpoints
-from infra.storage import Store
-from tasks import rl
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
+from tasks.rl.body import run as run_rl
+from tasks.rl.spec import RlSpec
 from tasks.stage import Resources, StageContext
 from tests.stage_parts import STEADY, ListReporter, stage_context
 
@@ -35,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def rl_spec(variant: str = "grpo") -> rl.RlSpec:
+def rl_spec(variant: str = "grpo") -> RlSpec:
     """Five steps, a checkpoint after every second."""
     settings: dict[str, Any] = {
         "steps": 5,
@@ -46,7 +47,7 @@ def rl_spec(variant: str = "grpo") -> rl.RlSpec:
         "checkpoint_every": 2,
         **VARIANTS[variant],
     }
-    return rl.RlSpec.model_validate({"settings": settings, "domains": [STEADY]})
+    return RlSpec.model_validate({"settings": settings, "domains": [STEADY]})
 
 
 def _die() -> None:
@@ -102,7 +103,7 @@ def main(root: Path, model: Path, moment: str, variant: str) -> None:
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
     if moment in ("beside-checkpoint", "after-training"):
         context.reporter = Reporter(store.may_die)
-    asyncio.run(rl.run(rl_spec(variant), context))
+    asyncio.run(run_rl(rl_spec(variant), context))
 
 
 if __name__ == "__main__":

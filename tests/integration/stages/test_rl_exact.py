@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from engines.rollout.gallery import read_rollouts
 from infra.errors import AgreementError
-from tasks import rl
+from tasks.rl.body import run as run_rl
 from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
 from tests.stage_parts import ListReporter
@@ -60,7 +60,7 @@ async def resumed(root: Path, model: Path, variant: str, moments: Sequence[str])
     for moment in moments:
         await asyncio.to_thread(die, root, model, moment, variant)
     rest = context_of(root, f"cut-{variant}", model)
-    await rl.run(rl_spec(variant), rest)
+    await run_rl(rl_spec(variant), rest)
     return rest
 
 
@@ -76,7 +76,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole", small_base)
-    await rl.run(rl_spec(), whole)
+    await run_rl(rl_spec(), whole)
     _, _, steps = result(whole)
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all(step["update_skipped"] == 0 for step in steps.values())
@@ -88,7 +88,7 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert "step-00000004-a2" in said[-1]
     assert "is incomplete; it is skipped" in said[-1]
     rest = context_of(stage_root, "cut-grpo", small_base)
-    await rl.run(rl_spec(), rest)
+    await run_rl(rl_spec(), rest)
     assert isinstance(rest.reporter, ListReporter)
     fifth = rest.reporter.steps[5]
     assert fifth["rollouts_recovered"] == 4 * fifth["groups_rolled"], "none is made twice"
@@ -99,7 +99,7 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole-ppo", small_base)
-    await rl.run(rl_spec("ppo"), whole)
+    await run_rl(rl_spec("ppo"), whole)
     _, _, steps = result(whole)
     assert [f.parent.name for f in sorted(whole.out.rglob("*.safetensors"))] == ["critic", "out"]
     assert [steps[n]["version"] for n in range(1, 6)] == [0, 1, 2, 3, 4], "alone in step 1"
@@ -119,7 +119,7 @@ async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bi
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole-stale", small_base)
-    await rl.run(rl_spec("stale"), whole)
+    await run_rl(rl_spec("stale"), whole)
     _, shown, steps = result(whole)
     assert [steps[n]["staleness_max"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
     assert [steps[n]["lag_mean"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
@@ -142,7 +142,7 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole-bf16", small_base)
-    await rl.run(rl_spec("bf16"), whole)
+    await run_rl(rl_spec("bf16"), whole)
     weights, shown, steps = result(whole)
     for step in steps.values():
         # fp32: below 2e-5. This model is nearly uniform; a sharp one differs ten times as much.
@@ -151,9 +151,9 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
     cut = context_of(stage_root, "cut-bf16", small_base)
     cut.stop.requested = True
     with pytest.raises(Stopped, match="after step 1"):
-        await rl.run(rl_spec("bf16"), cut)
+        await run_rl(rl_spec("bf16"), cut)
     rest = context_of(stage_root, "cut-bf16", small_base)
-    await rl.run(rl_spec("bf16"), rest)
+    await run_rl(rl_spec("bf16"), rest)
     assert result(rest) == (weights, shown, steps)
 
 
@@ -166,7 +166,7 @@ async def test_the_gate_stops_a_coarser_engine_that_nobody_announced(
         update={"settings": settings.model_copy(update={"algorithm": strict})}
     )
     with pytest.raises(AgreementError, match="over the gate 1e-04"):
-        await rl.run(spec, context_of(stage_root, "gated-bf16", small_base))
+        await run_rl(spec, context_of(stage_root, "gated-bf16", small_base))
 
 
 def _changed(before: Path, after: Path) -> bool:

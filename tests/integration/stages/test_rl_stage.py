@@ -9,9 +9,16 @@ import pytest
 
 from engines.rollout.dataset import read_dataset
 from engines.rollout.gallery import read_rollouts
-from infra.artifacts import StageCheckpoints
-from infra.storage import Store
-from tasks import distill, evaluate, opd, rl
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
+from tasks.distill.body import run as run_distill
+from tasks.distill.spec import DistillSpec
+from tasks.evaluate.body import run as run_evaluate
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.opd.body import run as run_opd
+from tasks.opd.spec import OpdSpec
+from tasks.rl.body import run as run_rl
+from tasks.rl.spec import RlSpec
 from tasks.stage import StageContext, Stopped
 from tests.integration.megatron_models import varied
 from tests.stage_parts import STEADY, ListReporter, scored, stage_context
@@ -35,7 +42,7 @@ class StopsAfterNote(StageCheckpoints):
         self._stop.requested = True
 
 
-def rl_spec(steps: int) -> rl.RlSpec:
+def rl_spec(steps: int) -> RlSpec:
     settings = {
         "steps": steps,
         "problems_per_step": 4,
@@ -43,7 +50,7 @@ def rl_spec(steps: int) -> rl.RlSpec:
         "optimizer": {"lr": 1e-2},
         "checkpoint_every": 2,
     }
-    return rl.RlSpec.model_validate({"settings": settings, "domains": [DOMAIN]})
+    return RlSpec.model_validate({"settings": settings, "domains": [DOMAIN]})
 
 
 async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
@@ -54,10 +61,10 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     first = stage_context(root, "rl", {"model": model})
     first.stop.requested = True
     with pytest.raises(Stopped, match="after step 1"):
-        await rl.run(rl_spec(3), first)
+        await run_rl(rl_spec(3), first)
 
     second = stage_context(root, "rl", {"model": model})
-    metrics = await rl.run(rl_spec(3), second)
+    metrics = await run_rl(rl_spec(3), second)
     reporter = second.reporter
     assert isinstance(reporter, ListReporter)
     assert sorted(reporter.steps) == [1, 2, 3], "the checkpoint's steps are reported again"
@@ -79,20 +86,20 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
 async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None:
     inputs = {"base": model, "general": trained}
     context = stage_context(root, "evaluate", inputs)
-    spec = evaluate.EvaluateSpec.model_validate(
+    spec = EvaluateSpec.model_validate(
         {
             "settings": {"problems": 8, "samples": 2},
             "domains": [scored(SHORT)],
             "home": {"general": ["general"]},
         }
     )
-    await evaluate.run(spec, context)
+    await run_evaluate(spec, context)
     cut = stage_context(root, "evaluate-cut", inputs)
     cut.checkpoints = StopsAfterNote(cut, root / "evaluate-cut")
     with pytest.raises(Stopped):
-        await evaluate.run(spec, cut)
+        await run_evaluate(spec, cut)
     resumed = stage_context(root, "evaluate-cut", inputs)
-    metrics = await evaluate.run(spec, resumed)
+    metrics = await run_evaluate(spec, resumed)
     assert 0 < metrics["rollouts_recovered"] < 8 * (1 + 2 + 1)
     for name in ("scores.json", "rollouts.parquet"):
         assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
@@ -113,13 +120,13 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     given = {"inputs": {"general": trained, "base": model}, "records": records}
     context = stage_context(root, "distill", **given)
     domain = scored({**STEADY, "max_new_tokens": 200})
-    spec = distill.DistillSpec.model_validate(
+    spec = DistillSpec.model_validate(
         {
             "settings": {"problems": 12, "min_outcome": 0.0},
             "domains": [domain, {**domain, "name": "base"}],
         }
     )
-    metrics = await distill.run(spec, context)
+    metrics = await run_distill(spec, context)
     counts = json.loads((context.out / "counts.json").read_text())["general"]
     rows = [r for r in read_dataset(context.out) if r.expert == "general"]
     assert counts["sampled"] == 12
@@ -131,15 +138,15 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     cut = stage_context(root, "distill-cut", **given)
     cut.checkpoints = StopsAfterNote(cut, root / "distill-cut")
     with pytest.raises(Stopped):
-        await distill.run(spec, cut)
+        await run_distill(spec, cut)
     resumed = stage_context(root, "distill-cut", **given)
-    metrics = await distill.run(spec, resumed)
+    metrics = await run_distill(spec, resumed)
     assert 0 < metrics["rollouts_recovered"] < 24
     for name in ("data.parquet", "counts.json"):
         assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
 
 
-def opd_spec() -> opd.OpdSpec:
+def opd_spec() -> OpdSpec:
     settings = {
         "steps": 3,
         "problems_per_step": 8,
@@ -149,7 +156,7 @@ def opd_spec() -> opd.OpdSpec:
     }
     rewards = [{"name": "constraints", "outcome": True}]  # all alike: none of them trains
     domains = [{**DOMAIN, "name": name, "rewards": rewards} for name in ("twin", "master")]
-    return opd.OpdSpec.model_validate({"settings": settings, "domains": domains})
+    return OpdSpec.model_validate({"settings": settings, "domains": domains})
 
 
 async def test_opd_hears_each_domains_teacher_and_ends_alike_when_stopped_on_the_way(
@@ -158,7 +165,7 @@ async def test_opd_hears_each_domains_teacher_and_ends_alike_when_stopped_on_the
     master = varied(small_base, tmp_path / "master", seed=1, scale=5.0)
     inputs = {"model": small_base, "twin": small_base, "master": master}
     whole = stage_context(stage_root, "opd", inputs)
-    summary = await opd.run(opd_spec(), whole)
+    summary = await run_opd(opd_spec(), whole)
     assert {"teacher_kl_first", "teacher_kl_last"} <= summary.keys()
     assert isinstance(whole.reporter, ListReporter)
     steps = whole.reporter.steps
@@ -173,8 +180,8 @@ async def test_opd_hears_each_domains_teacher_and_ends_alike_when_stopped_on_the
     first = stage_context(stage_root, "opd-cut", inputs)
     first.stop.requested = True
     with pytest.raises(Stopped, match="after step 1"):
-        await opd.run(opd_spec(), first)
+        await run_opd(opd_spec(), first)
     rest = stage_context(stage_root, "opd-cut", inputs)
-    await opd.run(opd_spec(), rest)
+    await run_opd(opd_spec(), rest)
     weights = [(c.out / "model.safetensors").read_bytes() for c in (whole, rest)]
     assert weights[0] == weights[1]

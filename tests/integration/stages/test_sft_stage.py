@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from engines.chat import Chat
-from tasks.sft import SftSpec, run
+from tasks.sft.body import run
+from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
 from tests.chat_parts import random_base
 from tests.stage_parts import ListReporter, stage_context

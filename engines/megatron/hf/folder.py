@@ -1,0 +1,100 @@
+"""Reading and writing the weights of a HF model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engines.megatron.hf.tensors import INDEX, SINGLE, is_computed
+from infra.errors import InputError
+
+
+class HfWeights:
+    """The tensors of a folder's safetensors files, read one at a time.
+
+    Raises InputError that names the folder and the file or tensor it lacks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, Any] = {}
+        self.file_of = self._files()
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor on the CPU, in the type it is stored in."""
+        if name not in self.file_of:
+            raise InputError(f"{self.folder} lacks the tensor {name}: the model is not complete")
+        return self._opened(self.file_of[name]).get_tensor(name)
+
+    def _opened(self, file: str) -> Any:
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(self.folder / file, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"cannot read {self.folder / file}: {error}") from error
+        return self._open[file]
+
+    def _files(self) -> dict[str, str]:
+        index = self.folder / INDEX
+        if index.exists():
+            return dict(json.loads(index.read_text())["weight_map"])
+        if not (self.folder / SINGLE).exists():
+            raise InputError(f"{self.folder} has neither {SINGLE} nor {INDEX}: no weights to load")
+        return dict.fromkeys(self._opened(SINGLE).keys(), SINGLE)
+
+
+def write_critic_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
+    """Write a critic's `tensors` as a token classifier of one label, `value`, in `source`'s family.
+
+    The trunk is stored in the source's files and types, the value head beside its last tensors in
+    float32; `config.json` says what it is, so that transformers' AutoModelForTokenClassification
+    reads it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    last = sorted(set(source.file_of.values()))[-1]
+    file_of = {name: source.file_of.get(name, last) for name in sorted(tensors)}
+    for file in sorted(set(file_of.values())):
+        named = {n: _stored(n, tensors[n], source) for n, f in file_of.items() if f == file}
+        save_file(named, folder / file, metadata={"format": "pt"})
+    if set(file_of.values()) != {SINGLE}:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}, indent=2))
+    config = json.loads((source.folder / "config.json").read_text())
+    names = [
+        str(name).replace("CausalLM", "TokenClassification") for name in config["architectures"]
+    ]
+    config |= {"architectures": names, "id2label": {"0": "value"}, "label2id": {"value": 0}}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _stored(name: str, tensor: Tensor, source: HfWeights) -> Tensor:
+    stored = tensor.to(source.read(name).dtype) if name in source.file_of else tensor.float()
+    return stored.contiguous()
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
+    """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside its other files.
+
+    Same file names, same tensor types: what was not trained comes back bit for bit, tables of
+    rotary angles that some models store among it. Raises InputError if a tensor of the source is
+    missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    by_file: dict[str, dict[str, Tensor]] = {}
+    for name, file in source.file_of.items():
+        kept = source.read(name)
+        if name not in tensors and not is_computed(name):
+            raise InputError(f"{source.folder} holds {name}, which the trained model does not have")
+        stored = tensors.get(name, kept).to(kept.dtype)
+        by_file.setdefault(file, {})[name] = stored.contiguous()
+    for file, named in by_file.items():
+        save_file(named, folder / file, metadata={"format": "pt"})
+    for path in sorted(source.folder.iterdir()):
+        if path.is_file() and path.suffix != ".safetensors":
+            shutil.copyfile(path, folder / path.name)

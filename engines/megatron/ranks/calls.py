@@ -1,0 +1,78 @@
+"""Waiting for calls to Ray actors: all at once, bounded, with our own errors instead of Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from engines.megatron.ranks.rank import Place
+from infra.errors import EngineError, OutOfMemory, TributaryError
+
+_GRACE_S = 1.0
+
+
+async def answers(
+    calls: Sequence[Any], timeout_s: float, what: str, places: Sequence[Place]
+) -> list[Any]:
+    """The answers of `calls` (object refs), in order; `places[i]` is where call i runs.
+
+    Raises the error of ours that a call raised, else EngineError saying which rank, where and
+    with which log. When one rank fails the others often hang in a collective, so the first
+    failure ends the wait, after a moment in which another rank may tell the real reason.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        done, pending = await asyncio.wait(
+            tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        failed = [task for task in done if task.exception() is not None]
+        if not failed and not pending:
+            return [task.result() for task in tasks]
+        if failed and pending:
+            await asyncio.wait(pending, timeout=_GRACE_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+    errors = {
+        rank: translated(error, what, rank, places)
+        for rank, task in enumerate(tasks)
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None
+    }
+    if not errors:
+        late = [rank for rank, task in enumerate(tasks) if task in pending]
+        raise EngineError(
+            f"{what}: no answer within {timeout_s:.0f} s from {_where(late[0], places)}"
+        )
+    told_on_purpose = [e for e in errors.values() if type(e) is not EngineError]
+    raise (told_on_purpose or list(errors.values()))[0]
+
+
+def translated(
+    error: BaseException, what: str, rank: int, places: Sequence[Place]
+) -> TributaryError:
+    """What a Ray call raised as one of our errors: our own is unwrapped, others say where."""
+    from ray.exceptions import OutOfMemoryError, RayTaskError
+
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    # Of a rank that was killed by whomever Ray says that it may have been for memory.
+    by_monitor = isinstance(cause, OutOfMemoryError) or "running low on memory" in str(cause)
+    if isinstance(cause, OutOfMemory) or by_monitor:
+        text = next(iter(str(cause).strip().splitlines()), "no message")
+        told = OutOfMemory(f"{what} on {_where(rank, places)}: {text}", "trainer")
+        told.__cause__ = error
+        return told
+    if isinstance(cause, TributaryError) and type(cause) is not EngineError:
+        return cause
+    named = "" if isinstance(cause, EngineError) else f"{type(cause).__name__}: "
+    text = str(cause).strip() or "no message"
+    wrapped = EngineError(f"{what} on {_where(rank, places)}: {named}{text.splitlines()[0]}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _where(rank: int, places: Sequence[Place]) -> str:
+    if rank >= len(places):
+        return "the trainer pool"
+    place = places[rank]
+    return f"rank {rank} ({place.host}, pid {place.pid}, log {place.log or 'unknown'})"

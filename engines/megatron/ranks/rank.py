@@ -1,0 +1,194 @@
+"""One trainer rank: the process that holds torch, Megatron and at most one Trainer.
+
+A rank is warm as long as it lives: the imports (seconds) are paid once, a lease pays only for the
+process group and the model. It is single-threaded; its pool and its group call it, nobody else.
+Importing this file imports no torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engines.megatron.ranks.roles import ROLES, Role
+from engines.megatron.spec import Critic as CriticSpec
+from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import Trainer as TrainerSpec
+from engines.rendezvous import listen
+from infra.errors import EngineError, OutOfMemory, TributaryError
+from infra.hooks import resolve
+from infra.processes.leftovers import claim_private_folder
+from infra.processes.memory import is_memory_error
+from infra.user_files import UserFiles, install_hooks
+
+if TYPE_CHECKING:
+    from engines.megatron.train.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs, for error messages and the rendezvous."""
+
+    host: str
+    pid: int
+    log: str
+    """file with the process's stderr on that host; empty where it has none"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerJob:
+    """What every rank of a group builds its Trainer or Critic from."""
+
+    spec: TrainerSpec
+    optimizer: Optimizer
+    parallel: Parallel
+    model: Path
+    """HF folder with the starting weights, readable on every rank's host"""
+    seed: int
+    total_steps: int
+    """optimizer steps of the whole stage; the learning rate's decay ends there"""
+    hooks: UserFiles = field(default_factory=UserFiles)
+    """the user's own files; a custom loss or advantage is one of them"""
+    critic: CriticSpec | None = None
+    """how the model learns values, if that is its role; None: it is a policy"""
+    learns_from_rewards: bool = True
+    """whether a policy is in reinforcement learning; False: in supervised training"""
+
+    @property
+    def role(self) -> Role:
+        if self.critic is not None:
+            return "critic"
+        return "policy" if self.learns_from_rewards else "sft"
+
+
+class Rank(Protocol):
+    """What a pool and a group ask of a rank process; TrainerRank is the real one."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Become warm, with these variables in the process's environment."""
+        ...
+
+    def place(self) -> Place:
+        """Answers only when the process is warm; also the sign of life."""
+        ...
+
+    def meeting(self, host: str) -> str:
+        """Where the ranks of a group can meet, e.g. "tcp://127.0.0.1:29500": this one listens
+        there, at this address of its host, until it starts."""
+        ...
+
+    def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
+        """Join the process group and build the Trainer or Critic; all ranks at once."""
+        ...
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method of the Trainer; only rank 0 answers, the others return None."""
+        ...
+
+    def stop(self) -> None:
+        """Forget the Trainer and leave the process group; the imports stay."""
+        ...
+
+
+class TrainerRank:
+    """The real Rank, made a Ray actor by its pool."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Before torch loads OpenMP. A Ray runtime environment would do the same, but it keeps
+        # the rank from using a worker process that Ray has started ahead.
+        os.environ.update(environment)
+        claim_private_folder()
+        for warm in ("parallel", "train.trainer", "train.critic"):
+            import_module(f"engines.megatron.{warm}")
+        # Imports stay for good, and Megatron collects garbage in every checkpoint: looking through
+        # all of them each time took 0.4 s.
+        gc.freeze()
+
+        self._trainer: Training | None = None
+        self._rank = -1
+        self._listener: socket.socket | None = None
+
+    def place(self) -> Place:
+        return place_of_this_process()
+
+    def meeting(self, host: str) -> str:
+        self._stop_listening()
+        self._listener = listen(host)
+        return f"tcp://{host}:{self._listener.getsockname()[1]}"
+
+    def start(self, job: TrainerJob, rank: int, rendezvous: str) -> None:
+        if self._trainer is not None:
+            raise EngineError(f"rank {rank} still holds the Trainer of an earlier lease")
+        self._rank = rank
+        listener, self._listener = self._listener, None
+        with _told_plainly():
+            install_hooks(job.hooks)
+            self._trainer = _joined_trainer(job, rank, rendezvous, listener)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        if self._trainer is None:
+            raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
+        with _told_plainly():
+            answer = getattr(self._trainer, method)(*arguments)
+        return answer if self._rank == 0 else None
+
+    def stop(self) -> None:
+        from engines.megatron.parallel import stop_parallel
+
+        self._trainer, self._rank = None, -1
+        self._stop_listening()
+        stop_parallel()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def _joined_trainer(
+    job: TrainerJob, rank: int, rendezvous: str, listener: socket.socket | None
+) -> Training:
+    from engines.megatron.parallel import start_parallel
+
+    start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel, listener)
+    # By name: a stage's code identity holds the class of its own roles alone.
+    make = resolve("role", ROLES[job.role], {})
+    common = (job.spec, job.optimizer, job.parallel, job.model, job.seed, job.total_steps)
+    return make(*common) if job.critic is None else make(*common, job.critic)
+
+
+@contextmanager
+def _told_plainly() -> Generator[None]:
+    """Errors of torch and Megatron leave as text: their classes would make a driver import torch.
+
+    The traceback stays in this rank's log.
+    """
+    try:
+        yield
+    except TributaryError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+        if is_memory_error(error):
+            raise OutOfMemory(text, "trainer") from None
+        raise EngineError(text) from None
+
+
+def place_of_this_process() -> Place:
+    """Host, pid and log file of the calling actor."""
+    import ray.util
+
+    try:
+        log = os.readlink("/proc/self/fd/2")  # Ray points stderr at the worker's own file
+    except OSError:
+        log = ""
+    return Place(ray.util.get_node_ip_address(), os.getpid(), log if "/" in log else "")

@@ -1,0 +1,139 @@
+"""The driver's side of training: ranks leased from the pool that work as one trainer.
+
+async with await TrainerGroup.lease(job, ...) as trainer:
+    metrics = await trainer.rl_step(samples, algorithm, gate=True)
+    report = await trainer.publish(server_urls, version)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines.megatron.ranks.calls import answers
+from engines.megatron.ranks.find_pool import open_pool
+from engines.megatron.ranks.lease import POOL_S, RankLease
+from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.rank_group import STEP_S, WEIGHTS_S, RankGroup
+from engines.types import Sample
+from infra.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from engines.algorithms.spec import Algorithm
+    from engines.batching import TokenSequence
+    from engines.weight_sync.report import PublishReport
+
+
+async def prewarm(ranks: int, pool: Any = None) -> None:
+    """Start `ranks` trainer processes in the background, so that the next lease finds them warm."""
+    pool = pool or await asyncio.to_thread(open_pool)
+    await answers([pool.prewarm.remote(ranks)], POOL_S, "trainer pool", ())
+
+
+class TrainerGroup(RankGroup):
+    """A policy in training; made by `lease`, or on ranks of a lease that others share."""
+
+    @classmethod
+    async def lease(
+        cls,
+        job: TrainerJob,
+        pool_ranks: int,
+        holder: str,
+        *,
+        wait_s: float = 3600.0,
+        pool: Any = None,
+    ) -> TrainerGroup:
+        """Wait for the ranks of the job's layout, first come first served, and start a Trainer.
+
+        Raises InputError if the pool can never have that many ranks or the model cannot be used,
+        EngineError if none came free within `wait_s` or a rank failed.
+        """
+        ranks = job.parallel.world_size
+        lease = await RankLease.take(
+            ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, pool=pool
+        )
+        group = cls(lease, 0, ranks)
+        try:
+            await group.start(job)
+        except BaseException:
+            await group.release()
+            raise
+        return group
+
+    async def sft_steps(
+        self, batches: Sequence[Sequence[TokenSequence]], *, timeout_s: float = STEP_S
+    ) -> list[dict[str, float]]:
+        """One optimizer step a batch; metrics of each."""
+        return await self._call("sft_steps", batches, timeout_s=timeout_s)
+
+    async def rl_step(
+        self,
+        samples: Sequence[Sample],
+        algorithm: Algorithm,
+        gate: bool,
+        version: int | None = None,
+        values: NDArray[np.float32] | None = None,
+        token_rewards: NDArray[np.float32] | None = None,
+        *,
+        timeout_s: float = STEP_S,
+    ) -> dict[str, float]:
+        """Train on one batch of rollouts (`algorithm.mini_batches` optimizer steps).
+
+        `version` is the policy's; None: the newest sample's. `values` are the critic's, where the
+        advantage asks for them. Raises AgreementError beyond the gate and TrainingStopped on NaN.
+        """
+        return await self._call(
+            *("rl_step", samples, algorithm, gate, version, values, token_rewards),
+            timeout_s=timeout_s,
+        )
+
+    async def token_rewards(
+        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
+    ) -> NDArray[np.float32]:
+        """What the KL term adds to each token's reward; for `kl.place: reward`."""
+        return await self._call("token_rewards", samples, algorithm, timeout_s=timeout_s)
+
+    async def agreement(
+        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
+    ) -> dict[str, float]:
+        """How far the engine is from the weights that it sampled with, which are the present ones.
+
+        Raises AgreementError beyond the gate.
+        """
+        return await self._call("agreement", samples, algorithm, timeout_s=timeout_s)
+
+    async def load_teachers(
+        self, folders: Mapping[str, Path], *, timeout_s: float = WEIGHTS_S
+    ) -> None:
+        """Hold a frozen model for each domain (HF folders), for on-policy distillation.
+
+        Raises InputError for one of another architecture.
+        """
+        await self._call("load_teachers", folders, timeout_s=timeout_s)
+
+    async def logprobs(
+        self,
+        sequences: Sequence[Sequence[int]],
+        temperature: float = 1.0,
+        *,
+        timeout_s: float = STEP_S,
+    ) -> list[list[float]]:
+        """Log-probability of each token given those before it; the first of a sequence is 0."""
+        return await self._call("logprobs", sequences, temperature, timeout_s=timeout_s)
+
+    async def publish(
+        self, endpoints: Sequence[str], version: int, *, timeout_s: float = WEIGHTS_S
+    ) -> PublishReport:
+        """Put the present weights on every server and label them `version`.
+
+        Raises EngineError if a server does not take them; the ranks work on, it can be repeated.
+        """
+        report = await self._call("publish", endpoints, version, timeout_s=timeout_s)
+        if report.refused:
+            raise EngineError(report.refused)
+        return report

@@ -1,0 +1,296 @@
+"""From rollouts to mini-batches: each trained token's advantage, the same on every rank.
+
+Every rank holds the step's whole batch and computes the same numbers, so that means over groups,
+rollouts and the batch are global without communication. Axes: N samples, R trained tokens in
+order, T all tokens of all samples end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engines.algorithms.aggregation import shares
+from engines.algorithms.build import advantages, critic_targets, our_part, policy_loss
+from engines.algorithms.choices import ConstantMean, GaeAdvantage, Kl, Overlong, Weight
+from engines.algorithms.inputs import StepTokens, Trajectories
+from engines.algorithms.sample_rules import counts, trains
+from engines.algorithms.spec import Algorithm
+from engines.megatron.parallel import Layout
+from engines.megatron.train.pack import FlatSequences, flatten
+from engines.megatron.train.rl_objective import RlObjective, RlTargets
+from engines.types import Sample
+from infra.errors import AgreementError, TrainingStopped
+
+if TYPE_CHECKING:
+    from engines.megatron.train.teachers import TeacherScores
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RlBatch:
+    """The samples of a step, as arrays."""
+
+    samples: list[Sample]
+    """those with tokens to train on, then those whose reward alone counts"""
+    flat: FlatSequences
+    """of the samples to train on"""
+    num_trained: NDArray[np.int64]
+    """[N'] trained tokens of each of them"""
+    rollouts: NDArray[np.int64]
+    """[N] number of each sample's rollout, in order of appearance"""
+    engine_logprobs: Floats
+    """[T]"""
+
+    @staticmethod
+    def of(samples: Sequence[Sample], algorithm: Algorithm) -> RlBatch:
+        """Raises TrainingStopped if no sample is trainable. The rules are in `sample_rules`."""
+        kept = [s for s in samples if trains(s, algorithm.truncated)]
+        if not kept:
+            raise TrainingStopped(
+                f"none of the step's {len(samples)} samples is trainable: all failed, were"
+                " aborted, are masked as truncated, or have no trained token"
+            )
+        heard = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
+        flat = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
+        return RlBatch(
+            samples=[*kept, *heard],
+            flat=flat,
+            num_trained=flat.num_trained,
+            rollouts=_numbered([(s.group_id, s.rollout_id) for s in [*kept, *heard]]),
+            engine_logprobs=flatten([s.logprobs for s in kept], np.float32, len(flat.tokens)),
+        )
+
+    def mini_batches(self, count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
+        """Indices of the samples of each of `count` (or fewer) mini-batches, shuffled by the seed
+        and the number of optimizer steps done, so that a resumed run shuffles alike.
+
+        The samples of one rollout stay together: they share a denominator.
+        """
+        of_trained = self.rollouts[: len(self.num_trained)]
+        numbers = np.unique(of_trained)
+        order = np.random.default_rng([seed, step]).permutation(numbers)
+        by_rollout = np.argsort(of_trained, kind="stable")
+        starts = np.searchsorted(of_trained[by_rollout], numbers)
+        members = dict(zip(numbers.tolist(), np.split(by_rollout, starts[1:]), strict=True))
+        for part in np.array_split(order, min(count, len(order))):
+            yield np.concatenate([members[number] for number in part.tolist()])
+
+    def targets(
+        self,
+        algorithm: Algorithm,
+        trainer: Floats | None,
+        reference: Floats | None,
+        values: Floats | None = None,
+        token_rewards: Floats | None = None,
+        teachers: TeacherScores | None = None,
+    ) -> RlTargets:
+        """What the step's tokens are worth, before its first update.
+
+        `trainer` and `reference` are logprobs [T] of the present and the first weights, `values`
+        the critic's and `token_rewards` those of `kl_rewards`, where the algorithm asks for them.
+        """
+        old = self.engine_logprobs if trainer is None else trainer
+        if token_rewards is None:
+            token_rewards = self.kl_rewards(algorithm, trainer, reference)
+        tokens = self._step_tokens(algorithm, old, token_rewards, values, teachers)
+        metrics = teachers.metrics(tokens.logprobs_R) if teachers is not None else {}
+        weights = None
+        if algorithm.compares_engines:
+            made = our_part(Weight.code)(
+                algorithm.correction,
+                tokens.logprobs_R,
+                self._at(self.engine_logprobs),
+                tokens.sequence_R,
+                len(self.num_trained),
+            )
+            weights, metrics = self._spread(made.weights_R), metrics | made.metrics
+        return RlTargets(
+            engine_logprobs=self.engine_logprobs,
+            old_logprobs=old,
+            advantages=self._spread(advantages(algorithm.advantage, tokens)),
+            weights=weights,
+            reference=reference if algorithm.kl.place == "loss" else None,
+            metrics=metrics,
+        )
+
+    def kl_rewards(
+        self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
+    ) -> Floats:
+        """[T] what each token's distance from the reference costs it; zeros without such a term."""
+        kl = algorithm.kl
+        if reference is None or kl.place != "reward":
+            return np.zeros(len(self.flat.tokens), np.float32)
+        old = self.engine_logprobs if trainer is None else trainer
+        distance_R = our_part(Kl.code)(self._at(old), self._at(reference), kl.estimator)
+        return self._spread(-kl.coef * distance_R)
+
+    def returns(self, algorithm: Algorithm, values: Floats, token_rewards: Floats | None) -> Floats:
+        """[T] what a critic that said `values` should have said of each trained token."""
+        if not isinstance(algorithm.advantage, GaeAdvantage):
+            raise ValueError(f"advantage {algorithm.advantage.kind} has no critic")
+        if token_rewards is None:
+            token_rewards = np.zeros_like(values)
+        tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
+        return self._spread(critic_targets(algorithm.advantage, tokens))
+
+    def valued(self, algorithm: Algorithm) -> FlatSequences:
+        """The sequences with every token marked whose state needs a value: the trained ones, or
+        all from the first to the last of these where observations are steps."""
+        advantage = algorithm.advantage
+        if isinstance(advantage, GaeAdvantage) and advantage.skip_observations:
+            return self.flat
+        return replace(self.flat, trained=self._spans())
+
+    def _spans(self) -> NDArray[np.bool_]:
+        """[T] whether a token stands between its sample's first and last trained ones."""
+        trained = self.flat.trained
+        before = np.cumsum(trained) - trained
+        before = before - np.repeat(before[self.flat.starts], self.flat.lengths)
+        return (before + trained > 0) & (before < np.repeat(self.num_trained, self.flat.lengths))
+
+    def _trajectories(self, values: Floats) -> Trajectories:
+        span = self._spans()
+        sequence = np.repeat(np.arange(len(self.num_trained)), self.flat.lengths)
+        return Trajectories(
+            values_S=torch.from_numpy(values[span]).double(),
+            sequence_S=torch.from_numpy(sequence[span]),
+            trained_S=torch.from_numpy(self.flat.trained[span]),
+        )
+
+    def _step_tokens(
+        self,
+        algorithm: Algorithm,
+        logprobs: Floats,
+        token_rewards: Floats,
+        values: Floats | None,
+        teachers: TeacherScores | None = None,
+    ) -> StepTokens:
+        num_trained = torch.from_numpy(self.num_trained)
+        return StepTokens(
+            rewards_N=self._rewards(algorithm),
+            group_N=torch.from_numpy(_numbered([s.group_id for s in self.samples])),
+            rollout_N=torch.from_numpy(self.rollouts),
+            sequence_R=torch.arange(len(num_trained)).repeat_interleave(num_trained),
+            logprobs_R=self._at(logprobs),
+            token_rewards_R=self._at(token_rewards),
+            trajectories=None if values is None else self._trajectories(values),
+            teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
+            teacher_weights_NK=None if teachers is None else teachers.weights_NK,
+        )
+
+    def _rewards(self, algorithm: Algorithm) -> torch.Tensor:
+        """[N] each sample's reward minus the penalty for its rollout's length."""
+        rewards_N = torch.tensor([s.reward for s in self.samples], dtype=torch.float64)
+        overlong = algorithm.overlong
+        if overlong is None:
+            return rewards_N
+        rollout_N = torch.from_numpy(self.rollouts)
+        tokens_N = torch.tensor([s.num_trained_tokens for s in self.samples])
+        total = tokens_N.new_zeros(int(rollout_N.max()) + 1).index_add(0, rollout_N, tokens_N)
+        budgets_N = self._budgets(overlong.budget, "overlong.budget")
+        penalty = our_part(Overlong.code)
+        penalty_N = penalty(total[rollout_N], budgets_N, margin=overlong.margin)
+        return rewards_N + overlong.weight * penalty_N
+
+    def _budgets(self, written: int | None, field: str) -> torch.Tensor:
+        """[N] the token budget of each sample's rollout, or what a person wrote instead."""
+        if written is not None:
+            return torch.full((len(self.samples),), written)
+        budgets = torch.tensor([s.token_budget for s in self.samples])
+        if (budgets < 1).any():
+            raise TrainingStopped(f"samples without a token budget: set algorithm.{field}")
+        return budgets
+
+    def objective(
+        self,
+        algorithm: Algorithm,
+        layout: Layout,
+        targets: RlTargets,
+        indices: NDArray[np.int64],
+    ) -> RlObjective:
+        """The objective of the mini-batch `indices`; its denominators are the mini-batch's."""
+        mean = algorithm.aggregation
+        lengths = None
+        if isinstance(mean, ConstantMean):
+            lengths = self._budgets(mean.length, "aggregation.length")[indices]
+        found = shares(
+            mean.kind,
+            torch.from_numpy(self.num_trained[indices]),
+            torch.from_numpy(self.rollouts[indices]),
+            lengths,
+        )
+        weight = np.zeros(len(self.num_trained), np.float32)
+        units = np.zeros(len(self.num_trained), np.int64)
+        weight[indices], units[indices] = found.weight_N.numpy(), found.units_N.numpy()
+        return RlObjective(
+            algorithm,
+            layout,
+            targets,
+            self.num_trained,
+            weight,
+            units,
+            policy_loss(algorithm.loss),
+        )
+
+    def trained(self, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Where the trained tokens are among all T, of all samples or of these."""
+        if indices is None:
+            return np.flatnonzero(self.flat.trained)
+        chosen = np.zeros(len(self.num_trained), np.bool_)
+        chosen[indices] = True
+        return np.flatnonzero(self.flat.trained & np.repeat(chosen, self.flat.lengths))
+
+    def lags(self, places: NDArray[np.int64], version: int | None) -> torch.Tensor:
+        """[R] the policy's version minus that of each token; None: the newest token's."""
+        kept = [s.weight_versions for s in self.samples[: len(self.num_trained)]]
+        versions = flatten(kept, np.int64, len(self.flat.tokens))[places]
+        newest = int(versions.max()) if version is None else version
+        return torch.from_numpy(newest - versions)
+
+    def _at(self, values: Floats) -> torch.Tensor:
+        """[R] float64 values of the trained tokens."""
+        return torch.from_numpy(values[self.trained()]).double()
+
+    def _spread(self, values_R: torch.Tensor) -> Floats:
+        """[T] of values of the trained tokens; 0 elsewhere."""
+        whole = np.zeros(len(self.flat.tokens), np.float32)
+        whole[self.trained()] = values_R.numpy()
+        return whole
+
+
+def _numbered(names: Sequence[object]) -> NDArray[np.int64]:
+    """Equal names get equal numbers, counted from 0 in order of appearance."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def check_agreement(
+    trainer: Floats, places: NDArray[np.int64], mean: float, gate: float, batch: RlBatch
+) -> None:
+    """Raise AgreementError if `mean` (equal on all ranks) passes the gate or is NaN.
+
+    `trainer` [T] holds the trainer's logprobs at `places`; the message names the worst of them.
+    """
+    if mean <= gate:
+        return
+    engine = batch.engine_logprobs
+    difference = np.nan_to_num(np.abs(trainer[places] - engine[places]), nan=np.inf)
+    place = int(places[difference.argmax()])
+    index = int(np.searchsorted(batch.flat.starts, place, side="right")) - 1
+    position = place - int(batch.flat.starts[index])
+    sample = batch.samples[index]
+    raise AgreementError(
+        f"trainer and engine disagree: mean |logprob difference| {mean:.2e} over the gate"
+        f" {gate:.0e}. Worst at sample {sample.sample_index} of {sample.problem_id} (rollout"
+        f" {sample.rollout_id}), token position {position} (id {sample.tokens[position]}, weight"
+        f" version {sample.weight_versions[position]}): trainer {trainer[place]:.5f}, engine"
+        f" {engine[place]:.5f}. Nothing was trained on; check that the engine serves the"
+        " trainer's weights and precision"
+    )

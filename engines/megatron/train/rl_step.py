@@ -1,0 +1,150 @@
+"""One step of reinforcement learning on one rank.
+
+samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-batches: gate, update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engines.algorithms.mismatch import mismatch_metrics
+from engines.algorithms.spec import Algorithm
+from engines.megatron.train.rl_batch import RlBatch, check_agreement
+from engines.megatron.train.rl_objective import RlObjective
+from engines.megatron.train.stopwatch import Began
+from engines.types import Sample
+
+if TYPE_CHECKING:
+    from engines.megatron.train.trainer import Trainer
+    from engines.megatron.train.training import StepStats
+
+
+def train_on(
+    trainer: Trainer,
+    samples: Sequence[Sample],
+    algorithm: Algorithm,
+    *,
+    gate: bool,
+    version: int | None,
+    values: NDArray[np.float32] | None = None,
+    token_rewards: NDArray[np.float32] | None = None,
+) -> dict[str, float]:
+    """See `Trainer.rl_step`."""
+    began = Began.now()
+    trainer.scored_flops = 0.0  # of an agreement measured between two steps
+    batch = RlBatch.of(samples, algorithm)
+    old = _old(trainer, batch, algorithm)
+    reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
+    teachers = None
+    if trainer.teachers is not None:
+        teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
+    targets = batch.targets(algorithm, old, reference, values, token_rewards, teachers)
+    mismatch: dict[str, float] = {}
+    steps: list[StepStats] = []
+    norms: list[float] = []
+    for indices in batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done):
+        objective = batch.objective(algorithm, trainer.layout, targets, indices)
+        stats = trainer.forward_backward(batch.flat, indices, objective)
+        if not steps:
+            ours, places = _before_updates(trainer, batch, old, objective, indices)
+            mismatch = _mismatch(batch, ours, places, version)
+            if gate:
+                mean = mismatch["mismatch_mean"]
+                check_agreement(ours, places, mean, algorithm.agreement_gate, batch)
+        objective.seen.clear()
+        steps.append(stats)
+        norms.append(trainer.update())
+    rates = trainer.rates(batch.flat, began)
+    means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
+    return {**means, **mismatch, **targets.metrics, **rates}
+
+
+def agreement_of(
+    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+) -> dict[str, float]:
+    """See `Trainer.agreement`."""
+    batch = RlBatch.of(samples, algorithm)
+    ours, places = trainer.score(batch.flat, algorithm.temperature), batch.trained()
+    found = _mismatch(batch, ours, places, None)
+    check_agreement(ours, places, found["mismatch_mean"], algorithm.agreement_gate, batch)
+    kept = ("mismatch_mean", "mismatch_max", "mismatch_k1", "mismatch_k3", "mismatch_ess")
+    return {f"engine_{name}": found[name] for name in kept}
+
+
+def token_rewards_of(
+    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+) -> NDArray[np.float32]:
+    """See `Trainer.token_rewards`."""
+    batch = RlBatch.of(samples, algorithm)
+    old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
+    return batch.kl_rewards(algorithm, old, reference)
+
+
+def _old(trainer: Trainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
+    """The trainer's own logprobs [T] before the step; None if the engine's are used instead."""
+    if algorithm.old_logprobs == "engine":
+        return None
+    return trainer.score(batch.flat, algorithm.temperature)
+
+
+def _reference(
+    trainer: Trainer, batch: RlBatch, algorithm: Algorithm
+) -> NDArray[np.float32] | None:
+    """Logprobs [T] of the first weights; None without a KL term."""
+    if not algorithm.kl.coef:
+        return None
+    return trainer.reference_score(batch.flat, algorithm.temperature)
+
+
+def _before_updates(
+    trainer: Trainer,
+    batch: RlBatch,
+    old: NDArray[np.float32] | None,
+    objective: RlObjective,
+    indices: NDArray[np.int64],
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The trainer's logprobs [T] before any update, and the tokens that have one: all where they
+    were recomputed, else those of the first mini-batch."""
+    if old is not None:
+        return old, batch.trained()
+    return trainer.gathered(objective.seen, len(batch.flat.tokens)), batch.trained(indices)
+
+
+def _mismatch(
+    batch: RlBatch,
+    trainer: NDArray[np.float32],
+    places: NDArray[np.int64],
+    version: int | None,
+) -> dict[str, float]:
+    return mismatch_metrics(
+        torch.from_numpy(trainer[places]),
+        torch.from_numpy(batch.engine_logprobs[places]),
+        batch.lags(places, version),
+    )
+
+
+def _means(steps: list[StepStats], algorithm: Algorithm) -> dict[str, float]:
+    """Means over all mini-batches' tokens."""
+    tokens = sum(s.sums["tokens"] for s in steps)
+
+    def mean(name: str) -> float:
+        return sum(s.sums[name] for s in steps) / tokens
+
+    metrics = {
+        "loss": sum(s.mean("loss", "units") for s in steps) / len(steps),
+        "entropy": mean("entropy"),
+        "ratio_mean": mean("ratio"),
+        "ratio_max": max(s.peaks["ratio"] for s in steps),
+        "clip_fraction": mean("clip"),
+        "kl_k3": mean("kl"),
+    }
+    if algorithm.kl.coef and algorithm.kl.place == "loss":
+        metrics["reference_kl"] = mean("reference_kl")
+    if any(r.kind == "opsm" for r in algorithm.correction.reject):
+        metrics["opsm_share"] = mean("left")
+    return metrics

@@ -1,0 +1,109 @@
+"""One rank of a policy in reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.algorithms.spec import Algorithm
+from engines.megatron.model import PolicyModel
+from engines.megatron.parallel import start_parallel, stop_parallel
+from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.reference import Reference
+from engines.megatron.train.rl_step import agreement_of, token_rewards_of, train_on
+from engines.megatron.train.sft_trainer import SftTrainer
+from engines.megatron.train.teachers import Teachers
+from engines.types import Sample
+from engines.weight_sync.report import PublishReport
+from infra.errors import EngineError
+
+__all__ = ["Trainer", "start_parallel", "stop_parallel"]
+
+
+class Trainer(SftTrainer):
+    """This process's share of one policy in training."""
+
+    _reference: Reference | None = None
+    teachers: Teachers | None = None
+    """set by `load_teachers`"""
+
+    @property
+    def policy(self) -> PolicyModel:
+        return cast("PolicyModel", self.network)
+
+    # Training
+
+    def rl_step(
+        self,
+        samples: Sequence[Sample],
+        algorithm: Algorithm,
+        gate: bool,
+        version: int | None = None,
+        values: NDArray[np.float32] | None = None,
+        token_rewards: NDArray[np.float32] | None = None,
+    ) -> dict[str, float]:
+        """Train on one batch of rollouts: `algorithm.mini_batches` optimizer steps.
+
+        What becomes of samples that cannot be trained on: `engines.algorithms.sample_rules`. With
+        `gate`, the mean difference between trainer and engine logprobs, before any update, must
+        not pass `algorithm.agreement_gate`. `version` is the policy's; None: the newest sample's.
+        `values` are the critic's, where the advantage asks for them, and `token_rewards` what the
+        method of that name said, if it was asked. Raises AgreementError, TrainingStopped.
+        """
+        return train_on(
+            self,
+            samples,
+            algorithm,
+            gate=gate,
+            version=version,
+            values=values,
+            token_rewards=token_rewards,
+        )
+
+    def token_rewards(self, samples: Sequence[Sample], algorithm: Algorithm) -> NDArray[np.float32]:
+        """What the KL term adds to each token's reward, as flat as the trainable samples' tokens:
+        a critic learns the same rewards. For `kl.place: reward`."""
+        return token_rewards_of(self, samples, algorithm)
+
+    def agreement(self, samples: Sequence[Sample], algorithm: Algorithm) -> dict[str, float]:
+        """`engine_mismatch_*`: metrics of the engine against the present weights, which must have
+        sampled all of it. One forward pass, no update. Raises AgreementError beyond the gate."""
+        return agreement_of(self, samples, algorithm)
+
+    # Scoring
+
+    def reference_score(self, flat: FlatSequences, temperature: float) -> NDArray[np.float32]:
+        """The same under the weights that this Trainer was made with."""
+        if self._reference is None:
+            self._reference = Reference(self.policy, self._load_model)
+        with self._reference.in_place(self.policy):
+            return self.score(flat, temperature)
+
+    def load_teachers(self, folders: Mapping[str, Path]) -> None:
+        """Keep a frozen model for each domain, for steps with the distillation advantage."""
+        self.teachers = Teachers(self, folders)
+
+    # Weights
+
+    def publish(self, endpoints: Sequence[str], version: int) -> PublishReport | None:
+        """Give the current weights to generation servers as `version`; rank 0 sends.
+
+        Returns the report on rank 0, None elsewhere. A server that refuses is in the report: the
+        ranks stay in step, and the publish can be repeated.
+        """
+        tensors = self.hf_tensors()
+        try:
+            if self.layout.rank != 0:
+                return None
+            from engines.weight_sync import publish
+
+            return publish(tensors, endpoints, version)
+        except EngineError as error:
+            return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
+        finally:
+            for _ in tensors:  # every rank takes part in gathering each of them
+                pass

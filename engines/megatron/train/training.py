@@ -1,0 +1,307 @@
+"""One rank's share of one model in training: Megatron-core's model, optimizer and schedule.
+
+What a policy and a critic have in common. All ranks of a layout call the same method with the same
+arguments at the same time; every rank returns the same numbers, or raises the same error before any
+weight changed. How one step goes:
+
+    sequences -> micro-batch plan -> packs -> forward, loss, backward (Megatron's schedule)
+              -> statistics summed over ranks -> checks -> clip, AdamW step
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engines.batching import plan_micro_batches
+from engines.megatron import device
+from engines.megatron.flops import mfu, sequence_flops
+from engines.megatron.hf.config import model_shape, read_config
+from engines.megatron.hf.folder import HfWeights
+from engines.megatron.hf.layout import load_weights, whole_tensors
+from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
+from engines.megatron.options import check_layout
+from engines.megatron.parallel import current_layout
+from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.train.checkpoint import TrainingState, seed_all
+from engines.megatron.train.objectives import Objective
+from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
+from engines.megatron.train.pack import FlatSequences, Pack, build_pack
+from engines.megatron.train.stopwatch import Began
+from infra.errors import TrainingStopped
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Statistics of one forward and backward, summed over all micro-batches and ranks."""
+
+    sums: dict[str, float]
+    peaks: dict[str, float]
+
+    def mean(self, name: str, per: str) -> float:
+        return self.sums[name] / max(self.sums[per], 1.0)
+
+
+class Training:
+    """This process's share of one model in training; `start_parallel` comes first."""
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        optimizer: Optimizer,
+        parallel: Parallel,
+        model: Path,
+        seed: int,
+        total_steps: int,
+        *,
+        has_value_head: bool = False,
+        freeze_attention: bool = False,
+    ) -> None:
+        """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
+        decay ends there. Raises InputError for a folder, layout or option that cannot work."""
+        config = read_config(model)
+        check_layout(config, parallel, spec.megatron)
+        self.spec, self.seed = spec, seed
+        self.layout = current_layout(parallel)
+        self.shape = model_shape(config)
+        if has_value_head:
+            self.shape = replace(self.shape, has_value_head=True, is_tied=False)
+        self.steps_done = 0
+        """optimizer steps so far"""
+        self.scored_flops = 0.0
+        """of the passes without a gradient since the last `rates`, on all ranks together"""
+        seed_all(seed)
+        self.config = transformer_config(self.shape, self.layout, spec.precision, spec.megatron)
+        self.network = build_model(self.shape, self.config, self.layout)
+        self._model = model
+        self._load_model()
+        if freeze_attention:
+            _freeze_attention(self.network)
+        self._ddp = self._data_parallel(self.network)
+        self._optimizer_spec = optimizer
+        self._optimizer = build_optimizer(self._ddp, optimizer, DTYPES[spec.precision])
+        self._scheduler = build_scheduler(self._optimizer, optimizer, total_steps)
+        self._run_schedule = get_forward_backward_func()
+
+    def _load_model(self) -> None:
+        weights = HfWeights(self._model)
+        load_weights(self.network, self.shape, self.layout, weights.read, weights.file_of)
+
+    def _data_parallel(self, network: PackedModel) -> DistributedDataParallel:
+        half = self.config.bf16
+        ddp = DistributedDataParallel(
+            self.config,
+            DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+            Float16Module(self.config, network) if half else network,
+        )
+        # Set only now: the schedule reads them, and building the model must not.
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.no_sync_func = ddp.no_sync
+        return ddp
+
+    # Steps
+
+    def update(self) -> float:
+        """Advance the learning rate, clip and step; returns the gradient norm."""
+        # Before the step: a warm-up that starts from zero would waste the first step.
+        self._scheduler.step(increment=1)
+        norm = apply_step(self._optimizer, self._optimizer_spec.clip_grad)
+        self.steps_done += 1
+        return norm
+
+    def forward_backward(
+        self, flat: FlatSequences, indices: np.ndarray, objective: Objective
+    ) -> StepStats:
+        """Leave the gradient with the optimizer. TrainingStopped if the loss is not finite."""
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        packs = self._packs(flat, indices)
+        parts = self._schedule(packs, _forward_of(objective))
+        stats = self._sum_over_ranks(objective, parts)
+        if stats.sums["units"] < 1:
+            raise TrainingStopped("the batch has no trained token: its loss mask is all zero")
+        if not math.isfinite(stats.sums["loss"]):
+            raise TrainingStopped(
+                f"the loss is {stats.mean('loss', 'units')} at optimizer step"
+                f" {self.steps_done + 1}: the weights were left as they were"
+            )
+        return stats
+
+    def _packs(self, flat: FlatSequences, indices: np.ndarray) -> list[Pack]:
+        parallel = self.layout.parallel
+        plan = plan_micro_batches(
+            flat.lengths[indices].tolist(),
+            # Context parallelism shares each pack, so that a rank holds this many tokens of it.
+            self.spec.micro_batch_tokens * parallel.cp,
+            parallel.dp,
+            self._flops(flat)[indices].tolist(),
+        )
+        return [
+            build_pack(flat, [int(indices[i]) for i in micro_batch], self.layout)
+            for micro_batch in plan[self.layout.dp_rank]
+        ]
+
+    def _flops(self, flat: FlatSequences) -> NDArray[np.float64]:
+        """Of each sequence, forward and backward."""
+        return sequence_flops(self.shape, flat.lengths, flat.num_trained)
+
+    def _schedule(
+        self, packs: list[Pack], forward: Any, *, forward_only: bool = False
+    ) -> list[Any]:
+        """Run Megatron's schedule; returns what `forward` left on the last pipeline stage."""
+        return self._run_schedule(
+            forward_step_func=forward,
+            data_iterator=iter(packs),
+            model=[self._ddp],
+            num_microbatches=len(packs),
+            # Shapes travel with the tensors (variable_seq_lengths); these are not used.
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _sum_over_ranks(
+        self, objective: Objective, parts: list[tuple[Tensor, Tensor]]
+    ) -> StepStats:
+        counts = self.layout.speaks_for_loss
+        place = device.device()
+        sums = torch.zeros(len(objective.sums), dtype=torch.float64, device=place)
+        peaks = torch.zeros(len(objective.peaks), dtype=torch.float64, device=place)
+        for part_sums, part_peaks in parts if counts else []:
+            sums += part_sums
+            peaks = torch.maximum(peaks, part_peaks)
+        if self.layout.world > 1:
+            dist.all_reduce(sums)
+            dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+        return StepStats(
+            dict(zip(objective.sums, sums.tolist(), strict=True)),
+            dict(zip(objective.peaks, peaks.tolist(), strict=True)),
+        )
+
+    def rates(self, flat: FlatSequences, began: Began) -> dict[str, float]:
+        """Metrics of a step that trained on these sequences once."""
+        seconds = began.seconds
+        tokens = int(flat.lengths.sum())
+        flops = float(self._flops(flat).sum()) + self.scored_flops
+        self.scored_flops = 0.0
+        return {
+            "lr": float(self._optimizer.param_groups[0]["lr"]),
+            "tokens": float(tokens),
+            "trained_tokens": float(flat.trained.sum()),
+            "seconds": seconds,
+            "cpu_seconds": began.cpu_seconds,
+            "tokens_per_s": tokens / seconds,
+            **mfu(flops, seconds, DTYPES[self.spec.precision], self.layout.world),
+        }
+
+    # Scoring
+
+    @torch.no_grad()
+    def read(
+        self,
+        flat: FlatSequences,
+        head: Mapping[str, Any],
+        indices: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32]:
+        """What the model's head says first of every trained token, as flat as the tokens; 0 for
+        the others. `head` as in `Objective.head`; `indices`: of these sequences only. No update."""
+        chosen = np.arange(len(flat.lengths)) if indices is None else indices
+        packs = self._packs(flat, chosen)
+        # A pass forward is a third of one there and back.
+        self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
+        scored = self._schedule(packs, partial(_forward, _score_of, head), forward_only=True)
+        pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
+        return self.gathered(pairs, len(flat.tokens))
+
+    def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:
+        """All ranks' scores of their packs' trained tokens as one [total] array, everywhere."""
+        whole = torch.zeros(total, device=device.device())
+        if self.layout.speaks_for_loss:
+            for pack, values in scored:
+                whole[torch.from_numpy(pack.targets)] = values
+        if self.layout.world > 1:
+            dist.all_reduce(whole)
+        return whole.cpu().numpy()
+
+    # Weights
+
+    @property
+    def _state(self) -> TrainingState:
+        return TrainingState(self._ddp, self._optimizer, self._scheduler, self.layout, self.seed)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint from which any layout can continue; a folder shared by all ranks."""
+        self._state.save(folder, self.steps_done)
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint, of this layout or another."""
+        self.steps_done = self._state.load(folder)
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole tensor) of every weight, on every rank; see hf_map.whole_tensors."""
+        return whole_tensors(self.network, self.shape, self.layout)
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Copies on the CPU of all of them, on rank 0; empty elsewhere. All ranks call it."""
+        if self.layout.rank == 0:
+            return {name: tensor.cpu().clone() for name, tensor in self.hf_tensors()}
+        for _ in self.hf_tensors():
+            pass
+        return {}
+
+
+def _freeze_attention(network: PackedModel) -> None:
+    for name, parameter in network.named_parameters():
+        if ".self_attention." in name:
+            parameter.requires_grad = False
+
+
+def _forward_of(objective: Objective) -> Any:
+    """Megatron's forward step for an objective."""
+    return partial(_forward, partial(_loss_of, objective), objective.head)
+
+
+def _forward(
+    finish: Any, head: Mapping[str, Any], packs: Iterator[Pack], model: Any
+) -> tuple[Tensor, Any]:
+    """The model's output for the next pack, and what to do with it on the last stage."""
+    pack = next(packs)
+    output = model(
+        input_ids=pack.input_ids,
+        position_ids=None,
+        attention_mask=None,
+        packed_seq_params=pack,
+        **head,
+    )
+    return output, partial(finish, pack)
+
+
+def _loss_of(
+    objective: Objective, pack: Pack, scores: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    part = objective.part(pack, scores)
+    units = torch.tensor(part.units, dtype=torch.int, device=part.loss.device)
+    return part.loss, units, (part.sums, part.peaks)
+
+
+def _score_of(pack: Pack, scores: Tensor, non_loss_data: bool = True) -> Tensor:
+    return scores[0]

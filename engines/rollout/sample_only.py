@@ -1,0 +1,74 @@
+"""Sweep: sample rollouts of many problems concurrently with fixed weights. Nothing is trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from engines.rollout.episode import Roller, Rollout
+from engines.rollout.journal import Finished, RolloutJournal
+from engines.rollout.protocols import LiveDomain
+from engines.types import Problem
+from infra.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One model's rollouts in a journal: those of earlier attempts, and where new ones go.
+
+    Weights `version` are step `version` of the journal.
+    """
+
+    journal: RolloutJournal
+    version: int
+    known: Mapping[str, Finished]
+
+    @classmethod
+    async def open(cls, journal: RolloutJournal, version: int) -> Self:
+        return cls(journal, version, await journal.finished(version, version))
+
+    def keep(self, rollout: Rollout) -> None:
+        self.journal.keep(self.version, rollout.sample, rollout.transcript.messages)
+
+
+async def sweep(
+    roller: Roller,
+    domain: LiveDomain,
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    temperature: float,
+    kept: Kept,
+    label: str = "",
+) -> list[list[Rollout]]:
+    """`samples` judged rollouts of each problem, in order of the problems.
+
+    `label` tells this sweep's rollouts from those of others with the same problems and weights.
+    Every generated token must come from weights `kept.version`; raises EngineError when one does
+    not. The seeds do not depend on the version: models are compared on the same random numbers.
+    """
+    groups = await asyncio.gather(
+        *[
+            roller.roll_group(
+                domain,
+                p,
+                samples,
+                version=0,
+                temperature=temperature,
+                label=label,
+                known=kept.known,
+                on_finished=kept.keep,
+            )
+            for p in problems
+        ]
+    )
+    for rollout in (r for group in groups for r in group):
+        strange = {v for v in rollout.sample.weight_versions if v >= 0} - {kept.version}
+        if strange:
+            raise EngineError(
+                f"rollout {rollout.sample.rollout_id} was sampled from weights {sorted(strange)} "
+                f"while {kept.version} were loaded: another writer uses this fleet"
+            )
+    return groups

@@ -1,0 +1,105 @@
+"""Run the stock SGLang server, also on a host without CUDA.
+
+`python -m engines.sglang.servers.launcher '{"model_path": "...", "port": 30000}'` takes
+fields of SGLang's
+ServerArgs as JSON. Where CUDA is, this is `sglang serve` with one small plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from engines.sglang import plugin
+from engines.sglang.cpu import missing_modules as absent
+from engines.sglang.servers import server_files as footprint
+from engines.sglang.servers.host import prepare_environment
+from infra.access import LOOPBACK, required_key
+from infra.cuda import has_cuda
+
+_PRELOADED = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",  # imports the model files
+)
+
+
+def prepare() -> None:
+    """Make SGLang importable in this process and load its plugins."""
+    prepare_environment()
+    if not has_cuda():
+        absent.install()
+        _fork_instead_of_spawn()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    if not plugin.is_registered():
+        raise RuntimeError(
+            "SGLang did not load Tributary's plugin: reinstall the project so that its entry"
+            " point is known, and see the log above for an exception"
+        )
+
+
+def preload() -> None:
+    """Import what a server needs, so that a fork of this process starts at once."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+
+
+def _fork_instead_of_spawn() -> None:
+    """Start scheduler and detokenizer by fork: no second and third import of torch and SGLang."""
+    import multiprocessing
+
+    stock = multiprocessing.set_start_method
+
+    def set_start_method(method: str | None, force: bool = False) -> None:
+        stock("fork", force=True)
+
+    multiprocessing.set_start_method = set_start_method
+
+
+def keep_from_logs(secret: str) -> None:
+    """Write no log record of this process with it: SGLang logs all its arguments when asked to."""
+    stock = logging.getLogRecordFactory()
+
+    def redacted(*given: Any, **named: Any) -> logging.LogRecord:
+        record = stock(*given, **named)
+        text = record.getMessage()
+        if secret in text:
+            record.msg, record.args = text.replace(secret, "***"), ()
+        return record
+
+    logging.setLogRecordFactory(redacted)
+
+
+def serve(options: dict[str, Any]) -> None:
+    """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first.
+
+    The key is added here, for everybody may read a process's arguments. One key protects both what
+    generates and what changes weights.
+    """
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils import kill_process_tree
+
+    key = required_key(options.get("host", LOOPBACK))
+    keys = {"api_key": key, "admin_api_key": key} if key else {}
+    if key:
+        keep_from_logs(key)
+    footprint.adopt()
+    try:
+        run_server(ServerArgs(**options, **keys))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    prepare()
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,183 @@
+"""The process that all engine processes of a host are children of.
+
+It is single-threaded and does nothing but start and stop children as its owner asks, one JSON line
+a request over its standard input and output. On a host without CUDA it imports SGLang once and
+forks each server from that (2 s instead of 15); with CUDA it starts each server as a fresh process.
+
+It dies with its owner: the end of its input means that the owner is gone, and the kernel kills a
+child whose nursery is gone, so nothing stays behind however the owner ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
+
+from engines.sglang.servers import server_files as footprint
+from infra.cuda import has_cuda
+
+_PR_SET_PDEATHSIG = 1
+REAP_S = 0.5
+"""how soon a child that ended is noticed when nobody asks"""
+END_S = 5.0
+
+
+class Nursery:
+    """Children by pid, with exit codes of those that ended."""
+
+    def __init__(self, can_fork_servers: bool) -> None:
+        self._can_fork_servers = can_fork_servers
+        self._children: set[int] = set()
+        self._ended: dict[int, int] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "serve":
+                return {"pid": self._serve(request["options"], request["log"])}
+            case "run":
+                command: list[str] = request["command"]
+                return {"pid": self._start(request["log"], lambda: _execute(command))}
+            case "status":
+                self.reap()
+                return {"exit": self._ended.get(request["pid"])}
+            case "signal":
+                self._signal(request["pid"], request["signal"])
+                return {}
+            case unknown:
+                raise ValueError(f"unknown request {unknown!r}")
+
+    def end(self) -> None:
+        """Kill every child and everything it started in its own session, and clear up after it."""
+        for pid in list(self._children):
+            self._signal(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while self._children and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.01)
+
+    def _serve(self, options: dict[str, Any], log: str) -> int:
+        if not self._can_fork_servers:
+            command = [sys.executable, "-m", "engines.sglang.servers.launcher", json.dumps(options)]
+            return self._start(log, lambda: _execute(command))
+
+        def serve() -> None:
+            from engines.sglang.servers import launcher
+
+            launcher.serve(options)
+
+        return self._start(log, serve)
+
+    def _start(self, log: str, body: Callable[[], None]) -> int:
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_child(nursery, log, body)
+        self._children.add(pid)
+        return pid
+
+    def _signal(self, pid: int, number: int) -> None:
+        self.reap()
+        if pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def reap(self) -> None:
+        """Take note of children that ended, however they did, and remove what they left."""
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(ProcessLookupError):  # what it left in its group
+                os.killpg(pid, signal.SIGKILL)
+            footprint.clear(pid)
+
+
+def _become_child(nursery: int, log: str, body: Callable[[], None]) -> NoReturn:
+    """In the fork: own session, own log, no way back to the nursery's pipes."""
+    code = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != nursery:  # it died before the line above
+            os._exit(1)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, 64)
+        body()
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _execute(command: list[str]) -> None:
+    os.execvp(command[0], command)
+
+
+def _converse(nursery: Nursery, requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer one line after the other until the owner closes its end.
+
+    The owner waits for each reply, so a line never hides behind another in the buffer.
+    """
+    while True:
+        while not select.select([requests], [], [], REAP_S)[0]:
+            nursery.reap()
+        line = requests.readline()
+        if not line:
+            return
+        try:
+            reply = nursery.answer(json.loads(line))
+        except Exception as error:
+            reply = {"error": repr(error)}
+        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.flush()
+
+
+def main() -> None:
+    # Imports may print: keep the reply channel to ourselves and send prints to the log.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    # A Ctrl-C at the terminal is its owner's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    can_fork = sys.argv[1] == "servers" and not has_cuda()
+    if can_fork:
+        from engines.sglang.servers import launcher
+
+        gc.disable()  # nearly all that imports make stays: looking for garbage costs seconds
+        launcher.prepare()
+        launcher.preload()
+        gc.enable()
+        gc.collect()
+        gc.freeze()  # shared pages stay shared when a child's collector runs
+    replies.write(b'{"ready": true}\n')
+    replies.flush()
+    nursery = Nursery(can_fork)
+    try:
+        _converse(nursery, sys.stdin.buffer, replies)
+    finally:
+        nursery.end()
+
+
+if __name__ == "__main__":
+    main()

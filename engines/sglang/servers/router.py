@@ -1,0 +1,101 @@
+"""An sglang-router process and its set of servers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+
+from engines.sglang.http import call
+from engines.sglang.servers.zygote import Zygote, log_tail
+from infra.access import LOOPBACK, key, listening_host, reachable
+from infra.errors import EngineError
+from infra.processes.ports import free_ports
+
+START_S = 60.0
+_CHANGE_S = 30.0
+_CONTROL_S = 10.0
+
+
+class Router:
+    """A running router. `set_servers` sets the servers that get requests; none at first."""
+
+    def __init__(self, zygote: Zygote, name: str) -> None:
+        """Start it; returns before it is ready."""
+        self.name = name
+        self.log = zygote.logs / f"{name}.log"
+        self._zygote = zygote
+        self._host, self._port = listening_host(), free_ports(1)[0]
+        self.pid = zygote.run(self._command(), self.log)
+
+    def _command(self) -> list[str]:
+        flags = {
+            "--host": self._host,
+            "--port": self._port,
+            "--prometheus-host": LOOPBACK,
+            "--prometheus-port": free_ports(1, avoid={self._port})[0],
+            # requests are batches of equal size: taking turns balances them exactly
+            "--policy": "round_robin",
+            "--log-level": "warn",
+            "--worker-startup-check-interval": 1,
+            "--health-check-interval-secs": 2,
+            "--health-failure-threshold": 2,
+            "--health-success-threshold": 1,
+            # a batch may take long on a slow host; its caller has a bound of its own
+            "--request-timeout-secs": 3600,
+        }
+        values = [str(part) for flag in flags.items() for part in flag]
+        return [sys.executable, "-m", "engines.sglang.servers.router_main", *values]
+
+    @property
+    def url(self) -> str:
+        return f"http://{reachable(self._host)}:{self._port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._zygote.exit_code(self.pid) is None
+
+    def wait_ready(self, timeout: float = START_S) -> None:
+        """Return when it answers; raises EngineError with the log's end if it does not."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with contextlib.suppress(EngineError):
+                call(self.url, "/workers", timeout=2.0)
+                return
+            if not self.is_alive:
+                break
+            time.sleep(0.03)
+        raise EngineError(
+            f"router {self.name} did not start in {timeout:.0f} s; the end of {self.log}:\n"
+            f"{log_tail(self.log)}"
+        )
+
+    def servers(self) -> dict[str, bool]:
+        """URL of each server it knows, and whether the router thinks it healthy."""
+        reply = call(self.url, "/workers", timeout=_CONTROL_S)
+        return {worker["url"]: worker["is_healthy"] for worker in reply["workers"]}
+
+    def set_servers(self, urls: Iterable[str], timeout: float = _CHANGE_S) -> None:
+        """Route to exactly `urls`; returns when all of them take requests and no other does."""
+        wanted = set(urls)
+        reply = call(self.url, "/workers", timeout=_CONTROL_S)
+        ids = {worker["url"]: worker["id"] for worker in reply["workers"]}
+        for url in ids.keys() - wanted:
+            call(self.url, f"/workers/{ids[url]}", method="DELETE", timeout=_CONTROL_S)
+        for url in wanted - ids.keys():
+            # Servers that come later do not get the router's own key by themselves.
+            asked = key()
+            worker = {"url": url} | ({"api_key": asked} if asked else {})
+            call(self.url, "/workers", worker, timeout=_CONTROL_S)
+        deadline = time.monotonic() + timeout
+        while (now := self.servers()) != dict.fromkeys(wanted, True):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"router {self.name} has servers {now} after {timeout:.0f} s, wanted"
+                    f" {sorted(wanted)}; the end of {self.log}:\n{log_tail(self.log)}"
+                )
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self._zygote.stop(self.pid)

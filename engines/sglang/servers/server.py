@@ -1,0 +1,114 @@
+"""One SGLang server's life: start, ready, health, stop. Knows no Ray; weights: `weight_sync`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from engines.sglang.arguments import server_options
+from engines.sglang.http import call, order, read_text
+from engines.sglang.servers.zygote import Zygote, log_tail
+from engines.sglang.spec import FleetSpec
+from infra.access import reachable
+from infra.errors import EngineError, OutOfMemory
+from infra.processes.memory import tells_of_memory
+from infra.processes.ports import free_ports
+
+START_S = 300.0
+"""bound on a server's start; 2 s by fork on CPU, minutes for a large model on GPU"""
+_CONTROL_S = 30.0
+_PROBE = {
+    "input_ids": [1, 2, 3, 4],
+    "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+}
+
+
+class Server:
+    """A running server. Blocking calls; not for concurrent use by several threads.
+
+    `version` is what the server itself says its weights are, e.g. "17".
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        name: str,
+        spec: FleetSpec,
+        model: Path,
+        tp: int = 1,
+        port: int | None = None,
+        first_device: int = 0,
+    ) -> None:
+        """Start it with the weights in `model`; returns before it is ready."""
+        self.name = name
+        self.port = free_ports(1)[0] if port is None else port
+        self.log = zygote.logs / f"{name}.log"
+        self._zygote = zygote
+        options = server_options(spec, model, self.port, tp, first_device)
+        self._host = reachable(options["host"])
+        self.pid = zygote.serve(options, self.log)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self.port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._zygote.exit_code(self.pid) is None
+
+    def wait_ready(self, timeout: float = START_S) -> None:
+        """Return after a real generation; raises EngineError with the log's end if it cannot."""
+        deadline = time.monotonic() + timeout
+        last = EngineError("never asked")
+        while time.monotonic() < deadline:
+            try:
+                call(self.url, "/model_info", timeout=2.0)
+                self.probe(deadline - time.monotonic())
+                return
+            except EngineError as error:
+                last = error
+            if not self.is_alive:
+                text = f"server {self.name} ended while starting; {self._advice()}"
+                raise OutOfMemory(text, "server") if tells_of_memory(text) else EngineError(text)
+            time.sleep(0.03)
+        raise EngineError(
+            f"server {self.name} was not ready in {timeout:.0f} s ({last}); {self._advice()}"
+        )
+
+    def probe(self, timeout: float = _CONTROL_S) -> None:
+        """One token from the model: proves that scheduler and weights work, not only HTTP."""
+        reply = call(self.url, "/generate", _PROBE, timeout=timeout)
+        if len(reply.get("output_ids", ())) != 1:
+            raise EngineError(f"server {self.name} generated nothing: {str(reply)[:300]}")
+
+    def answer(self, timeout: float) -> None:
+        """Return when its scheduler has answered, which it does between two batches, also while
+        generation is paused; raises EngineError if it does not in time."""
+        call(self.url, "/server_info", timeout=timeout)
+
+    @property
+    def version(self) -> str:
+        return str(self.info()["weight_version"])
+
+    def info(self) -> dict[str, Any]:
+        return call(self.url, "/model_info", timeout=_CONTROL_S)
+
+    def recover(self) -> None:
+        """Make it usable after a holder that left it in any state; raises EngineError if it is not.
+
+        Requests end, an open weight update is closed, a pause is lifted, one token proves it.
+        """
+        read_text(self.url, "/abort_request", {"abort_all": True}, timeout=_CONTROL_S)
+        with contextlib.suppress(EngineError):  # refused when no update is open
+            order(self.url, "/end_weight_update", {}, timeout=_CONTROL_S)
+        order(self.url, "/continue_generation", {}, timeout=_CONTROL_S)
+        self.probe()
+
+    def stop(self) -> None:
+        """End it and all its processes. A server keeps nothing worth a graceful end."""
+        self._zygote.stop(self.pid)
+
+    def _advice(self) -> str:
+        return f"the end of {self.log}:\n{log_tail(self.log)}"

@@ -1,0 +1,155 @@
+"""The owner's handle of a nursery: starts engine processes and outlives none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from infra.errors import EngineError
+
+READY_S = 180.0
+"""bound on importing SGLang; 6 s on a quiet machine"""
+_REPLY_S = 30.0
+
+
+class Zygote:
+    """A running nursery. Methods may be called from any thread; each is short but `wait_ready`.
+
+    Logs go to `logs`, one file a process. `close` (or the end of this process, however it ends)
+    kills every child.
+    """
+
+    def __init__(self, logs: Path, *, serves: bool = True) -> None:
+        """`serves` False skips importing SGLang: for programs only, ready at once."""
+        logs.mkdir(parents=True, exist_ok=True)
+        self.logs = logs
+        self._lock = threading.Lock()
+        self._is_ready = False
+        with (logs / "nursery.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "engines.sglang.servers.nursery",
+                    "servers" if serves else "programs",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, timeout: float = READY_S) -> None:
+        """Return when servers can be forked; raises EngineError with the log's end otherwise."""
+        with self._lock:
+            self._wait_ready(timeout)
+
+    def serve(self, options: dict[str, Any], log: Path) -> int:
+        """Start an SGLang server with these fields of ServerArgs; returns its pid."""
+        return self._ask({"do": "serve", "options": options, "log": str(log)})["pid"]
+
+    def run(self, command: list[str], log: Path) -> int:
+        """Start any other program; returns its pid."""
+        return self._ask({"do": "run", "command": command, "log": str(log)})["pid"]
+
+    def exit_code(self, pid: int) -> int | None:
+        """None while the child runs."""
+        return self._ask({"do": "status", "pid": pid})["exit"]
+
+    def stop(self, pid: int, grace: float = 0.0) -> None:
+        """End a child and all it started: SIGTERM, then SIGKILL after `grace` seconds."""
+        if grace > 0:
+            self._ask({"do": "signal", "pid": pid, "signal": int(signal.SIGTERM)})
+            if self._wait_exit(pid, grace):
+                return
+        self._ask({"do": "signal", "pid": pid, "signal": int(signal.SIGKILL)})
+        if not self._wait_exit(pid, 10.0):
+            raise EngineError(f"process {pid} did not end within 10 s of SIGKILL")
+
+    def close(self) -> None:
+        """Kill every child, then the nursery itself."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=10)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait_exit(self, pid: int, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.exit_code(pid) is not None:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _wait_ready(self, timeout: float) -> None:
+        if not self._is_ready:
+            self._read_line(timeout)
+            self._is_ready = True
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._wait_ready(READY_S)
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                self._process.stdin.flush()
+            except OSError as error:
+                raise self._gone() from error
+            reply = self._read_line(_REPLY_S)
+        if "error" in reply:
+            raise EngineError(f"the nursery could not {request['do']}: {reply['error']}")
+        return reply
+
+    def _read_line(self, timeout: float) -> dict[str, Any]:
+        """Replies are single short lines written at once, so a readable pipe holds a whole one."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], timeout)
+        if not readable:
+            raise EngineError(f"the nursery gave no answer in {timeout:.0f} s; {self._advice()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._gone()
+        return json.loads(line)
+
+    def _gone(self) -> EngineError:
+        return EngineError(f"the nursery of engine processes ended; {self._advice()}")
+
+    def _advice(self) -> str:
+        path = self.logs / "nursery.log"
+        return f"the end of {path}:\n{log_tail(path)}"
+
+
+def log_tail(path: Path, lines: int = 15) -> str:
+    """Last lines of a log file, for error messages; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16384))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

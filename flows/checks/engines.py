@@ -1,0 +1,74 @@
+"""Checks of layouts and of options that are passed through to the engines, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engines.megatron.options import check_layout
+from engines.megatron.spec import Parallel
+from engines.sglang.options import check_options
+from flows.checks.model_folders import model_report
+from flows.plan import PlannedStage
+from infra.errors import InputError
+from tasks.base.spec import BaseSettings
+from tasks.distill.spec import DistillSpec
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.opd.spec import OpdSpec
+from tasks.rl.spec import RlSpec
+from tasks.sft.spec import SftSpec
+
+
+def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
+    """The base model's `config.json`; None when it is out of reach or describes no model."""
+    if base.random is None:
+        report = model_report(str(base.folder))
+        return report and report.config
+    made = base.random
+    return {
+        "model_type": "qwen3",
+        "hidden_size": made.hidden_size,
+        "num_hidden_layers": made.layers,
+        "num_attention_heads": made.heads,
+        "num_key_value_heads": made.kv_heads,
+        "head_dim": made.head_dim,
+        "intermediate_size": made.ffn_size,
+        "vocab_size": made.vocab_size,
+        "max_position_embeddings": made.max_length,
+    }
+
+
+def _fitting(layout: Parallel) -> dict[str, Any]:
+    """A model that any layout divides, for a base out of reach: its options can still be wrong."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": layout.tp,
+        "num_hidden_layers": layout.pp,
+        "num_attention_heads": layout.tp,
+        "num_key_value_heads": layout.tp,
+        "head_dim": 2,
+        "intermediate_size": layout.tp,
+        "vocab_size": layout.tp,
+    }
+
+
+def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
+    """Layouts that the model does not divide into, and wrong Megatron options."""
+    if not isinstance(stage.spec, SftSpec | RlSpec | OpdSpec):
+        return
+    options = stage.spec.settings.trainer.megatron
+    for layout in dict.fromkeys([stage.resources.trainer, stage.critic or stage.resources.trainer]):
+        try:
+            check_layout(model_config(base) or _fitting(layout), layout, options)
+        except InputError as error:
+            yield f"stage {stage.name}: {error}"
+
+
+def fleet_problems(stage: PlannedStage) -> Iterator[str]:
+    """Wrong SGLang options."""
+    if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
+        return
+    try:
+        check_options(stage.spec.settings.fleet.sglang)
+    except InputError as error:
+        yield f"stage {stage.name}: {error}"

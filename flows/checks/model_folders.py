@@ -1,0 +1,52 @@
+"""Checks of the model folders that a plan imports, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from flows.plan import MODEL, PlannedStage
+from infra.errors import StorageError
+from tasks.base.spec import BaseSpec
+from tasks.model_folder.report import ModelReport, report_model
+
+
+def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
+    """Each as `base.folder: FOLDER/FILE: what is wrong; what to do`."""
+    for where, folder in _folders(plan):
+        report = _report(folder)
+        if isinstance(report, ModelReport):
+            yield from (f"{where}: {line}" for line in report.problems)
+
+
+def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
+    """What a folder holds that is not used, and folders that only their stage will see."""
+    for where, folder in _folders(plan):
+        report = _report(folder)
+        if isinstance(report, StorageError):
+            yield f"{where}: its model is checked when its stage starts: {report}"
+        else:
+            yield from (f"{where}: {line}" for line in report.notes)
+
+
+def model_report(folder: str) -> ModelReport | None:
+    """What is known of a model folder; None for one that is out of reach."""
+    report = _report(folder)
+    return report if isinstance(report, ModelReport) else None
+
+
+@functools.cache  # one look a command: a store far away takes seconds
+def _report(folder: str) -> ModelReport | StorageError:
+    try:
+        return report_model(folder)
+    except StorageError as error:
+        return error
+
+
+def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
+    """Each folder to import, with its place in the recipe or in the flow's parameters."""
+    for stage in plan:
+        if isinstance(stage.spec, BaseSpec) and stage.spec.settings.folder is not None:
+            compared = stage.name.startswith(MODEL)
+            where = f"models.{stage.name.removeprefix(MODEL)}" if compared else "base.folder"
+            yield where, stage.spec.settings.folder

@@ -1,0 +1,129 @@
+"""What a schema cannot see: names, hook paths, layouts. Runs before any job is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from flows.checks.exactness import inexact
+from flows.checks.hooks import hook_problems
+from flows.checks.model_folders import folder_cautions, folder_problems
+from flows.checks.store import store_cautions, store_problems
+from flows.checks.trial import findings_of
+from flows.checks.trial_request import request_of
+from flows.checks.values import value_problems
+from flows.explain import nearest
+from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.distill.spec import DistillSpec
+from tasks.domain import Domain
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.opd.spec import OpdSpec
+from tasks.rl.spec import RlSpec
+
+RESERVED = ("base", "unified", "distill", "evaluate", "model")
+SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
+
+
+def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = False) -> None:
+    """Raise one `InputError` that lists everything wrong with the recipe as this plan uses it.
+
+    `again` tries the user's parts even if they were found good before.
+    """
+    problems = [*_names(recipe), *value_problems(recipe), *store_problems(recipe)]
+    hooks = list(hook_problems(recipe.hooks, recipe.data))
+    problems += hooks
+    if not hooks:  # parts can only be tried once their files are there
+        problems += findings_of(request_of(recipe, plan), again=again).problems
+    problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
+    problems += _time_limits(plan)
+    if recipe.determinism == "exact":
+        problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
+    if problems:
+        lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
+        raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
+
+
+def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """What can run and will hardly do what it was meant for."""
+    from flows.checks.algorithms import algorithm_cautions
+
+    yield from store_cautions(recipe)
+    yield from findings_of(request_of(recipe, plan)).cautions
+    if recipe.unify == "opd" and recipe.base.random is not None:
+        yield (
+            "unify: opd starts the unified model from the base, which is random here: its answers"
+            " hold nothing that a teacher could correct; use `sft+opd`"
+        )
+    yield from folder_cautions(plan)
+    for stage in plan:
+        yield from algorithm_cautions(stage)
+
+
+def _names(recipe: Recipe) -> Iterator[str]:
+    domains = {domain.name: domain for domain in recipe.domains}
+    for key, expert in recipe.experts.items():
+        name = expert.domain.name
+        if recipe.unified is not None and name != key:
+            yield (
+                f"experts.{key}.domain.name: leave it out, or say `{key}` as its key does: what"
+                " `unified` learns of a domain comes from the expert of that name"
+            )
+        if expert.domain != domains[name]:
+            yield f"experts.{key}.domain: has the name {name}, which another domain already has"
+        if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
+            yield f"experts.{key}: the name would collide with a stage's; choose another"
+
+
+def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    pool = recipe.resources
+    # A recipe serves several flows and operators: what another would run may be named as well.
+    planned = [stage.name for stage in [*plan, *plan_post_train(recipe)]]
+    names = list(dict.fromkeys([*planned, *UNIFYING]))
+    round_of = re.compile(rf"({'|'.join(recipe.experts)})-(distill|sft|rl)-r[1-9]\d*")
+    for name in pool.stages:
+        if name not in names and not round_of.fullmatch(name) and not name.startswith(MODEL):
+            yield f"resources.stages.{name}: no such stage{nearest(name, names)}"
+    for stage in plan:
+        world, servers = stage.resources.trainer.world_size, stage.resources.servers
+        what = f"its trainer layout needs {world} ranks"
+        if stage.critic is not None:
+            world += stage.critic.world_size
+            what = f"its trainer and critic need {world} ranks together"
+        if world > pool.trainer_ranks:
+            yield f"stage {stage.name}: {what}, resources.trainer_ranks is {pool.trainer_ranks}"
+        named = pool.stages.get(stage.name)
+        if named is not None and named.critic is not None and stage.critic is None:
+            yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
+        if servers > pool.servers:
+            yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
+
+
+def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
+    """A stage must not count as standing still while a part may still answer."""
+    for stage in plan:
+        if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
+            continue
+        bound = stage.resources.stall_seconds
+        for domain in stage.spec.domains:
+            rewards = domain.rewards if isinstance(domain, Domain) else [domain.outcome]
+            for named in (domain, *rewards):
+                if named.timeout_s >= bound:
+                    yield (
+                        f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"
+                        f" and the stage counts as hung after stall_seconds {bound:g}: raise the"
+                        " latter in resources, or lower the former"
+                    )
+
+
+def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Algorithms that cannot be, options passed through to the engines, and layouts that the
+    model does not divide into."""
+    from flows.checks.algorithms import algorithm_problems
+    from flows.checks.engines import fleet_problems, trainer_problems
+
+    for stage in plan:
+        yield from trainer_problems(recipe.base, stage)
+        yield from fleet_problems(stage)
+        yield from algorithm_problems(stage)

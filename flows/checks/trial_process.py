@@ -1,0 +1,62 @@
+"""The process in which a trial runs: `python -m flows.checks.trial_process OUTPUT STACK`.
+
+It reads the request from its input and tells each step before it is taken, as a line of JSON, by a
+channel that the parts do not know: what they print goes to the file OUTPUT.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from flows.checks.parts import try_parts
+from flows.checks.trial_request import TrialRequest
+from infra.code.undeclared_reads import undeclared_reads, watch_reads
+from infra.user_files import install_hooks, read_hooks
+
+
+class Telling:
+    """Tells each step; a step that is not over in time has its stack written to a file."""
+
+    def __init__(self, channel: TextIO, output: Path, stack: Path) -> None:
+        self._channel, self._output, self._read = channel, output, 0
+        self._stack = stack.open("w")
+
+    def begin(self, where: str, what: str, seconds: float) -> None:
+        self.tell({"where": where, "what": what, "seconds": seconds})
+        faulthandler.dump_traceback_later(seconds + 1, file=self._stack)
+
+    def printed(self) -> str:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        text = self._output.read_text(errors="replace")
+        fresh, self._read = text[self._read :], len(text)
+        return fresh
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self._channel.write(json.dumps(message) + "\n")
+        self._channel.flush()
+
+
+def main() -> None:
+    output, stack = Path(sys.argv[1]), Path(sys.argv[2])
+    request = TrialRequest.model_validate_json(sys.stdin.buffer.read())
+    channel = os.fdopen(os.dup(1), "w")
+    with output.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    watch_reads(install_hooks(read_hooks(request.hooks, request.data)))
+    telling = Telling(channel, output, stack)
+    found = try_parts(request, telling)
+    cautions = [*found.cautions, *undeclared_reads()]
+    telling.tell({"findings": {"problems": found.problems, "cautions": cautions}})
+    sys.stdout.flush()
+    os._exit(0)  # threads of the parts must not keep it
+
+
+if __name__ == "__main__":
+    main()

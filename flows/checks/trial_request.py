@@ -1,0 +1,157 @@
+"""What is tried of a recipe's parts, and what came of it: plain data that goes to a process of its
+own and comes back."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from curricula.built_in import BUILT_IN as CURRICULA
+from engines.algorithms.choices import CustomAdvantage, CustomLoss
+from engines.types import Split
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from infra.config import Config
+from rewards.built_in import BUILT_IN as REWARDS
+from tasks.base.spec import BaseSettings
+from tasks.domain import CurriculumSpec, Domain
+from tasks.opd.spec import OpdSpec
+from tasks.rl.spec import RlSpec
+
+_DRAWN = 64
+"""most problems of a split that are drawn to look for overlaps"""
+_DRAWN_HELDOUT = 256
+"""of the held-out split: a curriculum that has too few fails hours later"""
+
+
+class PlacedDomain(Config):
+    """A domain, where it is written, and how many problems of each split are drawn."""
+
+    where: str
+    domain: Domain
+    counts: dict[Split, int]
+
+
+class PlacedCurriculum(Config):
+    """A round's curriculum: one of a domain with other options."""
+
+    where: str
+    curriculum: CurriculumSpec
+
+
+class CustomPart(Config):
+    """A custom advantage or loss, and where it is written."""
+
+    where: str
+    kind: Literal["advantage", "loss"]
+    path: str
+    options: dict[str, Any]
+    compares: str
+
+
+class TrialRequest(Config):
+    """Everything that a trial depends on."""
+
+    hooks: list[str]
+    data: list[str]
+    base: BaseSettings
+    seed: int
+    domains: list[PlacedDomain]
+    rounds: list[PlacedCurriculum]
+    custom: list[CustomPart]
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether a part is not ours: it may hang, exit or print."""
+        named = [placed.domain.curriculum.name not in CURRICULA for placed in self.domains]
+        named += [r.name not in REWARDS for placed in self.domains for r in placed.domain.rewards]
+        return any(named) or bool(self.custom)
+
+
+class Findings(Config):
+    """What a trial found: what is refused, and what only deserves a warning."""
+
+    problems: list[str]
+    cautions: list[str]
+
+
+def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:
+    """The parts that this plan uses."""
+    custom = [part for stage in plan for part in _custom(stage)]
+    return TrialRequest(
+        hooks=recipe.hooks,
+        data=recipe.data,
+        base=recipe.base,
+        seed=recipe.seed,
+        domains=_domains(recipe),
+        rounds=_rounds(recipe),
+        custom=list({(p.path, p.kind, repr(p.options)): p for p in reversed(custom)}.values()),
+    )
+
+
+def _domains(recipe: Recipe) -> list[PlacedDomain]:
+    """Each domain with its place in the recipe; one that experts share at its first."""
+    placed: dict[str, PlacedDomain] = {}
+    for key, expert in recipe.experts.items():
+        place = PlacedDomain(
+            where=f"experts.{key}.domain",
+            domain=expert.domain,
+            counts=_counts(recipe, key),
+        )
+        placed.setdefault(expert.domain.name, place)
+    return list(placed.values())
+
+
+def _rounds(recipe: Recipe) -> list[PlacedCurriculum]:
+    return [
+        PlacedCurriculum(
+            where=f"experts.{key}.round_options.{index}",
+            curriculum=expert.domain_of_round(index + 1).curriculum,
+        )
+        for key, expert in recipe.experts.items()
+        for index in range(len(expert.round_options))
+    ]
+
+
+def _counts(recipe: Recipe, key: str) -> dict[Split, int]:
+    expert, unified = recipe.experts[key], recipe.unified
+    counts: dict[Split, int] = {
+        "sft": min(_DRAWN, expert.sft.demonstrations),
+        "rl": min(_DRAWN, expert.rl.problems_per_step),
+        "heldout": min(_DRAWN_HELDOUT, recipe.evaluate.problems),
+    }
+    if expert.rounds or (unified is not None and "sft" in recipe.unify):
+        counts["distill"] = min(_DRAWN, recipe.distill.problems)
+    return counts
+
+
+def _custom(stage: PlannedStage) -> list[CustomPart]:
+    if not isinstance(stage.spec, RlSpec | OpdSpec):
+        return []
+    algorithm = stage.spec.settings.algorithm
+    parts: list[CustomPart] = []
+    where = f"stage {stage.name}: algorithm"
+    if isinstance(algorithm.advantage, CustomAdvantage):
+        part = algorithm.advantage
+        compares = "group" if part.needs_group_spread else "batch"
+        compares = "teachers" if isinstance(stage.spec, OpdSpec) else compares
+        parts.append(
+            CustomPart(
+                where=f"{where}.advantage",
+                kind="advantage",
+                path=part.path,
+                options=part.options,
+                compares=compares,
+            )
+        )
+    if isinstance(algorithm.loss, CustomLoss):
+        part = algorithm.loss
+        parts.append(
+            CustomPart(
+                where=f"{where}.loss",
+                kind="loss",
+                path=part.path,
+                options=part.options,
+                compares="group",
+            )
+        )
+    return parts

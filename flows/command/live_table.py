@@ -1,0 +1,104 @@
+"""The live table of a run, read from its record; plain lines where the output is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from flows.plan import PlannedStage
+from flows.reports.page import report_path
+from flows.reports.report import build_report, notes, score_table, training_table
+from flows.running.records import RunRecord, StageRecord
+
+STYLES = {
+    "pending": "dim",
+    "running": "bold",
+    "completed": "green",
+    "cached": "cyan",
+    "failed": "red",
+    "stopped": "yellow",
+}
+
+
+class LiveTable:
+    """`update` redraws in place on a terminal; elsewhere it says each change of a stage's state."""
+
+    def __init__(self, record: RunRecord, plan: list[PlannedStage], console: Console) -> None:
+        self._record, self._plan, self._console = record, plan, console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._stages: dict[str, StageRecord] = {}
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> LiveTable:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._live.stop()
+
+    def update(self) -> None:
+        stages = self._stages = self._record.stages(self._stages)
+        if self._live is not None:
+            self._live.update(_table(self._plan, stages), refresh=True)
+            return
+        for name, stage in stages.items():
+            if self._said.get(name) != stage.state:
+                self._said[name] = stage.state
+                seconds = f" in {stage.seconds:.1f} s" if stage.state == "completed" else ""
+                self._console.print(f"{name}: {stage.state}{seconds}", markup=False)
+
+
+def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
+    table = Table("stage", "kind", "state", "progress", "time", expand=False)
+    for planned in plan:
+        stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)
+        running = stage.state == "running"
+        seconds = stage.seconds_at(time.time())
+        progress = f"{stage.done}/{stage.total} {stage.message}" if stage.total else ""
+        table.add_row(
+            planned.name,
+            planned.kind,
+            f"[{STYLES[stage.state]}]{stage.state}[/]",
+            progress if running else "",
+            f"{seconds:.1f} s" if seconds else "",
+        )
+    return table
+
+
+def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> int:
+    """Scores, notes and links of a run that is over."""
+    report = build_report(record, [stage.name for stage in plan])
+    console.print(f"{report.run}: {report.state} in {report.seconds:.0f} s", markup=False)
+    for title, scores in (("temperature 1", report.scores), ("greedy", report.greedy)):
+        if scores:
+            header, rows = score_table(scores)
+            table = Table(*header, title=f"mean outcome, {title}")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+    if report.gains:
+        header, rows = training_table(report)
+        table = Table(*header, title="cold start and RL, with 95% intervals")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for note in notes(report, record.recipe()):
+        console.print(f"- {note}", markup=False, soft_wrap=True)
+    links, page = record.state().links, report_path(report.run)
+    links.pop("report", "")  # another machine may have made it, or nobody yet
+    for title, url in (links | ({"report": page.as_uri()} if page.is_file() else {})).items():
+        console.print(f"{title}: {url}", markup=False, soft_wrap=True)
+    return 0 if report.state == "completed" else 1

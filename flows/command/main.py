@@ -1,0 +1,220 @@
+"""The command `tributary`. Each command imports what it needs when it runs, so `--help` is fast."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from infra.errors import BAD_INPUT, DETACHED, TributaryError
+
+app = App(
+    name="tributary",
+    help="The whole post-training recipe of a language model as one durable pipeline.",
+    version_flags=["--version"],
+)
+console = Console()
+errors = Console(stderr=True)
+
+Set = Annotated[
+    list[str],
+    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.rl.steps=4"),
+]
+
+
+@app.command
+def run(
+    recipe: str,
+    /,
+    *,
+    set_: Set | None = None,
+    expert: str = "",
+    name: str = "",
+    in_process: bool = False,
+) -> int:
+    """Run a recipe to the end, showing its stages.
+
+    One Ctrl-C detaches and the run continues (with --in-process it stops after a checkpoint); two
+    Ctrl-C within two seconds cancel it.
+
+    Parameters
+    ----------
+    recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
+    expert: Run only the stages and the evaluation of this expert.
+    name: Another name for this run.
+    in_process: Run in this process, without the Prefect server.
+    """
+    from flows.command.run import start
+
+    return start(recipe, set_ or [], expert, name, in_process, console)
+
+
+@app.command
+def resume(run: str = "", /) -> int:
+    """Continue a failed, crashed, stopped or cancelled run, or follow one that is still running.
+
+    Finished stages do not run again.
+
+    Parameters
+    ----------
+    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    """
+    from flows.command.run import continue_run
+
+    return continue_run(run, console)
+
+
+@app.command
+def check(recipe: str, /, *, set_: Set | None = None) -> int:
+    """Validate a recipe; print it resolved, with its plan: what is cached, what will run, where.
+
+    Parameters
+    ----------
+    recipe: A YAML file, or the name of a shipped recipe.
+    """
+    from flows.command.show import show_check
+
+    return show_check(recipe, set_ or [], console)
+
+
+@app.command
+def report(run: str = "", /, *, json: bool = False) -> int:
+    """Show the scores by model and domain, with times.
+
+    Parameters
+    ----------
+    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    json: Print JSON.
+    """
+    from flows.command.show import show_report
+
+    return show_report(run, json, console)
+
+
+@app.command
+def compare(*runs: str, json: bool = False) -> int:
+    """Show mean and spread of the scores of several runs, e.g. of one recipe with three seeds.
+
+    Parameters
+    ----------
+    runs: Ids or names of runs, or names of recipes (the latest run of each).
+    json: Print JSON.
+    """
+    from flows.command.compare import show_comparison
+
+    return show_comparison(runs, json, console)
+
+
+@app.command
+def artifacts(*, json: bool = False, root: str = "") -> int:
+    """List the artifacts in the store.
+
+    Parameters
+    ----------
+    json: Print JSON.
+    root: The store to look in, e.g. s3://bucket/prefix; default: the latest run's.
+    """
+    from flows.command.show import show_artifacts
+
+    return show_artifacts(json, root, console)
+
+
+@app.command
+def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str = "") -> int:
+    """Browse an artifact's samples: tokens, what was trained on, reward and its reason.
+
+    Parameters
+    ----------
+    artifact: A digest (or its beginning) or a stage's name in the latest run.
+    limit: How many samples to show.
+    domain: Show only samples of this domain.
+    root: The store to look in; default: the latest run's.
+    """
+    from flows.command.rollouts import show_rollouts
+
+    return show_rollouts(artifact, limit, domain, root, console)
+
+
+@app.command(name="test-hook")
+def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str = "group") -> int:
+    """Test your own advantage or loss on small batches against the contract.
+
+    Parameters
+    ----------
+    path: `module:function`, or `file.py:function`.
+    kind: advantage or loss; default: from the type of its argument.
+    options: Its options as JSON.
+    compares: What an advantage compares a rollout with: its group, the batch or teachers.
+    """
+    from flows.command.hooks import show_hook
+
+    return show_hook(path, kind, options, compares, console)
+
+
+@app.command
+def up() -> int:
+    """Start the local stack, or restart its dead parts."""
+    from flows.command.stack import start_stack
+
+    return start_stack(console)
+
+
+@app.command
+def down() -> int:
+    """Stop the local stack."""
+    from flows.command.stack import stop_stack
+
+    return stop_stack(console)
+
+
+@app.command
+def status() -> int:
+    """Show which parts of the local stack run, and their addresses."""
+    from flows.command.stack import show_status
+
+    return show_status(console)
+
+
+@app.command
+def secret(block: str, /, *variables: str) -> int:
+    """Save variables of your environment in a Prefect Secret block, for `storage.credentials`.
+
+    Parameters
+    ----------
+    block: Name of the block; an existing block of that name is replaced.
+    variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
+    """
+    from flows.command.stack import keep_secret
+
+    return keep_secret(block, variables, console)
+
+
+@app.command
+def doctor(*, clean: bool = False) -> int:
+    """List what is missing on this machine, with the command that repairs it.
+
+    Parameters
+    ----------
+    clean: First remove what a crash of the machine left in this home. Files of live processes stay.
+    """
+    from flows.command.stack import show_cleaned, show_doctor
+
+    if clean:
+        show_cleaned(console)
+    return show_doctor(console)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:  # already printed
+        code = BAD_INPUT
+    except TributaryError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = DETACHED
+    sys.exit(code if isinstance(code, int) else 0)

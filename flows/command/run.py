@@ -1,0 +1,245 @@
+"""`tributary run` and `resume`: start, watch, detach, cancel."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.console import Console
+
+from flows.catalog import plan_of
+from flows.command.live_table import LiveTable, show_end
+from flows.load import load_recipe
+from flows.rounds import written
+from flows.running.prefect_api import PrefectApi
+from flows.running.records import RunRecord, check_name, find_run, new_run
+from flows.running.run_lock import is_going
+from infra.errors import DETACHED, InfrastructureError, StageFailed
+
+CANCEL_WINDOW_SECONDS = 2.0
+CANCEL_SECONDS = 90.0
+POLL_SECONDS = 1.0
+SERVER_POLL_SECONDS = 2.0
+SILENT_SECONDS = 600.0
+"""how long the command keeps following while the Prefect server does not answer"""
+
+
+def start(
+    recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
+) -> int:
+    """Run the recipe, or one expert of it; -> exit code."""
+    from flows.checks.recipe import cautions, check_recipe
+    from flows.running.open import running_stack
+
+    check_name(name)
+    loaded = load_recipe(recipe, changes)
+    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    plan = plan_of(flow, loaded, arguments)
+    check_recipe(loaded, plan)
+    for caution in cautions(loaded, plan):
+        console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
+    if not in_process:  # before anything is on record
+        PrefectApi(running_stack().prefect_api).require(flow)
+    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
+    return _watch(record, console)
+
+
+def continue_run(run: str, console: Console) -> int:
+    record = find_run(run)
+    state = record.state()
+    if state.state == "completed":
+        console.print(
+            f"run {record.run} is complete: tributary report {record.run}",
+            markup=False,
+            soft_wrap=True,
+        )
+        return 0
+    return _watch(record, console)
+
+
+LOST_SECONDS = 15.0
+"""how long a flow that Prefect takes for running may have no process; Prefect itself needs minutes
+to see that a flow and its worker died"""
+_LOST = "LOST"
+
+
+class _Going(Protocol):
+    """A run that continues while the command follows it."""
+
+    @property
+    def is_over(self) -> bool: ...
+    def detach(self, console: Console) -> None: ...
+    def cancel(self) -> None: ...
+    def result(self) -> None: ...
+
+
+def _watch(record: RunRecord, console: Console) -> int:
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    going: _Going = _Here(record, console) if head.in_process else _Deployed(record, console)
+    table = LiveTable(record, plan, console)
+    try:
+        with table:
+            while not going.is_over:
+                table.update()
+                time.sleep(POLL_SECONDS)
+            table.update()
+    except KeyboardInterrupt:
+        return _interrupted(record, going, console)
+    going.result()
+    return show_end(record, plan, console)
+
+
+def _interrupted(record: RunRecord, going: _Going, console: Console) -> int:
+    """One Ctrl-C detaches from the run; a second one within two seconds cancels it."""
+    try:
+        console.print("Ctrl-C again within 2 s cancels the run.")
+        time.sleep(CANCEL_WINDOW_SECONDS)
+        going.detach(console)
+    except KeyboardInterrupt:
+        console.print("cancelling: the running stages write a checkpoint and stop ...")
+        going.cancel()
+        console.print("cancelled.")
+    console.print(f"continue with: tributary resume {record.run}", markup=False, soft_wrap=True)
+    return DETACHED
+
+
+class _Here:
+    """A run in this process."""
+
+    def __init__(self, record: RunRecord, console: Console) -> None:
+        from flows.running.in_process import InProcessRun
+
+        self._run = InProcessRun(
+            record, lambda text: console.print(text, markup=False, soft_wrap=True)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self._run.is_over
+
+    def detach(self, console: Console) -> None:
+        console.print("stopping after a checkpoint ...")
+        self._run.stop()
+
+    def cancel(self) -> None:
+        self._run.stop()
+
+    def result(self) -> None:
+        self._run.result()
+
+
+class _Deployed:
+    """A run through a Prefect deployment; if it is already running, follow it."""
+
+    def __init__(self, record: RunRecord, console: Console) -> None:
+        from flows.running.open import running_stack
+
+        stack = running_stack()
+        self._record, self._api = record, PrefectApi(stack.prefect_api)
+        known = record.state().flow_run
+        if known and self._goes_on(known):
+            console.print(
+                f"{record.run} is still running: following it", markup=False, soft_wrap=True
+            )
+            self._flow_run = known
+        else:
+            self._flow_run = self._start()
+        self._state, self._message, self._asked = "PENDING", "", 0.0
+        self._silent, self._console = False, console
+        self._answered = self._lived = time.monotonic()
+        console.print(
+            f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
+        )
+        console.print(
+            f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
+        )
+
+    def _goes_on(self, flow_run: str) -> bool:
+        """A flow that Prefect gave up while its process lives hangs; the next process ends it."""
+        if not is_going(self._record.run):
+            return self._api.is_waiting(flow_run)
+        try:
+            return self._api.state(flow_run)[0] != "CRASHED"
+        except InfrastructureError:  # a server that is away is no sign of anything
+            return True
+
+    def _start(self) -> str:
+        head = self._record.head()
+        parameters = written(head.arguments) | {"recipe": head.recipe}
+        started = self._api.start(head.flow, parameters, self._record.run)
+        state = self._record.state()
+        self._record.put_state(state.model_copy(update={"flow_run": started}))
+        return started
+
+    @property
+    def is_over(self) -> bool:
+        if time.time() - self._asked >= SERVER_POLL_SECONDS:
+            self._asked = time.time()
+            self._ask()
+        if self._state == "CRASHED":  # a flow that lives says so soon
+            return not is_going(self._record.run)
+        return self._state in ("COMPLETED", "FAILED", "CANCELLED", _LOST)
+
+    def _ask(self) -> None:
+        """Take the flow's state up. Raises InfrastructureError after a long silence."""
+        try:
+            self._state, self._message = self._api.state(self._flow_run)
+            lives = self._has_a_process()
+        except InfrastructureError as error:
+            silent = time.monotonic() - self._answered
+            if silent > SILENT_SECONDS:
+                raise
+            if not self._silent:
+                text = f"warning: the run may continue, but this command cannot see it: {error}"
+                self._console.print(text, markup=False, soft_wrap=True)
+            self._silent = True
+            return
+        now = time.monotonic()
+        self._answered, self._silent = now, False
+        if lives:
+            self._lived = now
+        elif now - self._lived > LOST_SECONDS:
+            hangs = is_going(self._record.run)
+            self._state = _LOST
+            self._message = f"its process {'hangs; resume ends it' if hangs else 'is gone'}"
+
+    def _has_a_process(self) -> bool:
+        """Or needs none as yet."""
+        match self._state:
+            case "RUNNING":
+                return is_going(self._record.run)
+            case "PENDING":
+                return self._api.is_waiting(self._flow_run)
+            case "CRASHED":
+                return False
+            case _:
+                return True
+
+    def detach(self, console: Console) -> None:
+        console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)
+
+    def cancel(self) -> None:
+        from flows.running.stop import stop_run
+
+        self._api.cancel(self._flow_run)
+        stop_run(self._record)
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while not self.is_over and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def result(self) -> None:
+        """The flow's own record says more than Prefect, unless the flow's process was lost."""
+        if self._state == "COMPLETED":
+            return
+        state = self._record.state()
+        if state.state == "running":
+            if not is_going(self._record.run):
+                message = f"flow {self._state}: {self._message}"
+                failed = state.model_copy(update={"state": "failed", "message": message})
+                self._record.put_state(failed)
+            raise StageFailed(
+                f"run {self._record.run}: the state of its flow is {self._state}: {self._message}\n"
+                f"resume with: tributary resume {self._record.run}"
+            )
+        raise StageFailed(state.message or f"run {self._record.run}: {self._state} {self._message}")

@@ -1,0 +1,84 @@
+"""`tributary up`, `down`, `status` and `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from infra import stack
+from infra.access import is_loopback, key_path
+
+
+def start_stack(console: Console) -> int:
+    from infra.tracking.spool import deliver_spool
+
+    started = stack.up(lambda text: console.print(text, markup=False))
+    sent = deliver_spool(started.mlflow_uri)
+    if sent:
+        console.print(f"sent MLflow {sent} entries that waited while it was down")
+    _show_links(started, console)
+    return 0
+
+
+def stop_stack(console: Console) -> int:
+    stack.down()
+    console.print("the local stack is down.")
+    return 0
+
+
+def show_status(console: Console) -> int:
+    """Exit code 1 when a part is down, so that scripts can ask."""
+    found = stack.load_stack()
+    if found is None:
+        console.print("the local stack is down; start it with `tributary up`", markup=False)
+        return 1
+    parts = stack.status()
+    table = Table("part", "state", "where")
+    for part in parts:
+        table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
+    console.print(table)
+    if not is_loopback(found.host):
+        told = f"they listen on {found.host} and ask for the key in {key_path()}"
+        console.print(told, markup=False, soft_wrap=True)
+    if found.database:
+        console.print(f"records of Prefect and MLflow: {found.database}", markup=False)
+    return 0 if all(part.answers for part in parts) else 1
+
+
+def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
+    from flows.running.open import running_stack
+    from flows.running.secrets import save_secrets
+
+    save_secrets(running_stack(), block, variables)
+    console.print(f"Prefect's Secret block {block} holds {', '.join(variables)}", markup=False)
+    return 0
+
+
+def show_cleaned(console: Console) -> None:
+    removed = stack.clean()
+    for leftover in removed:
+        line = f"removed {leftover.path}: {leftover.what}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if not removed:
+        console.print("a crash left nothing behind.")
+
+
+def show_doctor(console: Console) -> int:
+    checks = stack.doctor()
+    for check in checks:
+        good = "[yellow]warning[/]" if check.warns else "[green]ok[/]"
+        console.print(f"{good if check.ok else '[red]missing[/]'} {check.name}: {check.detail}")
+        if not check.ok:
+            console.print(f"   repair with: {check.mend}", markup=False)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _show_links(found: stack.Stack, console: Console) -> None:
+    for title, url in (
+        ("Prefect", found.prefect_ui),
+        ("MLflow", found.mlflow_uri),
+        ("Ray", found.ray_dashboard),
+    ):
+        console.print(f"{title}: {url}", markup=False)

@@ -1,0 +1,142 @@
+"""Runs of one recipe under several seeds: mean and spread of what each model scored."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from flows.differences import differences, listed
+from flows.reports.report import Report, Scores, domains_of
+from flows.running.records import RunHead
+from infra.config import Config
+from infra.errors import InputError
+
+_MAY_DIFFER = ("name", "seed", "determinism", "resources", "storage", "tracking")
+
+
+class Spread(Config):
+    """One number of several runs."""
+
+    mean: float
+    deviation: float
+    """sample standard deviation over the runs; 0 of a single run"""
+    values: list[float]
+    """one a run, in the order given"""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        return cls(mean=statistics.fmean(values), deviation=deviation, values=list(values))
+
+    @property
+    def standard_errors(self) -> float | None:
+        """How many standard errors of the mean it lies from 0; None of a single run, and where all
+        runs are equal: they say nothing of the error."""
+        error = self.deviation / math.sqrt(len(self.values))
+        return self.mean / error if error else None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether several runs gave the same number."""
+        return len(self.values) > 1 and len(set(self.values)) == 1
+
+
+class Comparison(Config):
+    """What `tributary compare --json` prints; a model that some run lacks is left out."""
+
+    runs: list[str]
+    equal: list[list[str]]
+    """runs that share one evaluation, so that they are one result and not several"""
+    scores: dict[str, dict[str, Spread]]
+    """model -> domain -> outcome at temperature 1"""
+    greedy: dict[str, dict[str, Spread]]
+    best_of: dict[str, dict[str, dict[str, Spread]]]
+    """k -> model -> domain -> expected best of k samples at temperature 1 (pass@k)"""
+    gains: dict[str, dict[str, Spread]]
+    """expert -> domain -> its score minus its cold start's, where both were scored"""
+    seconds: dict[str, Spread]
+    """stage -> wall time, of the runs that did not find it in the store"""
+
+
+def compare(reports: Sequence[Report]) -> Comparison:
+    """Raises InputError if a run has no scores yet."""
+    for report in reports:
+        if not report.scores:
+            raise InputError(
+                f"run {report.run} has no scores to compare: its evaluation is not done; see "
+                f"`tributary report {report.run}`"
+            )
+    scores = [report.scores for report in reports]
+    return Comparison(
+        runs=[report.run for report in reports],
+        equal=_equal(reports),
+        scores=_spreads(scores),
+        greedy=_spreads([report.greedy for report in reports]),
+        best_of={
+            k: _spreads([report.best_of[k] for report in reports])
+            for k in reports[0].best_of
+            if all(k in report.best_of for report in reports)
+        },
+        gains=_spreads([_gains(of) for of in scores]),
+        seconds=_seconds(reports),
+    )
+
+
+def require_one_recipe(heads: Sequence[RunHead]) -> None:
+    """Raises InputError, with what differs, unless the runs are of one recipe under any seeds."""
+    first, *others = heads
+    for other in others:
+        found = list(differences(_compared(first), _compared(other)))
+        if found:
+            raise InputError(
+                f"runs {first.run} and {other.run} are of different recipes, so a mean over them"
+                f" is meaningless; only `seed` may differ. {first.run} -> {other.run}:\n"
+                f"{listed(found)}"
+            )
+
+
+def _compared(head: RunHead) -> dict[str, Any]:
+    """What must be equal: not what a run is called, where it runs and what it keeps."""
+    recipe = {key: value for key, value in head.recipe.items() if key not in _MAY_DIFFER}
+    return {"flow": head.flow, "arguments": head.arguments, **recipe}
+
+
+def _equal(reports: Sequence[Report]) -> list[list[str]]:
+    of_evaluation: dict[str, list[str]] = {}
+    for report in reports:
+        for stage in report.stages:
+            if stage.kind == "evaluate":
+                of_evaluation.setdefault(stage.digest, []).append(report.run)
+    return [runs for runs in of_evaluation.values() if len(runs) > 1]
+
+
+def _spreads(runs: Sequence[Scores]) -> dict[str, dict[str, Spread]]:
+    """Of every cell that all runs have."""
+    return {
+        model: {
+            domain: Spread.of([run[model][domain] for run in runs])
+            for domain in domains_of({model: row})
+            if all(domain in run.get(model, {}) for run in runs)
+        }
+        for model, row in runs[0].items()
+        if all(model in run for run in runs)
+    }
+
+
+def _gains(scores: Scores) -> Scores:
+    return {
+        model: {domain: row[domain] - cold[domain] for domain in row if domain in cold}
+        for model, row in scores.items()
+        if (cold := scores.get(f"{model}-sft"))
+    }
+
+
+def _seconds(reports: Sequence[Report]) -> dict[str, Spread]:
+    taken: dict[str, list[float]] = {}
+    for report in reports:
+        for stage in report.stages:
+            if not stage.cached:
+                taken.setdefault(stage.name, []).append(stage.seconds)
+    return {name: Spread.of(values) for name, values in taken.items()}

@@ -1,0 +1,127 @@
+"""The report as one self-contained page: scores, bars, a timeline of stages, honest notes."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from flows.reports.report import (
+    Report,
+    markdown_table,
+    mean,
+    notes,
+    score_table,
+    stage_table,
+    training_table,
+)
+from flows.running.records import RunRecord, StageRecord
+from infra.home import home
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}code{background:#eef2f6;padding:.1rem .3rem}
+table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:left;
+border-bottom:1px solid #dde4ea}td:not(:first-child){font-variant-numeric:tabular-nums}
+.bar,.span{background:#dde8f0;border-radius:3px;position:relative;height:1.1rem;min-width:8rem}
+.bar i,.span i{position:absolute;top:0;bottom:0;left:0;background:#2477b3;border-radius:3px}
+.span i{min-width:2px}.cached i{background:#9db4c4}.failed i{background:#c0392b}
+"""
+
+
+def report_path(run: str) -> Path:
+    return home() / "reports" / f"{run}.html"
+
+
+def write_page(record: RunRecord, report: Report) -> Path:
+    """Write the page to the home; returns its path."""
+    path = report_path(report.run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = render(report, record.stages(), record.state().links, notes(report, record.recipe()))
+    path.write_text(page)
+    return path
+
+
+def render(
+    report: Report, stages: dict[str, StageRecord], links: dict[str, str], said: list[str]
+) -> str:
+    """The page; `said` are the notes below the scores."""
+    parts = [
+        f"<h1>{_text(report.run)}</h1><p>{_text(report.state)} in {report.seconds:.0f} s</p>",
+        "<p>"
+        + " · ".join(f'<a href="{_text(u)}">{_text(t)}</a>' for t, u in links.items())
+        + "</p>",
+        "<h2>Scores (temperature 1)</h2>",
+        _table(*score_table(report.scores)),
+        "<h2>Mean over domains</h2>",
+        _bars(report),
+        "<h2>Scores (greedy)</h2>",
+        _table(*score_table(report.greedy)),
+        "<h2>Cold start and RL, with 95% intervals</h2>",
+        _table(*training_table(report)),
+        "<h2>Notes</h2><ul>" + "".join(f"<li>{_text(n)}</li>" for n in said) + "</ul>",
+        "<h2>Timeline</h2>",
+        _timeline(report, stages),
+        "<h2>Stages</h2>",
+        _table(*stage_table(report)),
+        f"<p>Again as text: <code>tributary report {_text(report.run)}</code></p>",
+    ]
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(report.run)}</title>"
+        f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>"
+    )
+
+
+def markdown(report: Report, said: list[str]) -> str:
+    """The same in short, for the Prefect page."""
+    return "\n\n".join(
+        [
+            f"### {report.run}: {report.state} in {report.seconds:.0f} s",
+            "#### Scores (temperature 1)",
+            markdown_table(*score_table(report.scores)),
+            "#### Scores (greedy)",
+            markdown_table(*score_table(report.greedy)),
+            "#### Cold start and RL, with 95% intervals",
+            markdown_table(*training_table(report)),
+            "#### Stages",
+            markdown_table(*stage_table(report)),
+            "\n".join(f"- {note}" for note in said),
+        ]
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    if not rows:
+        return "<p>none</p>"
+    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{_text(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _bars(report: Report) -> str:
+    rows = "".join(
+        f"<tr><td>{_text(model)}</td><td>{mean(row):.3f}</td>"
+        f'<td><div class=bar><i style="width:{100 * mean(row):.1f}%"></i></div></td></tr>'
+        for model, row in report.scores.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _timeline(report: Report, stages: dict[str, StageRecord]) -> str:
+    """Each stage's span on one axis; a resumed stage shows its last span."""
+    shown = [stages[s.name] for s in report.stages if stages[s.name].started]
+    if not shown:
+        return "<p>none</p>"
+    first = min(s.started for s in shown)
+    length = max(max(s.started + s.seconds for s in shown) - first, 1e-9)
+    rows = "".join(_span(s, 100 * (s.started - first) / length, 100 / length) for s in shown)
+    return f"<table>{rows}</table>"
+
+
+def _span(stage: StageRecord, left: float, percent_a_second: float) -> str:
+    style = f"left:{left:.2f}%;width:{stage.seconds * percent_a_second:.2f}%"
+    bar = f'<div class="span {stage.state}"><i style="{style}"></i></div>'
+    return f"<tr><td>{_text(stage.name)}</td><td>{bar}</td><td>{stage.seconds:.1f} s</td></tr>"
+
+
+def _text(value: str) -> str:
+    return html.escape(value, quote=True)

@@ -1,0 +1,250 @@
+"""A run's report: the table of scores by model and domain, its stages and their times."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from curricula.registry import BUILT_IN
+from flows.recipe import Recipe
+from flows.running.records import RunRecord, StageRecord
+from infra.config import Config
+from infra.errors import StorageError
+from infra.home import home
+from infra.store.artifacts import ArtifactStore
+from tasks.evaluate.statistics import mean as mean_of
+from tasks.evaluate.statistics import paired_gain
+
+Scores = dict[str, dict[str, float]]
+Intervals = dict[str, dict[str, tuple[float, float]]]
+
+
+class ReportStage(Config):
+    name: str
+    kind: str
+    digest: str
+    cached: bool
+    seconds: float
+    artifact: str
+
+
+class Gain(Config):
+    """What training changed in the mean outcome, with its 95% interval; 0 to 1, not points."""
+
+    domain: str
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
+
+
+class Report(Config):
+    """The shape that `tributary report --json` keeps."""
+
+    run: str
+    state: str
+    seconds: float
+    stages: list[ReportStage]
+    scores: Scores
+    """model -> domain -> mean outcome at temperature 1"""
+    greedy: Scores
+    best_of: dict[str, Scores] = Field(default_factory=dict[str, Scores])
+    """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
+    intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
+    """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
+    gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
+    """by expert: RL against its cold start, on the same problems of its domain"""
+
+
+def build_report(record: RunRecord, order: list[str]) -> Report:
+    """The report of what the run has done so far; `order` is the plan's stage names."""
+    stages = record.stages()
+    known = [stages[name] for name in order if name in stages]
+    content = read_scores(record, stages.get("evaluate"))
+    state, now = record.state(), time.time()
+    return Report(
+        run=record.run,
+        state=state.state,
+        seconds=state.seconds_at(now),
+        stages=[
+            ReportStage(
+                name=s.name,
+                kind=s.kind,
+                digest=s.digest,
+                cached=s.cached,
+                seconds=s.seconds_at(now),
+                artifact=s.artifact,
+            )
+            for s in known
+        ],
+        scores=content.get("scores", {}),
+        greedy=content.get("greedy", {}),
+        best_of=content.get("best_of", {}),
+        intervals=content.get("intervals", {}),
+        gains=_gains(content, record.recipe()) if content else {},
+    )
+
+
+def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
+    """Content of the evaluate stage's `scores.json`; empty while it is not done."""
+    if stage is None or not stage.artifact:
+        return {}
+    artifacts = ArtifactStore(record.store, home() / "cache")
+    found = artifacts.find(stage.kind, stage.digest)
+    if found is None:
+        raise StorageError(
+            f"run {record.run}: its evaluation {stage.artifact} is no longer in the store; "
+            f"create it again with `tributary resume {record.run}`"
+        )
+    return json.loads((artifacts.local(found) / "scores.json").read_text())
+
+
+def _gains(content: Mapping[str, Any], recipe: Recipe) -> dict[str, Gain]:
+    """RL compared with the cold start in each expert's own domain, if both were sampled."""
+    means = {
+        (cell["model"], cell["domain"]): [mean_of(samples) for samples in cell["outcomes"]]
+        for cell in content["cells"]
+        if cell["kind"] == "score"
+    }
+    gains: dict[str, Gain] = {}
+    for name, expert in recipe.experts.items():
+        domain = expert.domain.name
+        before, after = means.get((f"{name}-sft", domain)), means.get((name, domain))
+        if before is None or after is None:
+            continue
+        centre, low, high = paired_gain(before, after)
+        gains[name] = Gain(
+            domain=domain, before=mean_of(before), after=mean_of(after),
+            mean=centre, low=low, high=high,
+        )  # fmt: skip
+    return gains
+
+
+def mean(row: Mapping[str, float]) -> float:
+    return sum(row.values()) / len(row) if row else 0.0
+
+
+def domains_of(scores: Scores) -> list[str]:
+    return list(dict.fromkeys(domain for row in scores.values() for domain in row))
+
+
+def score_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as text, models by row, with the mean over domains last."""
+    domains = domains_of(scores)
+    rows = [
+        [
+            model,
+            *(_cell(row.get(domain)) for domain in domains),
+            # A mean over some of the domains would not compare with the others.
+            _cell(mean(row) if len(row) == len(domains) else None),
+        ]
+        for model, row in scores.items()
+    ]
+    return ["model", *domains, "mean"], rows
+
+
+def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Each expert's cold start and RL in its own domain: sampled, greedy and best of k."""
+    kinds = {"temperature 1": ("scores", report.scores), "greedy": ("greedy", report.greedy)}
+    if report.best_of:
+        k = max(report.best_of, key=int)
+        kinds[f"best of {k}"] = (f"best_of_{k}", report.best_of[k])
+    rows: list[list[str]] = []
+    for expert, gain in report.gains.items():
+        for model in (f"{expert}-sft", expert):
+            cells = [
+                _with_interval(scores, report.intervals.get(name, {}), model, gain.domain)
+                for name, scores in kinds.values()
+            ]
+            rows.append([model, gain.domain, *cells])
+    return ["model", "domain", *kinds], rows
+
+
+def _with_interval(scores: Scores, intervals: Intervals, model: str, domain: str) -> str:
+    """Example: `0.727 (0.68 to 0.77)`"""
+    value = scores.get(model, {}).get(domain)
+    bounds = intervals.get(model, {}).get(domain)
+    shown = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
+    return _cell(value) + shown
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def stage_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [s.name, s.kind, s.digest[:12], "cached" if s.cached else f"{s.seconds:.1f} s"]
+        for s in report.stages
+    ]
+    return ["stage", "kind", "digest", "time"], rows
+
+
+def notes(report: Report, recipe: Recipe) -> list[str]:
+    """What a reader must know to read the scores honestly."""
+    said = [
+        "A score is the mean outcome of the domain's verifier on held-out problems, sampled at "
+        "temperature 1. Other terms of the training reward, such as repetition or length, are "
+        "not part of it; a verifier may itself require a well-formed answer. Intervals are at"
+        " 95%, over "
+        "problems."
+    ]
+    if not report.scores:
+        return ["The run has no scores yet: its evaluation is not done."]
+    experts = [m for m in report.scores if f"{m}-sft" in report.scores and m != "unified"]
+    if "unified" in report.scores and len(experts) > 1:
+        best = max(mean(report.scores[m]) for m in experts)
+        gain = 100 * (mean(report.scores["unified"]) - best)
+        said.append(
+            f"The unified model's mean over domains is {gain:+.1f} points from the best expert's."
+        )
+    if recipe.base.random is not None and recipe.unified is not None:
+        said.append(
+            "Experts of a random base know one domain only, so a large gap between them and the "
+            "unified model is by construction."
+        )
+    said += _operators(report)
+    said += _demonstrators(recipe)
+    said += [_rl_gain(name, gain) for name, gain in report.gains.items()]
+    return said
+
+
+def _operators(report: Report) -> list[str]:
+    """What each part of `sft+opd` did to the mean over domains, e.g. `unified-sft 0.84`."""
+    if "unified-opd" not in report.scores:
+        return []
+    names = [m for m in ("unified-sft", "unified-opd", "unified") if m in report.scores]
+    steps = ", ".join(f"{name} {mean(report.scores[name]):.3f}" for name in names)
+    return [f"The unified model on its way, mean over domains: {steps}."]
+
+
+def _demonstrators(recipe: Recipe) -> list[str]:
+    """Which cold starts were taught wrongly on purpose, e.g. `reasoning 30%`."""
+    # Only of our own curricula is it known what the option means.
+    ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN]
+    shares = {d.name: float(d.curriculum.options.get("noise", 0.0)) for d in ours}
+    noisy = [f"{name} {share:.0%}" for name, share in shares.items() if share]
+    if not noisy:
+        return []
+    return [
+        "Cold starts are taught by an imperfect demonstrator, so that RL has something to improve; "
+        f"share of its demonstrations with one wrong or missing token: {', '.join(noisy)}."
+    ]
+
+
+def _rl_gain(expert: str, gain: Gain) -> str:
+    return (
+        f"RL moved {expert} from {gain.before:.2f} to {gain.after:.2f} in its own domain"
+        f" ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
+        f" {100 * gain.high:+.1f})."
+    )
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

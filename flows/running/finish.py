@@ -1,0 +1,27 @@
+"""What a run does last: scores to MLflow, models registered, the report written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flows.plan import PlannedStage
+from flows.reports.page import report_path, write_page
+from flows.reports.report import Report, build_report, read_scores
+from flows.running.run import RecipeRun
+from infra.store.artifacts import ArtifactRecord
+
+
+def conclude(run: RecipeRun, artifacts: Mapping[str, ArtifactRecord]) -> None:
+    """Called while the run still counts as running: a failure here is the run's failure."""
+    scores = read_scores(run.record, run.record.stage("evaluate")).get("scores", {})
+    run.tracked.scores(scores)
+    run.tracked.register(artifacts, scores)
+    run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})
+
+
+def publish(run: RecipeRun, plan: list[PlannedStage]) -> Report:
+    """The report of a run that is over, however it ended."""
+    report = build_report(run.record, [stage.name for stage in plan])
+    write_page(run.record, report)
+    run.tracked.finish("FINISHED" if report.state == "completed" else "FAILED")
+    return report

@@ -1,0 +1,91 @@
+"""Opening a run: its recipe checked, its store reached, its launcher and its tracker chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+
+from flows.catalog import plan_of
+from flows.checks.recipe import check_recipe
+from flows.running.records import RunRecord
+from flows.running.run import RecipeRun
+from flows.running.secrets import block_secrets
+from flows.running.tracked_run import Tracked
+from infra.cluster import Cluster
+from infra.errors import InfrastructureError
+from infra.home import home
+from infra.stack import Stack, load_stack, require_ours
+from infra.store.artifacts import ArtifactStore
+from infra.tracking.tracker import Tracker
+from infra.user_files import install_hooks, read_hooks
+from tasks.durable.attempts import Place
+from tasks.durable.launch import Launcher, LocalLauncher
+from tasks.durable.ray_launch import RayLauncher
+
+# Two spinning OpenMP pools on two cores slow each other many times over.
+THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+# No keys: Ray shows a job's environment to everyone who can reach it, and writes it to its logs.
+# They come from the environment that Ray itself was started with.
+PASSED_ON = (
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_PROFILE",
+    "HF_HUB_OFFLINE",
+    "RAY_ADDRESS",
+)
+
+
+def open_run(record: RunRecord) -> RecipeRun:
+    """A run ready to execute stages. Raises `InputError` before any job is submitted."""
+    head, recipe = record.head(), record.recipe()
+    check_recipe(recipe, plan_of(head.flow, recipe, head.arguments))
+    # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
+    stack = load_stack() if head.in_process else running_stack()
+    files = read_hooks(recipe.hooks, recipe.data)
+    secrets = block_secrets(recipe.storage.credentials)
+    place = Place(
+        store=record.store,
+        artifacts=ArtifactStore(record.store, home() / "cache"),
+        launcher=launcher_of(record),
+        home_id=home_id(),
+        run=record.run,
+        pool=recipe.resources,
+        hooks=files,
+        env={name: text for name, text in _job_env(stack).items() if name not in secrets},
+        secrets=secrets,
+        mlflow_uri=stack.mlflow_uri if stack else "",
+        mlflow_experiment=recipe.tracking.experiment,
+    )
+    tracker = Tracker(stack.mlflow_uri, recipe.tracking.experiment) if stack else None
+    tracked = Tracked(tracker, recipe, record.run, head.flow)
+    return RecipeRun(record, recipe, place, install_hooks(files), tracked)
+
+
+def home_id() -> str:
+    """Identifies a home in the claims of a shared store."""
+    return hashlib.sha256(f"{socket.gethostname()}:{home()}".encode()).hexdigest()[:12]
+
+
+def launcher_of(record: RunRecord) -> Launcher:
+    """How the jobs of a run are reached."""
+    if record.head().in_process:
+        return LocalLauncher()
+    return RayLauncher(Cluster.of(running_stack()))
+
+
+def running_stack() -> Stack:
+    """The local stack. Raises InfrastructureError when it is down, InputError when another
+    checkout's runs."""
+    stack = load_stack()
+    if stack is None:
+        raise InfrastructureError("the local stack is down; start it with `tributary up`")
+    require_ours(stack)
+    return stack
+
+
+def _job_env(stack: Stack | None) -> dict[str, str]:
+    env = {name: os.environ.get(name, value) for name, value in THREADS.items()}
+    env |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return env | {"TRIBUTARY_HOME": str(home())} | (stack.env() if stack else {})

@@ -1,0 +1,195 @@
+"""A plan run through Prefect: each stage a task run, side by side where its inputs allow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.futures import PrefectFuture
+from prefect.runtime import deployment
+from prefect.runtime import flow_run as current
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows import rounds
+from flows.catalog import plan_of
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from flows.reports.page import markdown
+from flows.reports.report import build_report, notes
+from flows.running.finish import conclude, publish
+from flows.running.open import open_run
+from flows.running.prefect_api import RUN_LABEL
+from flows.running.records import RunRecord, find_run, new_run
+from flows.running.replace_older import giving_way
+from flows.running.run import RecipeRun, execute, first_error, recorded
+from flows.running.run_lock import working_on
+from flows.running.same_parameters import require_same
+from flows.running.stop import stop_run
+from infra.home import home
+from infra.store.artifacts import ArtifactRecord
+from tasks.durable.prefect_task import durable_stage
+
+Future = PrefectFuture[Any]
+
+
+def task_runner() -> Any:
+    """Threads only wait: `resources.concurrent_stages` says how many stages run at once."""
+    return ThreadPoolTaskRunner(max_workers=64)
+
+
+def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run a flow's plan as tasks of the current flow run; returns the report as JSON."""
+    flow_run = str(current.id)
+    record = _record(flow_run, name, recipe, arguments)
+    _remember(flow_run, record.run)
+    plan = plan_of(name, recipe, record.head().arguments)
+    if deployment.id:
+        _write_to(home() / "logs" / "flows" / f"{record.run}.log")
+    links = {"Prefect run": current.ui_url or ""}
+    # The report is made last: once the run's end is on record.
+    with (
+        working_on(record.run, flow_run, _is_given_up),
+        ExitStack() as after,
+        recorded(record, links, flow_run),
+    ):
+        opened = open_run(record)
+        after.callback(_publish, opened, plan)
+        record.add_links(opened.tracked.links())
+        _show_links(opened)
+        conclude(opened, _run_stages(opened, plan))
+    return build_report(record, [stage.name for stage in plan]).model_dump()
+
+
+def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any]) -> RunRecord:
+    """The run that this flow run continues, or a new one."""
+    known = _remembered(flow_run) or _labelled(flow_run)
+    if known:
+        record = find_run(known)
+        require_same(record.head(), name, recipe, arguments)
+        return record
+    plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    if name != rounds.FLOW:
+        return new_run(recipe, name, arguments, in_process=False)
+    earlier = rounds.earlier_rounds(recipe, arguments["expert"])
+    record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, in_process=False)
+    rounds.take_over(record, earlier)
+    return record
+
+
+def _labelled(flow_run: str) -> str:
+    """The run that `tributary` started this flow run for; Prefect's copy of it has no label."""
+    with get_client(sync_client=True) as client:
+        return str(client.read_flow_run(UUID(flow_run)).labels.get(RUN_LABEL, ""))
+
+
+def _write_to(log: Path) -> None:
+    """Let this process write to a file: the worker's pipe breaks when the worker dies, and who then
+    writes a line of log dies too."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def _publish(run: RecipeRun, plan: list[PlannedStage]) -> None:
+    report = publish(run, plan)
+    text = markdown(report, notes(report, run.recipe))
+    create_markdown_artifact(text, key="report", description=run.record.run)
+
+
+def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactRecord]:
+    def start(stage: PlannedStage, inputs: dict[str, Future]) -> Future:
+        made: Any = inputs  # Prefect puts the futures' results in their place
+        urls = run.place.launcher.url, run.tracked.stage_url
+        return durable_stage.submit(stage, made, run.stage, *urls)
+
+    futures = execute(plan, start)
+    artifacts: dict[str, ArtifactRecord] = {}
+    errors: list[Exception] = []
+    with (
+        giving_way(UUID(str(current.id)), run.place.let_go),
+        _stopping_when_cancelled(run),
+    ):
+        for name, future in futures.items():
+            try:
+                artifacts[name] = future.result()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise first_error(errors)
+    return artifacts
+
+
+@contextmanager
+def _stopping_when_cancelled(run: RecipeRun) -> Generator[None]:
+    """Prefect ends a cancelled flow by a signal, and by SIGKILL half a minute later: until its
+    stages' jobs are over, the threads that follow them would keep it waiting.
+
+    A flow that is ended for another reason leaves its jobs alone: it comes back to them.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        if _is_cancelled():
+            run.place.cancelled.set()
+            stop_run(run.record, run.place.launcher)
+        raise
+
+
+def _is_cancelled() -> bool:
+    state = _state(str(current.id))
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def _is_given_up(flow_run: str) -> bool:
+    state = _state(flow_run)
+    return state is not None and state.is_crashed()
+
+
+def _state(flow_run: str) -> State[Any] | None:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(flow_run)).state
+
+
+def _show_links(run: RecipeRun) -> None:
+    for title, url in run.record.state().links.items():
+        if url.startswith("http"):
+            key = title.lower().replace(" ", "-")
+            create_link_artifact(url, link_text=title, key=f"link-{key}")
+
+
+def stop_stages(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+    """Hook of a cancelled flow run: its own jobs stop after a checkpoint."""
+    run = _remembered(str(flow_run.id))
+    if run:
+        stop_run(find_run(run))
+
+
+def _remember(flow_run: str, run: str) -> None:
+    """The hook of a cancelled run knows only its Prefect id, and so does a flow that was resumed or
+    retried on Prefect's page."""
+    marker = _marker(flow_run)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text(run)
+
+
+def _remembered(flow_run: str) -> str:
+    """The run that a flow run has worked on; empty when it is new."""
+    marker = _marker(flow_run)
+    return marker.read_text() if marker.is_file() else ""
+
+
+def _marker(flow_run: str) -> Path:
+    return home() / "runs" / "prefect" / flow_run

@@ -1,0 +1,249 @@
+"""Runs on record: what `report`, `resume` and the live table read, with or without Prefect.
+
+ROOT/runs/<run>/recipe.json          the resolved recipe and which flow it is
+                state.json           the run's state, times, links
+                stages/<stage>.json  each stage's state, digest, artifact, times, progress
+$TRIBUTARY_HOME/runs/<run>.json      where this home finds the run
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from flows.load import validate_recipe
+from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
+from flows.running.secrets import use_secrets
+from infra.config import Config
+from infra.errors import InputError
+from infra.home import home
+from infra.store.store import Store
+
+State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
+DONE = ("completed", "cached")
+"""states that a stage does not leave"""
+
+
+class StageRecord(Config):
+    """A stage of a run as of now."""
+
+    name: str
+    kind: str
+    state: State = "pending"
+    digest: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+    """wall time in this run, also over resumes"""
+    started: float = 0.0
+    """Unix time"""
+    artifact: str = ""
+    """URL of the artifact's folder"""
+    job: str = ""
+    mine: bool = False
+    """whether this run started the job; a job that was joined is not ours to stop"""
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+    def seconds_at(self, now: float) -> float:
+        return _seconds_at(self, now)
+
+
+class RunState(Config):
+    state: State = "pending"
+    started: float = 0.0
+    seconds: float = 0.0
+    """wall time, also over resumes; while it runs, that of the times before"""
+    message: str = ""
+    flow_run: str = ""
+    """id of the Prefect flow run that was last to work on it"""
+    links: dict[str, str] = Field(default_factory=dict)
+    """pages by title: the Prefect run, the MLflow comparison, the report"""
+
+    def seconds_at(self, now: float) -> float:
+        return _seconds_at(self, now)
+
+
+def _seconds_at(record: StageRecord | RunState, now: float) -> float:
+    """Seconds of work up to `now` (Unix time), those of the present go included."""
+    return record.seconds + (now - record.started if record.state == "running" else 0.0)
+
+
+class RunHead(Config):
+    """What a run is. Written once."""
+
+    run: str
+    flow: str
+    """deployment it goes through, e.g. `post-train`"""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """the flow's arguments in addition to the recipe"""
+    recipe: dict[str, Any]
+    in_process: bool = False
+    created: float
+
+
+class RunEntry(Config):
+    """A home's pointer to a run."""
+
+    run: str
+    name: str
+    recipe: str
+    root: str
+    credentials: str = ""
+    """as `storage.credentials` of its recipe"""
+    created: float
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(root=self.root, credentials=self.credentials)
+
+
+class RunRecord:
+    """One run's files in its store."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.store, self.run = store, run
+        self._folder = f"runs/{run}"
+
+    @property
+    def exists(self) -> bool:
+        return self.store.exists(f"{self._folder}/recipe.json")
+
+    def head(self) -> RunHead:
+        """Raises InputError when the store has lost the run."""
+        try:
+            return RunHead.model_validate_json(self.store.read(f"{self._folder}/recipe.json"))
+        except FileNotFoundError:
+            raise InputError(
+                f"run {self.run} is recorded in {home()}, but does not exist in"
+                f" {self.store.root} any more: "
+                "it was deleted, or the store moved. Start a new run; stages that are in the"
+                " store are cached"
+            ) from None
+
+    def recipe(self) -> Recipe:
+        return validate_recipe(self.head().recipe, f"run {self.run}")
+
+    def state(self) -> RunState:
+        try:
+            return RunState.model_validate_json(self.store.read(f"{self._folder}/state.json"))
+        except FileNotFoundError:
+            return RunState()
+
+    def put_state(self, state: RunState) -> None:
+        self.store.write(f"{self._folder}/state.json", state.model_dump_json(indent=1).encode())
+
+    def add_links(self, links: Mapping[str, str]) -> None:
+        state = self.state()
+        self.put_state(state.model_copy(update={"links": {**state.links, **links}}))
+
+    def stages(self, known: Mapping[str, StageRecord] | None = None) -> dict[str, StageRecord]:
+        """By name. Those of `known` that are done are not read again: each costs S3 requests."""
+        done = {k: stage for k, stage in (known or {}).items() if stage.state in DONE}
+        files = [n for n in self.store.listdir(f"{self._folder}/stages") if n.endswith(".json")]
+        names = [file.removesuffix(".json") for file in files]
+        found = [done.get(name) or self.stage(name) for name in names]
+        return {stage.name: stage for stage in found if stage is not None}
+
+    def stage(self, name: str) -> StageRecord | None:
+        path = f"{self._folder}/stages/{name}.json"
+        try:
+            return StageRecord.model_validate_json(self.store.read(path))
+        except FileNotFoundError:
+            return None
+
+    def put_stage(self, stage: StageRecord) -> None:
+        path = f"{self._folder}/stages/{stage.name}.json"
+        self.store.write(path, stage.model_dump_json(indent=1).encode())
+
+
+def store_of(storage: Storage) -> Store:
+    """A recipe's store, opened with the credentials that it names."""
+    use_secrets(storage.credentials)
+    return Store(storage.root.replace("$TRIBUTARY_HOME", str(home())))
+
+
+def store_to_show(root: str = "") -> Store:
+    """The store at `root`, with the credentials of this home's latest run there; without a root
+    the latest run's; else the default one. Raises InputError where nothing is at `root`."""
+    known = [entry.storage for entry in _entries() if root in ("", entry.root)]
+    store = store_of(known[0] if known else Storage(root=root) if root else Storage())
+    if root and not store.exists(""):
+        raise InputError(f"--root {root}: there is no such folder; give a recipe's `storage.root`")
+    return store
+
+
+def check_name(name: str) -> None:
+    """Raises InputError for a run's name that no folder, page or command could bear."""
+    if name and not (re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME):
+        raise InputError(
+            f"--name {name}: a run's name has small letters, digits and `-`, begins with a letter"
+            f" or digit, and has at most {MAX_NAME} characters"
+        )
+
+
+def new_run(
+    recipe: Recipe, flow: str, arguments: Mapping[str, Any], *, name: str = "", in_process: bool
+) -> RunRecord:
+    """Put a run on record, in its store and in this home."""
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    record = RunRecord(store_of(recipe.storage), run)
+    head = RunHead(
+        run=run,
+        flow=flow,
+        arguments=dict(arguments),
+        created=now,
+        recipe=recipe.model_dump(mode="json"),
+        in_process=in_process,
+    )
+    record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())
+    entry = RunEntry(
+        run=run,
+        name=name,
+        recipe=recipe.name,
+        root=recipe.storage.root,
+        credentials=recipe.storage.credentials,
+        created=now,
+    )
+    path = home() / "runs" / f"{run}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")  # others list this folder at any moment
+    draft.write_text(entry.model_dump_json(indent=1))
+    draft.replace(path)
+    return record
+
+
+def find_run(wanted: str = "") -> RunRecord:
+    """By id, by its name, by its recipe's name (the latest), or the latest of all."""
+    entries = _entries()
+    for entry in entries:
+        if wanted in ("", entry.run, entry.name, entry.recipe):
+            return RunRecord(store_of(entry.storage), entry.run)
+    if not entries:
+        raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
+    latest = ", ".join(entry.run for entry in entries[:5])
+    raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
+
+
+def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
+    """This home's runs of a recipe that are still in a store, newest first."""
+    for entry in _entries():
+        if entry.recipe == recipe and store_of(entry.storage).root == store.root:
+            record = RunRecord(store, entry.run)
+            if record.exists:
+                yield record
+
+
+def _entries() -> list[RunEntry]:
+    """This home's runs, newest first."""
+    files = (home() / "runs").glob("*.json")
+    entries = [RunEntry.model_validate_json(file.read_text()) for file in files]
+    return sorted(entries, key=lambda entry: entry.created, reverse=True)

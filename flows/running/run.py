@@ -1,0 +1,259 @@
+"""A run under way: its stages looked up or run, recorded, and tracked. Knows no Prefect.
+
+plan -> for each stage: digest -> run_stage -> stage record, MLflow run -> scores, registration
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TypeVar
+
+from flows.plan import PlannedStage
+from flows.recipe import Recipe
+from flows.running.records import RunRecord, RunState, StageRecord
+from flows.running.tracked_run import Tracked
+from infra.errors import InputError, StageFailed, TributaryError
+from infra.store.artifacts import ArtifactRecord
+from infra.user_files import InstalledFiles
+from tasks.durable.attempts import (
+    Place,
+    StageLetGo,
+    StageStopped,
+    StageWork,
+    is_under_way,
+    run_stage,
+)
+from tasks.durable.identity import stage_identity
+from tasks.durable.protocol import Watch
+
+RECORD_SECONDS = 1.0
+"""how often a running stage's record is rewritten"""
+
+Future = TypeVar("Future")
+
+
+def execute(
+    plan: list[PlannedStage], start: Callable[[PlannedStage, dict[str, Future]], Future]
+) -> dict[str, Future]:
+    """Start every stage with its inputs' futures, in the plan's order; futures by stage name."""
+    futures: dict[str, Future] = {}
+    for stage in plan:
+        inputs = {role: futures[source] for role, source in stage.inputs.items()}
+        futures[stage.name] = start(stage, inputs)
+    return futures
+
+
+class RecipeRun:
+    """What the stages of one run share."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        recipe: Recipe,
+        place: Place,
+        user_files: InstalledFiles,
+        tracked: Tracked,
+    ) -> None:
+        self.record, self.recipe, self.place, self.tracked = record, recipe, place, tracked
+        self._user_files = user_files
+        self._slots = threading.BoundedSemaphore(recipe.resources.concurrent_stages)
+
+    def stage(
+        self, planned: PlannedStage, inputs: Mapping[str, ArtifactRecord], watch: Watch
+    ) -> tuple[ArtifactRecord, bool]:
+        """Look the stage up or run it. The experts' stages wait here for a free slot."""
+        known = self.record.stage(planned.name)
+        work = self._work(planned, inputs, known, watch)
+        progress = _Recorded(self.record, planned, work.digest, watch, known)
+        try:
+            found = self.place.artifacts.find(planned.kind, work.digest)
+            if found is not None:
+                return self._found(planned, found, progress, known)
+            progress.wait()
+            with self._slots:
+                return self._run(planned, work, progress)
+        except StageStopped as error:
+            progress.end("stopped", str(error))
+            raise
+        except StageLetGo:
+            raise  # its job goes on, and so its record
+        except Exception as error:
+            progress.end("failed", str(error))
+            raise
+
+    def _work(
+        self,
+        planned: PlannedStage,
+        inputs: Mapping[str, ArtifactRecord],
+        known: StageRecord | None,
+        watch: Watch,
+    ) -> StageWork:
+        digests = {role: record.digest for role, record in inputs.items()}
+        digest = stage_identity(planned.spec, digests, self._user_files).digest
+        if known is not None and known.digest and known.digest != digest:
+            digest = self._of_begun(planned, known.digest, digest, watch)
+        return StageWork(planned.name, planned.spec, inputs, planned.resources, digest)
+
+    def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: Watch) -> str:
+        """The digest of a stage that this run started with other code or another base folder.
+
+        A finished or running stage keeps its digest. A result is stored under the digest of what
+        made it, so other stages start again. Raises InputError for unfinished work of old code.
+        """
+        changed = (
+            f"stage {planned.name}: its code, hooks or base folder changed since this run, or an"
+            " earlier round that it continues, began"
+        )
+        done = self.place.artifacts.find(planned.kind, begun) is not None
+        if done or is_under_way(self.place, planned.kind, begun):
+            watch.warn(f"{changed}; it stays as it was started. Start a new run to use the change")
+            return begun
+        if self.place.artifacts.has_checkpoints(planned.kind, begun):
+            raise InputError(
+                f"{changed}, and its unfinished work was made by the old version; start a new run"
+                " to use the change (`tributary run`; finished stages stay cached), or undo the"
+                " change and resume again"
+            )
+        watch.warn(f"{changed}; it starts again")
+        return present
+
+    def _found(
+        self,
+        planned: PlannedStage,
+        found: ArtifactRecord,
+        progress: _Recorded,
+        known: StageRecord | None,
+    ) -> tuple[ArtifactRecord, bool]:
+        """An artifact that is there: another run's, or our own from before we were resumed."""
+        made_here = known is not None and known.mine and not known.cached
+        if made_here:
+            self.place.artifacts.tidy(planned.kind, found.digest)
+            self.tracked.made(planned, found)
+        else:
+            self.tracked.cached(planned, found)
+        progress.found(found, cached=not made_here)
+        return found, True
+
+    def _run(
+        self, planned: PlannedStage, work: StageWork, progress: _Recorded
+    ) -> tuple[ArtifactRecord, bool]:
+        if self.place.cancelled.is_set():
+            raise StageStopped(f"stage {planned.name} was not started")
+        with self.tracked.stage(planned, work) as work:
+            artifact, cached = run_stage(work, self.place, progress)
+        if not progress.mine:  # another run made it: ours shows it as cached, with its origin
+            self.tracked.cached(planned, artifact)
+        progress.end("completed", artifact=artifact)
+        return artifact, cached
+
+
+@contextlib.contextmanager
+def recorded(record: RunRecord, links: Mapping[str, str], flow_run: str = "") -> Generator[None]:
+    """Keep the run's state on record: running, then how it ended and after how long."""
+    before, started = record.state(), time.time()
+    state = RunState(
+        state="running",
+        started=before.started or started,
+        seconds=before.seconds,
+        flow_run=flow_run,
+        links={**before.links, **links},
+    )
+    record.put_state(state)
+
+    def end(name: str, message: str = "") -> None:
+        latest = record.state()
+        seconds = before.seconds + time.time() - started
+        record.put_state(
+            latest.model_copy(
+                update={"state": name, "message": message, "seconds": round(seconds, 2)}
+            )
+        )
+
+    try:
+        yield
+    except BaseException as error:  # also a signal, and Prefect's pause
+        failed = isinstance(error, Exception) and not isinstance(error, StageStopped)
+        end("failed" if failed else "stopped", str(error))
+        raise
+    end("completed")
+
+
+def first_error(errors: Sequence[BaseException]) -> BaseException:
+    """The cause, not its consequences: a stage's own failure before a stop, before the rest."""
+    order = (StageFailed, TributaryError, StageStopped)
+    ranked = sorted(
+        errors, key=lambda e: next((i for i, t in enumerate(order) if isinstance(e, t)), len(order))
+    )
+    return ranked[0]
+
+
+class _Recorded:
+    """A watch that keeps the stage's record up to date, and passes everything on."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        planned: PlannedStage,
+        digest: str,
+        inner: Watch,
+        known: StageRecord | None,
+    ) -> None:
+        self._record, self._inner = record, inner
+        self._began = time.time()
+        self._written = 0.0
+        self._before = known.seconds if known else 0.0
+        self._stage = StageRecord(
+            name=planned.name,
+            kind=planned.kind,
+            digest=digest,
+            seconds=self._before,
+            started=known.started if known else self._began,
+        )
+
+    @property
+    def mine(self) -> bool:
+        return self._stage.mine
+
+    def line(self, text: str) -> None:
+        self._inner.line(text)
+
+    def progress(self, done: int, total: int, message: str) -> None:
+        if done >= total or time.time() - self._written >= RECORD_SECONDS:
+            self._put(done=done, total=total, message=message)
+        self._inner.progress(done, total, message)
+
+    def warn(self, message: str) -> None:
+        self._inner.warn(message)
+
+    def started(self, job: str, attempt: int, mine: bool) -> None:
+        self._began = time.time()
+        self._put(state="running", job=job, mine=mine, started=self._began)
+        self._inner.started(job, attempt, mine)
+
+    def wait(self) -> None:
+        """For a slot, and for its job to start."""
+        self._put(state="pending")
+
+    def found(self, artifact: ArtifactRecord, *, cached: bool) -> None:
+        """What this run made before it was resumed keeps its time; a cached stage took none."""
+        self._put(
+            state="cached" if cached else "completed",
+            mine=not cached,
+            cached=cached,
+            seconds=0.0 if cached else self._before or round(artifact.seconds, 2),
+            artifact=artifact.url,
+            metrics=artifact.metrics,
+        )
+
+    def end(self, state: str, message: str = "", artifact: ArtifactRecord | None = None) -> None:
+        made = {} if artifact is None else {"artifact": artifact.url, "metrics": artifact.metrics}
+        seconds = round(self._before + time.time() - self._began, 2)
+        self._put(state=state, message=message[:2000], seconds=seconds, **made)
+
+    def _put(self, **changes: object) -> None:
+        self._written = time.time()
+        self._stage = self._stage.model_copy(update=changes)
+        self._record.put_stage(self._stage)

@@ -1,0 +1,28 @@
+"""A flow run may continue a recorded run only if its parameters are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.differences import differences, listed
+from flows.load import validate_recipe
+from flows.recipe import Recipe
+from flows.rounds import written
+from flows.running.records import RunHead
+from infra.errors import InputError
+
+
+def require_same(head: RunHead, flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> None:
+    """Raises InputError, with what differs, unless the run on record is of this recipe."""
+    recorded = validate_recipe(head.recipe, f"run {head.run}")
+    before = {"flow": head.flow, "arguments": written(head.arguments)}
+    before |= recorded.model_dump(mode="json")
+    after = {"flow": flow, "arguments": arguments, **recipe.model_dump(mode="json")}
+    found = list(differences(before, after))
+    if found:
+        raise InputError(
+            f"this flow run continues run {head.run}, but its parameters differ from the run's"
+            f" record, so the change would have no effect:\n{listed(found)}\n"
+            "Start a new run for the change: `tributary run RECIPE`, or Run on Prefect's page"
+        )

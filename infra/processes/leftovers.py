@@ -1,0 +1,113 @@
+"""What one of our processes leaves when it is killed, and how others see that it is dead.
+
+    /tmp/tributary-<home>-<pid>[-...]            its temporary folders
+    /dev/shm/*tributary-<home>-<pid>[_-...]      its shared memory
+    HOME/shared-memory/<name>                    a note of shared memory that others named
+    HOME/work/<job>                              see `infra.processes.work_folder`
+
+It is removed by the next process: a rank or a server that starts, a job that begins or ends,
+`tributary down`, `doctor --clean`. A pid that was given to another process keeps its traces until
+that one ends as well: too late rather than too early.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from infra.home import home, runtime_dir
+from infra.processes.work_folder import abandoned_work
+from infra.sandbox.scratch import remove
+
+SHARED_MEMORY = Path("/dev/shm")
+_PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")
+
+
+def trace_name(pid: int) -> str:
+    """What the name of everything that the process leaves holds. Example: tributary-3f09c2b1-77"""
+    return f"{runtime_dir().name}-{pid}"
+
+
+def private_folder(pid: int) -> Path:
+    """The process's own temporary folder; short, for it holds sockets. Not made here."""
+    return runtime_dir().parent / trace_name(pid)
+
+
+def claim_private_folder() -> None:
+    """From now on this process, and those that it starts, keep temporary files in its folder.
+
+    What processes that are gone left is removed.
+    """
+    remove_traces(dead_traces())
+    # what is compiled for one process serves the next one too
+    compiled = runtime_dir().parent / f"torchinductor_{getpass.getuser()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    folder = private_folder(os.getpid())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+
+
+def note_torch_memory(name: str) -> None:
+    """Write down a /dev/shm file that torch named, e.g. torch_77_123_0: it carries no home."""
+    folder = home() / "shared-memory"
+    folder.mkdir(exist_ok=True)
+    (folder / name.strip("/")).touch()
+
+
+def traces(pid: int | None = None) -> list[Path]:
+    """Every trace of one process of this home, or of all of them."""
+    anyone = re.escape(runtime_dir().name) + (rf"-{pid}" if pid is not None else r"-(\d+)")
+    folder = re.compile(rf"{anyone}(-.*)?")
+    memory = re.compile(rf".*{anyone}([_.-].*)?")
+    return [
+        *_named(runtime_dir().parent, folder),
+        *_named(SHARED_MEMORY, memory),
+        *(note for note in _notes() if pid in (None, _torch_pid(note))),
+    ]
+
+
+def dead_traces() -> list[Path]:
+    """Traces of this home whose process is gone, and folders of jobs that were killed."""
+    owner = re.compile(re.escape(runtime_dir().name) + r"-(\d+)")
+    found: list[Path] = []
+    for path in traces():
+        match = owner.search(path.name)
+        pid = int(match.group(1)) if match else _torch_pid(path)
+        if pid is not None and not psutil.pid_exists(pid):
+            found.append(path)
+    return [*found, *abandoned_work()]
+
+
+def remove_traces(paths: Iterable[Path]) -> None:
+    """Remove them; one that no longer exists, or that we may not remove, is skipped."""
+    for path in paths:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                remove(str(path))
+                continue
+            if path.parent == home() / "shared-memory":
+                (SHARED_MEMORY / path.name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+
+
+def _notes() -> list[Path]:
+    return _named(home() / "shared-memory", re.compile(r"torch_\d+_.*"))
+
+
+def _torch_pid(path: Path) -> int | None:
+    match = _PID_IN_TORCH_NAME.match(path.name)
+    return int(match.group(1)) if match else None

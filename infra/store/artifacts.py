@@ -1,0 +1,326 @@
+"""Artifacts and checkpoints in the store.
+
+    ROOT/artifacts/<kind>/<digest12>/a<n>/files...       one folder an attempt
+                                     manifest.json       created last, names the winner's folder
+    ROOT/checkpoints/<kind>/<digest12>/step-<s>-a<n>/files... + manifest.json, written last
+                                       notes/step-<s>/a<n>-<i>     what a step did so far
+
+An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
+the others read its artifact. Checkpoints belong to a stage, not to an attempt, and go with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from infra.config import Config
+from infra.errors import CorruptArtifact, FencedOut
+from infra.store.manifest import ArtifactRecord, Manifest, library_versions, machine_type
+from infra.store.retention import Kept, Retention, retained
+from infra.store.seal import seal, unseal
+from infra.store.store import FileRecord, Store
+from infra.store.verified import VerifiedFiles
+
+__all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"step-\d+-a\d+")
+_ATTEMPT = re.compile(r"a\d+")
+
+
+class ArtifactStore:
+    """The artifacts of a store. `cache` is a local folder for copies and for what was verified."""
+
+    def __init__(self, store: Store, cache: Path) -> None:
+        self.store = store
+        self._cache = cache
+        self._verified = VerifiedFiles(cache / "verified")
+
+    def find(self, kind: str, digest: str) -> ArtifactRecord | None:
+        """The finished artifact, if any. Raises CorruptArtifact when its manifest is damaged."""
+        manifest = self.manifest(kind, digest)
+        return None if manifest is None else self._record(manifest)
+
+    def has_checkpoints(self, kind: str, digest: str) -> bool:
+        """Whether an unfinished stage left steps or finished rollouts to continue from."""
+        return bool(self.store.listdir(_checkpoints(kind, digest)))
+
+    def manifest(self, kind: str, digest: str) -> Manifest | None:
+        """All that is known about an artifact."""
+        path = f"{_folder(kind, digest)}/manifest.json"
+        try:
+            data = self.store.read(path)
+        except FileNotFoundError:
+            return None
+        try:
+            manifest = Manifest.model_validate_json(unseal(data))
+        except ValueError as error:
+            raise self._damaged(path, f"cannot be read: {error}") from error
+        if (manifest.kind, manifest.digest) != (kind, digest):
+            raise self._damaged(path, f"is of {manifest.kind} {manifest.digest}, not of {digest}")
+        return manifest
+
+    def commit(
+        self,
+        kind: str,
+        digest: str,
+        attempt: int,
+        folder: Path,
+        *,
+        identity: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        code: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        seeds: Mapping[str, int],
+        mlflow_run_id: str,
+        seconds: float,
+    ) -> ArtifactRecord:
+        """Upload the folder and create the manifest; the stage's checkpoints are dropped.
+
+        Raises FencedOut when another attempt was first: `find` then gives theirs.
+        """
+        place = _folder(kind, digest)
+        if self.store.exists(f"{place}/manifest.json"):
+            raise _fenced_out(kind, digest, attempt)
+        self.store.delete_tree(f"{place}/a{attempt}")
+        files = self.store.upload_folder(folder, f"{place}/a{attempt}")
+        manifest = Manifest(
+            kind=kind, digest=digest, attempt=attempt, files=files, identity=dict(identity),
+            inputs=dict(inputs), code=dict(code), seeds=dict(seeds), metrics=dict(metrics),
+            mlflow_run_id=mlflow_run_id, seconds=seconds, created=time.time(),
+            libraries=dict(library_versions()), machine=dict(machine_type()),
+        )  # fmt: skip
+        try:
+            data = seal(manifest.model_dump_json())
+            self.store.create(f"{place}/manifest.json", data)
+        except FileExistsError as error:
+            # A reply lost on the way makes the client send again and lose against itself.
+            winner = self.manifest(kind, digest)
+            if winner is None or (winner.attempt, winner.created) != (attempt, manifest.created):
+                self.store.delete_tree(f"{place}/a{attempt}")
+                raise _fenced_out(kind, digest, attempt) from error
+        self.tidy(kind, digest)
+        return self._record(manifest)
+
+    def tidy(self, kind: str, digest: str) -> None:
+        """Drop what nobody needs once the stage is done: its checkpoints, and the files of attempts
+        that were killed in their upload. `commit` does it; again where its job died meanwhile."""
+        manifest = self.manifest(kind, digest)
+        if manifest is None:
+            return
+        place = _folder(kind, digest)
+        for name in self.store.listdir(place):
+            if _ATTEMPT.fullmatch(name) and name != manifest.folder:
+                self.store.delete_tree(f"{place}/{name}")
+        self.store.delete_tree(_checkpoints(kind, digest))
+
+    def local(self, record: ArtifactRecord) -> Path:
+        """The artifact's files on this machine, verified. Raises CorruptArtifact.
+
+        A store on this machine is used in place; unchanged files are not hashed again.
+        """
+        manifest = self.manifest(record.kind, record.digest)
+        if manifest is None:
+            raise CorruptArtifact(
+                f"artifact {record.name} has no manifest any more in {self.store.root}: it was "
+                "deleted. Run again: the stage is redone"
+            )
+        place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
+        return _verified_copy(
+            self.store, place, manifest.files, self._cache / place, self._verified
+        )
+
+    def list(self) -> list[ArtifactRecord]:
+        """All finished artifacts, newest first; damaged ones are left out with a warning."""
+        kinds = self.store.listdir("artifacts")
+        with ThreadPoolExecutor(8) as pool:
+            named = pool.map(
+                lambda k: [(k, d) for d in self.store.listdir(f"artifacts/{k}")], kinds
+            )
+            found = pool.map(self._listed, [pair for pairs in named for pair in pairs])
+            records = [record for record in found if record is not None]
+        return sorted(records, key=lambda record: record.created, reverse=True)
+
+    def _listed(self, pair: tuple[str, str]) -> ArtifactRecord | None:
+        kind, short = pair
+        try:
+            data = self.store.read(f"artifacts/{kind}/{short}/manifest.json")
+            return self._record(Manifest.model_validate_json(unseal(data)))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            _log.warning("the manifest of %s/%s in %s is damaged", kind, short, self.store.root)
+            return None
+
+    def _record(self, manifest: Manifest) -> ArtifactRecord:
+        place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
+        return ArtifactRecord(
+            kind=manifest.kind, digest=manifest.digest, url=self.store.url(place),
+            metrics=manifest.metrics, mlflow_run_id=manifest.mlflow_run_id,
+            seconds=manifest.seconds, created=manifest.created,
+        )  # fmt: skip
+
+    def _damaged(self, path: str, what: str) -> CorruptArtifact:
+        url = self.store.url(path)
+        return CorruptArtifact(
+            f"{url} {what}. Delete the folder {url.rsplit('/', 1)[0]} and run again: the stage is "
+            "redone"
+        )
+
+
+class _CheckpointManifest(Config):
+    step: int
+    attempt: int
+    files: list[FileRecord]
+    score: float | None = None
+
+
+class StageCheckpoints:
+    """A stage's checkpoints and notes, shared by its attempts."""
+
+    def __init__(
+        self,
+        store: Store,
+        kind: str,
+        digest: str,
+        attempt: int,
+        scratch: Path,
+        retention: Retention | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`fence` raises FencedOut when another attempt has taken this one's place."""
+        self._store, self._attempt, self._scratch = store, attempt, scratch
+        self._place = _checkpoints(kind, digest)
+        self._retention = retention or Retention()
+        self._fence = fence
+        self._notes = 0
+
+    def save(self, step: int, folder: Path, score: float | None = None) -> None:
+        """Move a finished local folder into durable storage; visible only when complete.
+
+        `score` is what "best" means for the retention; notes that no kept checkpoint needs go.
+        Raises FencedOut, and leaves nothing.
+        """
+        place = f"{self._place}/step-{step:08d}-a{self._attempt}"
+        self._store.delete_tree(place)
+        files = self._store.upload_folder(folder, place)
+        try:
+            self._fence()
+        except FencedOut:
+            self._store.delete_tree(place)
+            raise
+        manifest = _CheckpointManifest(step=step, attempt=self._attempt, files=files, score=score)
+        self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
+        shutil.rmtree(folder)
+        self._prune()
+
+    def latest(self) -> tuple[int, Path] | None:
+        """Step and verified local folder of the newest whole checkpoint; torn and damaged ones are
+        passed over with a warning. Read it before the next `save`."""
+        for name in self._names():
+            manifest = self._manifest(name)
+            if manifest is None:
+                _log.warning("checkpoint %s of %s is incomplete; it is skipped", name, self._place)
+                continue
+            copy = self._scratch / "checkpoints" / name
+            try:
+                return manifest.step, _verified_copy(
+                    self._store, f"{self._place}/{name}", manifest.files, copy, None
+                )
+            except CorruptArtifact as error:
+                _log.warning("checkpoint passed over: %s", error)
+        return None
+
+    def note(self, step: int, data: bytes) -> None:
+        """Store a piece of a step's work now; it stays while a kept checkpoint needs it."""
+        self._notes += 1
+        name = f"a{self._attempt:04d}-{self._notes:06d}"
+        self._store.write(f"{self._place}/notes/step-{step:08d}/{name}", data)
+
+    def notes(self, step: int) -> list[bytes]:
+        """All that attempts noted of a step, oldest first."""
+        folder = f"{self._place}/notes/step-{step:08d}"
+        return [self._store.read(f"{folder}/{name}") for name in self._store.listdir(folder)]
+
+    def _names(self) -> list[str]:
+        """Newest step first; of one step, the newest attempt first."""
+        names = [n for n in self._store.listdir(self._place) if _NAME.fullmatch(n)]
+        return sorted(names, key=_step_and_attempt, reverse=True)
+
+    def _manifest(self, name: str) -> _CheckpointManifest | None:
+        """None while a checkpoint is incomplete, or when what tells of it is damaged."""
+        path = f"{self._place}/{name}/manifest.json"
+        try:
+            manifest = _CheckpointManifest.model_validate_json(unseal(self._store.read(path)))
+            if (manifest.step, manifest.attempt) == _step_and_attempt(name):
+                return manifest
+            error = ValueError(f"is of step {manifest.step}, attempt {manifest.attempt}")
+        except FileNotFoundError:
+            return None
+        except ValueError as damage:
+            error = damage
+        _log.warning("checkpoint passed over: %s: %s", self._store.url(path), error)
+        return None
+
+    def _prune(self) -> None:
+        """Drop what the retention does not keep, with leftovers older than what it does."""
+        names = self._names()
+        whole = [(name, m) for name in names if (m := self._manifest(name)) is not None]
+        kept = retained([Kept(name, m.step, m.score) for name, m in whole], self._retention)
+        if len(whole) < self._retention.last:
+            return  # a young stage: nothing is old enough to go
+        newest = {name for name, _ in whole[: self._retention.last]}
+        oldest = names.index(whole[self._retention.last - 1][0])
+        for name in names[oldest + 1 :]:
+            if name not in kept and name not in newest:
+                self._store.delete_tree(f"{self._place}/{name}")
+        first = min(m.step for name, m in whole if name in newest)
+        for folder in self._store.listdir(f"{self._place}/notes"):
+            if int(folder.removeprefix("step-")) <= first:
+                self._store.delete_tree(f"{self._place}/notes/{folder}")
+
+
+def _verified_copy(
+    store: Store, path: str, files: list[FileRecord], copy: Path, verified: VerifiedFiles | None
+) -> Path:
+    """The folder itself where the store is local, else a copy, compared with the records."""
+    place = store.local_path(path)
+    if place is None:
+        place = copy
+        if not copy.exists():
+            # Two stages may want the same artifact at once: each fetches, the first one's stays.
+            draft = copy.with_name(f"{copy.name}.{time.monotonic_ns():x}")
+            store.download_folder(path, files, draft)
+            try:
+                draft.rename(copy)
+            except OSError:
+                shutil.rmtree(draft)
+    (verified or VerifiedFiles(None)).check(place, files, store.url(path))
+    return place
+
+
+def _step_and_attempt(name: str) -> tuple[int, int]:
+    step, _, attempt = name.removeprefix("step-").partition("-a")
+    return int(step), int(attempt)
+
+
+def _folder(kind: str, digest: str) -> str:
+    return f"artifacts/{kind}/{digest[:12]}"
+
+
+def _checkpoints(kind: str, digest: str) -> str:
+    return f"checkpoints/{kind}/{digest[:12]}"
+
+
+def _fenced_out(kind: str, digest: str, attempt: int) -> FencedOut:
+    return FencedOut(
+        f"attempt {attempt} at {kind}/{digest[:12]} came second: another attempt has committed "
+        "its artifact, and that one is used. Nothing is lost"
+    )

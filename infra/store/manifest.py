@@ -1,0 +1,117 @@
+"""What is written about an artifact: the manifest in the store, and the small record of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from infra.config import Config
+from infra.store.store import FileRecord
+
+# Those whose version can change numbers.
+_LIBRARIES = (
+    "torch", "megatron-core", "sglang", "transformers", "tokenizers", "safetensors", "numpy",
+    "ray", "math-verify", "reasoning-gym",
+)  # fmt: skip
+
+
+class _Stored(Config):
+    # A metric may be NaN; JSON has no word for it.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+
+class ArtifactRecord(_Stored):
+    """What a stage hands to the next ones.
+
+    Example: kind="sft", digest="3f09...", url="file:///data/store/artifacts/sft/3f09c2b1a7d4/a1",
+    metrics={"loss": 0.41}, mlflow_run_id="9a1b...", seconds=12.5
+    """
+
+    kind: str
+    digest: str
+    """full sha256"""
+    url: str
+    """the folder that contains the files"""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    mlflow_run_id: str = ""
+    seconds: float = 0.0
+    """how long the attempt that made it took"""
+    created: float = 0.0
+    """Unix time"""
+
+    @property
+    def name(self) -> str:
+        """How a person refers to it, e.g. `sft/3f09c2b1a7d4`."""
+        return f"{self.kind}/{self.digest[:12]}"
+
+
+class Manifest(_Stored):
+    """`manifest.json`: created last, so a stage is done if and only if it is there."""
+
+    kind: str
+    digest: str
+    """full sha256 over kind, identity, input digests and code"""
+    attempt: int
+    """which attempt made it: its files are in the folder `a<attempt>`"""
+    files: list[FileRecord]
+    identity: dict[str, Any]
+    """the settings that the digest is made of"""
+    inputs: dict[str, str]
+    """digests of the input artifacts by role"""
+    code: dict[str, Any]
+    """a `CodeIdentity`: hash, files, version, commit, whether the checkout was dirty"""
+    seeds: dict[str, int]
+    metrics: dict[str, float]
+    mlflow_run_id: str
+    seconds: float
+    created: float
+    libraries: dict[str, str]
+    machine: dict[str, str]
+
+    @property
+    def folder(self) -> str:
+        return f"a{self.attempt}"
+
+
+@cache
+def library_versions() -> Mapping[str, str]:
+    """Versions of the libraries that can change numbers, without importing them."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
+def machine_type() -> Mapping[str, str]:
+    """Example: {"system": "Linux", "arch": "x86_64", "cpu": "AMD EPYC", "accelerator": "none"}"""
+    return {
+        "system": platform.system(),
+        "arch": platform.machine(),
+        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor(),
+        "accelerator": _line("/proc/driver/nvidia/gpus", "Model") or "none",
+    }
+
+
+def _line(path: str, key: str) -> str:
+    """Value of the first `key : value` line of a file, or of the information file of the first
+    entry of a folder."""
+    place = Path(path)
+    files = sorted(place.glob("*/information")) if place.is_dir() else [place]
+    for file in files[:1]:
+        if not file.exists():
+            continue
+        for line in file.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return ""

@@ -1,0 +1,225 @@
+"""The store: any fsspec URL, with create-only writes, checksums, and errors a person can act on.
+
+Paths are relative to the root, with `/`. A missing file is `FileNotFoundError`, a taken name is
+`FileExistsError`; all other trouble is a `StorageError` that says what, where, why and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from infra.config import Config
+from infra.errors import CorruptArtifact, StorageError
+from infra.home import home
+from infra.store.errors import explain, is_name_taken
+
+CHUNK_BYTES = 1 << 20
+HOME_VARIABLE = "$TRIBUTARY_HOME"
+"""in a root it means the home also where the variable is not set"""
+_PASSWORD = re.compile(r"[^/]+://[^/]*:[^/]*@")
+TRANSFERS = 8
+"""files of one folder that travel side by side"""
+
+
+class FileRecord(Config):
+    """One file of a folder. Example: path="model.safetensors", size=1048576, sha256="9f86..." """
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Store:
+    """One root, e.g. `file:///data/tributary` or `s3://bucket/prefix`; `~` and `$VAR` are filled
+    in. Safe to share between threads."""
+
+    def __init__(self, root: str) -> None:
+        expanded = os.path.expanduser(os.path.expandvars(root.replace(HOME_VARIABLE, str(home()))))
+        if _PASSWORD.match(expanded):
+            raise StorageError(
+                f"the store's root ({expanded.partition('://')[0]}://...) holds a password, which "
+                "would be written into manifests and logs. Give it in the environment or in "
+                "fsspec's own configuration instead"
+            )
+        with self._explained("open", "", FileNotFoundError):
+            # Listings must be true at once: attempts of other processes are found by them.
+            self.fs, self._base = fsspec.core.url_to_fs(expanded, use_listings_cache=False)
+        self.root: str = self.fs.unstrip_protocol(self._base).rstrip("/")
+        self.is_local = isinstance(self.fs, LocalFileSystem)
+
+    def read(self, path: str) -> bytes:
+        """Whole content. Raises FileNotFoundError."""
+        with self._explained("read", path):
+            return self.fs.cat_file(self._full(path))
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that must not exist yet, whole or not at all. Raises FileExistsError."""
+        with self._explained("create", path, FileNotFoundError):
+            if self.is_local:
+                self._create_local(Path(self._full(path)), data)
+            else:
+                self._create_remote(self._full(path), data)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write or replace a file, whole or not at all."""
+        with self._explained("write", path, FileNotFoundError, FileExistsError):
+            if not self.is_local:
+                self.fs.pipe_file(self._full(path), data)
+                return
+            with _draft(Path(self._full(path)), data) as draft:
+                os.replace(draft, self._full(path))
+
+    def exists(self, path: str) -> bool:
+        with self._explained("look up", path):
+            return self.fs.exists(self._full(path))
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty if the folder does not exist."""
+        with self._explained("list", path):
+            try:
+                entries = self.fs.ls(self._full(path), detail=False)
+            except FileNotFoundError:
+                return []
+        names = {str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in entries}
+        # S3 lists a folder's own placeholder; our drafts of atomic writes are nobody's business.
+        return sorted(n for n in names if n != Path(path).name and not n.startswith("."))
+
+    def delete_tree(self, path: str) -> None:
+        """Remove a folder and all in it; nothing happens when there is none."""
+        with self._explained("delete", path):
+            try:
+                self.fs.rm(self._full(path), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def upload_folder(self, local: Path, path: str) -> list[FileRecord]:
+        """Copy a local folder's files below `path`; returns them by name with checksums."""
+        files = sorted(file for file in local.rglob("*") if file.is_file())
+        names = [file.relative_to(local).as_posix() for file in files]
+        with self._explained("upload to", path, FileNotFoundError):
+            return self._each(lambda name: self._upload(local / name, path, name), names)
+
+    def download_folder(self, path: str, files: Sequence[FileRecord], dest: Path) -> Path:
+        """Copy the recorded files to `dest`. Raises CorruptArtifact when one differs."""
+        with self._explained("download", path):
+            self._each(lambda file: self._download(path, file, dest), list(files))
+        return dest
+
+    def local_path(self, path: str) -> Path | None:
+        """Where the path is on this machine, if the store is a local folder."""
+        return Path(self._full(path)) if self.is_local else None
+
+    def url(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def _full(self, path: str) -> str:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise StorageError(f"`{path}` leaves the store {self.root}; paths are relative to it")
+        return f"{self._base.rstrip('/')}/{path}".rstrip("/")
+
+    def _create_local(self, target: Path, data: bytes) -> None:
+        with _draft(target, data) as draft:
+            os.link(draft, target)  # atomic, and refuses a name that is taken
+
+    def _create_remote(self, target: str, data: bytes) -> None:
+        try:
+            self.fs.pipe_file(target, data, mode="create")
+        except (OSError, ValueError) as error:
+            if is_name_taken(error):
+                raise FileExistsError(target) from error
+            raise
+
+    def _upload(self, source: Path, path: str, name: str) -> FileRecord:
+        target = self._full(f"{path}/{name}")
+        if self.is_local:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            digest = _copy_hashed(source, Path(target))
+        else:
+            digest = file_sha256(source)
+            self.fs.put_file(str(source), target)
+        return FileRecord(path=name, size=source.stat().st_size, sha256=digest)
+
+    def _download(self, path: str, file: FileRecord, dest: Path) -> None:
+        target = dest / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.fs.get_file(self._full(f"{path}/{file.path}"), str(target))
+        except FileNotFoundError:
+            target.unlink(missing_ok=True)
+        check_file(target, file, self.url(path))
+
+    def _each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        with ThreadPoolExecutor(max(1, min(TRANSFERS, len(items)))) as pool:
+            return list(pool.map(work, items))
+
+    @contextmanager
+    def _explained(self, action: str, path: str, *also: type[OSError]) -> Generator[None]:
+        """Turn the backend's errors into ours. `also` names those that mean no missing or taken
+        file here, e.g. a missing bucket."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except (FileNotFoundError, FileExistsError) as error:
+            if not isinstance(error, also):
+                raise
+            raise explain(error, action, self._place(path)) from error
+        except Exception as error:
+            raise explain(error, action, self._place(path)) from error
+
+    def _place(self, path: str) -> str:
+        return f"{getattr(self, 'root', '')}/{path}".rstrip("/")
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_file(path: Path, record: FileRecord, origin: str) -> None:
+    """Compare a local file with its record. Raises CorruptArtifact naming it."""
+    if not path.is_file():
+        found = "is missing"
+    elif path.stat().st_size != record.size:
+        found = f"has {path.stat().st_size} bytes instead of {record.size}"
+    elif file_sha256(path) != record.sha256:
+        found = "has another checksum than its manifest says"
+    else:
+        return
+    raise CorruptArtifact(
+        f"{origin}/{record.path} {found}: it was changed or damaged after it was written, so it is "
+        f"not used. Delete the folder {origin.rsplit('/', 1)[0]} and run again: the stage is redone"
+    )
+
+
+def _copy_hashed(source: Path, target: Path) -> str:
+    """Copy while hashing: the bytes are read once."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            digest.update(chunk)
+            writer.write(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _draft(target: Path, data: bytes) -> Generator[Path]:
+    """A finished, hidden file beside the target, removed afterwards."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    try:
+        draft.write_bytes(data)
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""Which local files were compared with their checksums, so that each is hashed once a change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from infra.store.store import FileRecord, check_file
+
+
+class VerifiedFiles:
+    """Remembers size and modification time of verified files, a note a folder, in `notes`.
+
+    Without a folder for notes everything is hashed each time.
+    """
+
+    def __init__(self, notes: Path | None) -> None:
+        self._notes = notes
+
+    def check(self, folder: Path, files: Sequence[FileRecord], origin: str) -> None:
+        """Compare `folder` with the records. Raises CorruptArtifact naming the file."""
+        note = self._note(folder)
+        known = _read(note)
+        changed = [f for f in files if known.get(f.path) != _stamp(folder / f.path, f)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda file: check_file(folder / file.path, file, origin), changed))
+        if note is not None and changed:
+            _write(note, {f.path: _stamp(folder / f.path, f) for f in files})
+
+    def _note(self, folder: Path) -> Path | None:
+        if self._notes is None:
+            return None
+        return self._notes / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:24]}.json"
+
+
+def _stamp(path: Path, record: FileRecord) -> list[int | str]:
+    """What must be unchanged for a verification to hold; empty for a missing file."""
+    try:
+        state = path.stat()
+    except OSError:
+        return []
+    return [state.st_size, state.st_mtime_ns, record.sha256]
+
+
+def _read(note: Path | None) -> dict[str, list[int | str]]:
+    try:
+        return json.loads(note.read_text()) if note is not None else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(note: Path, stamps: dict[str, list[int | str]]) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    draft = note.with_suffix(f".{secrets.token_hex(4)}")
+    draft.write_text(json.dumps(stamps))
+    draft.replace(note)

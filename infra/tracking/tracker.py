@@ -1,0 +1,239 @@
+"""Tracking in MLflow: one parent run a recipe, a nested run a stage, models with aliases.
+
+Metrics go through a queue, a file and a thread, so a body never waits for MLflow and never fails
+with it: while the server is down they are kept on disk (`spool.py`), also beyond the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from urllib.parse import quote
+
+from infra.errors import InfrastructureError, TributaryError
+from infra.tracking.rest import Metric, MlflowRest
+from infra.tracking.spool import Delivery, Entry, LaterRun, RunRef, SpoolFile, spool_folder
+
+_log = logging.getLogger(__name__)
+_BATCH_SECONDS = 0.5
+_RETRY_SECONDS = 2.0
+
+
+class Tracked(Protocol):
+    """What tracking needs to know of an artifact (`infra.store.manifest.ArtifactRecord`)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def mlflow_run_id(self) -> str: ...
+
+
+class Tracker:
+    """One experiment of one MLflow server.
+
+    Calls that return an id are direct and raise InfrastructureError when the server is down; `log`
+    and `finish` are queued.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._experiment_name = experiment
+        self._rest = MlflowRest(uri)
+        self._experiment = ""
+        self._sender = _Sender(uri)
+
+    @property
+    def experiment(self) -> str:
+        if not self._experiment:
+            self._experiment = self._rest.experiment(self._experiment_name)
+        return self._experiment
+
+    def url(self, run_id: str = "") -> str:
+        """Page of a run, or of the experiment's runs side by side."""
+        page = f"{self.uri}/#/experiments/{self.experiment}/runs"
+        return f"{page}/{run_id}" if run_id else page
+
+    def compare_url(self, run_ids: Sequence[str]) -> str:
+        """Page that lays these runs' metrics and curves over each other."""
+        runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self.experiment]))
+        return f"{self.uri}/#/compare-runs?runs={runs}&experiments={experiments}"
+
+    def parent_run(
+        self, recipe_run: str, name: str, params: Mapping[str, object], tags: Mapping[str, str]
+    ) -> str:
+        """The run of a whole recipe, found again by its run name when it is resumed."""
+        identity = {"tributary.run": recipe_run, "tributary.role": "recipe"}
+        run_id = self._rest.find_run(self.experiment, identity)
+        if run_id is None:
+            run_id = self._rest.create_run(self.experiment, name, {**tags, **identity})
+            self._rest.log_batch(run_id, params={k: str(v) for k, v in params.items()})
+        else:
+            self._rest.update_run(run_id, "RUNNING")
+        return run_id
+
+    def stage_run(self, parent: str, stage: str, digest: str, tags: Mapping[str, str]) -> str:
+        """The nested run of a stage, found again by its digest when the stage is resumed."""
+        identity = _stage_identity(parent, stage, digest)
+        run_id = self._rest.find_run(self.experiment, identity)
+        if run_id is None:
+            return self._rest.create_run(self.experiment, stage, {**tags, **identity})
+        self._rest.update_run(run_id, "RUNNING")
+        return run_id
+
+    def later_stage_run(
+        self, parent: str, stage: str, digest: str, tags: Mapping[str, str]
+    ) -> LaterRun:
+        """The same run while the server is down: it is found or made with its first metrics."""
+        return LaterRun(self.experiment, stage, _stage_identity(parent, stage, digest), tags)
+
+    def cached_stage(self, parent: str, stage: str, record: Tracked) -> str:
+        """A nested run for a stage that another run made: its metrics and a link to the origin."""
+        tags = {"tributary.kind": record.kind, "tributary.cached": "true"}
+        if record.mlflow_run_id:
+            tags["tributary.origin_run"] = record.mlflow_run_id
+            tags["mlflow.note.content"] = f"Cached: made by {self.url(record.mlflow_run_id)}"
+        run_id = self.stage_run(parent, stage, record.digest, tags)
+        self.log(run_id, 0, {f"final/{k}": v for k, v in record.metrics.items()})
+        self._rest.update_run(run_id, "FINISHED")
+        return run_id
+
+    def log(self, run: RunRef, step: int, metrics: Mapping[str, float]) -> None:
+        """Queue one step's metrics. A step that the run already has is not logged twice."""
+        now = int(time.time() * 1000)
+        points = [Metric(k, _finite(v), step, now) for k, v in metrics.items()]
+        self._sender.put(Entry(run, points))
+
+    def dataset(self, run_id: str, name: str, rows: int, source: str) -> None:
+        """Record a dataset as an input of the run."""
+        try:
+            digest = hashlib.sha256(f"{name} {rows} {source}".encode()).hexdigest()
+            self._rest.log_dataset(run_id, name, digest, source, rows)
+        except TributaryError as error:
+            _log.warning("dataset %s is not recorded: %s", name, error)
+
+    def finish(self, run: RunRef, status: str) -> None:
+        """Queue the run's end: FINISHED, FAILED or KILLED."""
+        self._sender.put(Entry(run, status=status))
+
+    def register_model(self, name: str, record: Tracked, alias: str) -> str:
+        """Register an artifact as a version of a model and point an alias at it; -> version.
+
+        The version's source is a pointer among the run's artifacts: MLflow refuses sources on a
+        file system outside the run. The pointer and a tag name the artifact's own URL.
+        """
+        pointer = {"kind": record.kind, "digest": record.digest, "url": record.url}
+        uri = self._rest.run(record.mlflow_run_id)["info"]["artifact_uri"]
+        source = self._rest.upload(uri, "model/artifact.json", json.dumps(pointer).encode())
+        version = self._rest.model_version(
+            name, source, record.mlflow_run_id, {"tributary.url": record.url}, record.digest
+        )
+        self._rest.alias(name, alias, version)
+        return version
+
+    def flush(self, timeout: float = 20.0) -> bool:
+        """Wait until the queue is delivered; False (and a warning) when the server is down or the
+        bound passed first: what is left is on disk."""
+        return self._sender.flush(timeout)
+
+
+class _Sender:
+    """A queue, its copy on disk, and the thread (from the first entry on) that empties both."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._queue: queue.Queue[Entry] = queue.Queue()
+        self._file = SpoolFile()
+        self._thread: threading.Thread | None = None
+        self._pending = 0
+        self._is_down = False
+        self._comes_after_others = True
+        """whether an attempt that died meanwhile may have left points of the same runs"""
+        self._changed = threading.Condition()
+
+    def put(self, entry: Entry) -> None:
+        with self._changed:
+            try:
+                self._file.append(entry)
+            except OSError as error:  # a full disk: it is still sent, unless this process dies
+                _log.warning("metrics are not kept in %s: %s", spool_folder(), error)
+            self._pending += 1
+            self._queue.put(entry)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
+            self._thread.start()
+
+    def flush(self, timeout: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending == 0 or self._is_down, timeout)
+            left = self._pending
+        if left:
+            _log.warning(
+                "MLflow at %s does not answer: %d entries wait in %s; the next run, or"
+                " `tributary up`, sends them",
+                self._uri, left, spool_folder(),
+            )  # fmt: skip
+        return not left
+
+    def _run(self) -> None:
+        delivery = Delivery(self._uri)
+        while True:
+            taken = self._take()
+            while not self._deliver(delivery, taken):
+                time.sleep(_RETRY_SECONDS)
+            with self._changed:
+                self._pending -= len(taken)
+                if self._pending == 0:
+                    self._file.clear()
+                self._changed.notify_all()
+
+    def _take(self) -> list[Entry]:
+        """What comes within a moment of the next entry."""
+        taken = [self._queue.get()]
+        deadline = time.monotonic() + _BATCH_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                taken.append(self._queue.get(timeout=left))
+            except queue.Empty:
+                break
+        return taken
+
+    def _deliver(self, delivery: Delivery, taken: list[Entry]) -> bool:
+        try:
+            if self._comes_after_others:
+                delivery.send_left()
+            delivery.send(taken)
+        except InfrastructureError:
+            if not self._is_down:
+                _log.warning("MLflow at %s is down; metrics wait in %s", self._uri, spool_folder())
+            with self._changed:
+                self._is_down = self._comes_after_others = True
+                self._changed.notify_all()
+            return False
+        self._is_down = self._comes_after_others = False
+        return True
+
+
+def _stage_identity(parent: str, stage: str, digest: str) -> dict[str, str]:
+    return {
+        "mlflow.parentRunId": parent,
+        "tributary.digest": digest,
+        "tributary.stage": stage,
+    }
+
+
+def _finite(value: float) -> float:
+    """MLflow stores no infinity; NaN is kept as it is a fact about the step."""
+    return value if not math.isinf(value) else math.copysign(1.7976931348623157e308, value)

@@ -1,0 +1,25 @@
+"""`base`: makes a small random model, or imports a folder."""
+
+from __future__ import annotations
+
+from curricula.registry import build
+from engines.draws import draw_demonstrations
+from engines.types import Demonstration
+from infra.hooks import resolve
+from tasks.base.spec import IMPORTER, WRITER, BaseSpec
+from tasks.stage import StageContext
+
+
+async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
+    """Fill `context.out` with an HF folder. Raises InputError."""
+    if spec.settings.folder is not None:
+        return resolve("base", IMPORTER, {})(spec.settings.folder, context.out)
+    assert spec.settings.random is not None
+    texts = _demonstrations(spec, spec.settings.random.tokenizer_texts)
+    write = resolve("base", WRITER, {})
+    return write(context.out, spec.settings.random, texts, spec.seed)
+
+
+def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
+    built = [build(c.name, c.options) for c in spec.curricula]
+    return [d for curriculum in built for d in draw_demonstrations(curriculum, count, spec.seed)]

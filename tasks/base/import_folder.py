@@ -1,0 +1,57 @@
+"""Import of an HF folder as base: looked at, copied, and its weights read once."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+from infra.errors import InputError
+from tasks.model_folder.files import ModelFiles
+from tasks.model_folder.report import report_model
+from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors, weight_files
+
+_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+"""files to copy besides the weights; other weight formats are not copied"""
+_EXPONENT = {
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+    "F32": ("<u4", 0x7F80_0000),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+}
+"""a value's bits and its exponent, which is all ones in NaN and infinity and nowhere else"""
+_CHUNK = 1 << 24
+"""values looked at in one go"""
+
+
+def import_model(url: str, folder: Path) -> dict[str, float]:
+    """Copy the model folder at `url` (fsspec). Raises InputError that names every fault."""
+    report = report_model(url)
+    if report.problems:
+        raise InputError("\n".join(f"base.folder: {line}" for line in report.problems))
+    files = ModelFiles(url)
+    wanted = [name for name in files.sizes if name.endswith(_SUFFIXES)]
+    for name in [*wanted, *weight_files(files)]:
+        files.copy(name, folder)
+    for name, tensor in stored_tensors(ModelFiles(str(folder))).items():
+        if tensor.dtype in _EXPONENT and not _is_finite(folder, tensor):
+            raise InputError(
+                f"base.folder: {url.rstrip('/')}/{tensor.file}: {name} holds NaN or infinity, so"
+                " training from it would give only NaN; give a model without them"
+            )
+    return {"parameters": float(report.parameters)}
+
+
+def _is_finite(folder: Path, tensor: StoredTensor) -> bool:
+    import numpy as np
+
+    kind, exponent = _EXPONENT[tensor.dtype]
+    # Not as a map of the type: a tensor may begin at any byte.
+    with (folder / tensor.file).open("rb") as file:
+        file.seek(tensor.start)
+        left = prod(tensor.size)
+        while left > 0:
+            values = np.fromfile(file, kind, min(left, _CHUNK))
+            if ((values & values.dtype.type(exponent)) == exponent).any():
+                return False
+            left -= _CHUNK
+    return True

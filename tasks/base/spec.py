@@ -1,0 +1,76 @@
+"""Settings and spec of `base`: a small random model, or an imported folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import Config, Count
+from tasks.domain import CurriculumSpec
+from tasks.stage import StageSpec
+
+WRITER = "tasks.base.random_model:write_random_model"
+IMPORTER = "tasks.base.import_folder:import_model"
+Size = Annotated[int, Field(gt=0, le=2**20)]
+
+
+class RandomModel(Config):
+    """A small Qwen3 with random weights and a tokenizer trained on the curricula's own text."""
+
+    hidden_size: Size = 128
+    layers: PositiveInt = Field(default=4, le=1024)
+    heads: PositiveInt = Field(default=4, le=1024)
+    kv_heads: PositiveInt = Field(default=2, le=1024)
+    """must divide `heads`"""
+    head_dim: PositiveInt = Field(default=32, le=1024)
+    """must be even: rotary embedding rotates pairs"""
+    ffn_size: Size = 256
+    vocab_size: Size = 512
+    max_length: Size = 512
+    """context in tokens"""
+    embedding_std: PositiveFloat = 0.2
+    """linears start at fan-in scale, output projections at a tenth of it; 0.02 everywhere does not
+    let copying form in a small budget"""
+    tokenizer_texts: Count = 2000
+    """demonstrations a curriculum contributes to the tokenizer's training text"""
+
+    @model_validator(mode="after")
+    def _divides(self) -> RandomModel:
+        if self.heads % self.kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ValueError(
+                f"heads: {self.heads} heads cannot share {self.kv_heads} kv_heads; allowed"
+                f" kv_heads: {', '.join(map(str, divisors))}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: {self.head_dim} is odd; rotary positions turn pairs")
+        return self
+
+
+class BaseSettings(Config):
+    """Either `random` or `folder`."""
+
+    random: RandomModel | None = None
+    folder: str | None = None
+    """an HF folder of a supported family (qwen2, qwen3, llama): a path, relative to the recipe's
+    file, or any fsspec URL"""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> BaseSettings:
+        if (self.random is None) == (self.folder is None):
+            raise ValueError("give exactly one of `random: {...}` and `folder: PATH`")
+        return self
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (WRITER if self.random is not None else IMPORTER,)
+
+
+class BaseSpec(StageSpec):
+    kind: ClassVar[str] = "base"
+    settings: BaseSettings
+    curricula: list[CurriculumSpec] = Field(default_factory=list)
+    """curricula whose demonstrations train the tokenizer of a random model"""
+    format: Literal["glm"] = "glm"
+    """special tokens and chat template of a random model"""

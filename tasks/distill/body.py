@@ -1,0 +1,140 @@
+"""`distill`: sample from experts, verify, filter, and write a dataset with provenance."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from engines.chat import Chat
+from engines.draws import draw_problems
+from engines.rollout.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.rollout.episode import Roller, Rollout
+from engines.rollout.filters import sift
+from engines.rollout.protocols import LiveDomain
+from engines.rollout.sample_only import Kept, sweep
+from engines.sglang.fleet import Fleet
+from infra.errors import TrainingStopped
+from infra.run_both import run_both
+from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
+from tasks.resources import (
+    context_length,
+    keep_rollouts,
+    lease_fleet,
+    open_parts,
+    unless_stopped,
+)
+from tasks.stage import StageContext, require_inputs
+
+
+async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
+    """Sample each domain from its expert, filter, and write what is left.
+
+    Raises EngineError, TrainingStopped, Stopped.
+    """
+    require_inputs(context, [d.name for d in spec.domains])
+    first = context.inputs[spec.domains[0].name]
+    rows: list[DistilledRow] = []
+    counts: dict[str, dict[str, int]] = {}
+    tokens = recovered = 0
+    async with AsyncExitStack() as stack:
+        fleet, (_, domains) = await run_both(
+            lease_fleet(stack, context, spec.settings.fleet, first),
+            open_parts(stack, first, spec.domains),
+        )
+        journal = keep_rollouts(stack, context)
+        began = time.monotonic()
+        sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
+        for position, domain in enumerate(domains):
+            kept = await Kept.open(journal, position)
+            recovered += len(kept.known)
+            work = _sample(spec, context, fleet, domain, kept)
+            rollouts = await unless_stopped(context, work)
+            tokens += sum(r.sample.num_trained_tokens for r in rollouts)
+            # the filters run in a thread while the next expert generates
+            sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
+            context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
+        worked = time.monotonic() - began
+        for domain, task in zip(domains, sifting, strict=True):
+            kept, counts[domain.name] = await task
+            rows += [_row(context, domain.name, rollout) for rollout in kept]
+    _check_counts(context, counts)
+    write_dataset(context.out / DATA_FILE, rows)
+    (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
+    return {
+        "rows": float(len(rows)),
+        **{f"{d}/{name}": float(n) for d, c in counts.items() for name, n in c.items()},
+        "generated_tokens": float(tokens),
+        "generate_tokens_per_s": tokens / max(worked, 1e-9),
+        "rollouts_recovered": float(recovered),
+        "work_seconds": worked,
+    }
+
+
+async def _sample(
+    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, kept: Kept
+) -> list[Rollout]:
+    """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
+    model: Path = context.inputs[domain.name]
+    settings = spec.settings
+    if kept.version > 0:
+        await fleet.load(model, kept.version)
+    roller = Roller(
+        generate=fleet.client.generate,
+        chat=Chat.load(model),
+        context_length=context_length(settings.fleet, model),
+        seed=spec.seed,
+    )
+    groups = await sweep(
+        roller,
+        domain,
+        draw_problems(domain.curriculum, "distill", settings.problems, spec.seed, spec.start),
+        samples=settings.samples,
+        temperature=settings.temperature,
+        kept=kept,
+    )
+    await kept.journal.flush()
+    return [rollout for group in groups for rollout in group]
+
+
+def _sift(
+    settings: DistillSettings, rollouts: list[Rollout]
+) -> tuple[list[Rollout], dict[str, int]]:
+    return sift(
+        rollouts,
+        min_tokens=settings.min_tokens,
+        min_outcome=settings.min_outcome,
+        near_duplicate=settings.near_duplicate,
+    )
+
+
+def _row(context: StageContext, role: str, rollout: Rollout) -> DistilledRow:
+    origin = context.input_records.get(role, {})
+    sample = rollout.sample
+    return DistilledRow(
+        tokens=sample.tokens,
+        loss_mask=sample.loss_mask,
+        # the recipe's name of the domain: its curriculum may serve another one as well
+        problem=replace(rollout.transcript.problem, domain=role),
+        turns=rollout.transcript.messages,
+        expert=role,
+        artifact_digest=str(origin.get("digest", "")),
+        sample_index=sample.sample_index,
+        weight_version=sample.oldest_version,
+        rewards=sample.rewards,
+    )
+
+
+def _check_counts(context: StageContext, counts: dict[str, dict[str, int]]) -> None:
+    """Raises TrainingStopped if no domain has a row left; warns of each that has none."""
+    empty = {name: count for name, count in counts.items() if not count["kept"]}
+    for name, count in empty.items():
+        context.reporter.warn(f"distill: no rollout of {name} passed the filters: {count}")
+    if len(empty) == len(counts):
+        raise TrainingStopped(
+            f"distill: no rollout passed the filters, so there is nothing to learn from: {counts}. "
+            "Train the experts longer, or lower `min_outcome`"
+        )

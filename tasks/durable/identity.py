@@ -1,0 +1,134 @@
+"""What a stage is: the digest of its kind, spec, inputs and code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from engines.megatron.options import RESULT_NEUTRAL as MEGATRON_NEUTRAL
+from engines.megatron.spec import Trainer
+from engines.sglang.options import RESULT_NEUTRAL as SGLANG_NEUTRAL
+from engines.sglang.spec import FleetSpec
+from infra.code.digest import NeutralKeys, content_of, digest_of
+from infra.code.identity import CodeIdentity, LookedUp, code_identity
+from infra.config import Config
+from infra.errors import InputError
+from infra.home import SOURCE_ROOT
+from infra.user_files import InstalledFiles
+from tasks.base.spec import BaseSpec
+from tasks.model_folder.location import expanded
+from tasks.registry import module_of
+from tasks.stage import StageSpec
+
+NEUTRAL: NeutralKeys = {
+    (Trainer, "megatron"): MEGATRON_NEUTRAL,
+    (FleetSpec, "sglang"): SGLANG_NEUTRAL,
+}
+EDGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StageIdentity:
+    """All that makes a stage this one and no other."""
+
+    kind: str
+    content: Mapping[str, Any]
+    """its settings that change the result"""
+    inputs: Mapping[str, str]
+    """digests by role"""
+    code: CodeIdentity
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex. No path, port or resource enters it."""
+        return digest_of(
+            {
+                "kind": self.kind,
+                "spec": self.content,
+                "inputs": dict(self.inputs),
+                "code": self.code.hash,
+            }
+        )
+
+
+def stage_identity(
+    spec: StageSpec,
+    inputs: Mapping[str, str],
+    user: InstalledFiles | None = None,
+    *,
+    root: Path = SOURCE_ROOT,
+    looked_up: LookedUp | None = None,
+) -> StageIdentity:
+    """`inputs` are digests by role. Raises InputError for a hook that is not Python, or an
+    imported folder that cannot be read."""
+    code = stage_code(spec, user, root=root, looked_up=looked_up)
+    return StageIdentity(spec.kind, spec_content(spec), dict(inputs), code)
+
+
+def stage_code(
+    spec: StageSpec,
+    user: InstalledFiles | None = None,
+    *,
+    root: Path = SOURCE_ROOT,
+    looked_up: LookedUp | None = None,
+) -> CodeIdentity:
+    """Identity of what the stage runs: its body, the parts that its spec names, and what these
+    import. Raises InputError for a hook that is not Python."""
+    modules = {part.partition(":")[0] for part in _parts(spec) if ":" in part}
+    return code_identity(
+        [module_of(spec.kind), *sorted(modules)],
+        hooks=user.folder if user else None,
+        data=user.data if user else None,
+        root=root,
+        looked_up=looked_up,
+    )
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """`module:attribute` of all parts that a spec's settings choose."""
+    if isinstance(value, Config):
+        yield from value.parts
+        for field in type(value).model_fields:
+            yield from _parts(getattr(value, field))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _parts(item)
+
+
+def spec_content(spec: StageSpec) -> dict[str, Any]:
+    """The spec's settings that change the result; in place of an imported folder's path stands
+    what the folder holds."""
+    content = content_of(spec, NEUTRAL)
+    if isinstance(spec, BaseSpec) and spec.settings.folder is not None:
+        content["settings"]["folder"] = folder_fingerprint(spec.settings.folder)
+    return content
+
+
+def folder_fingerprint(url: str) -> dict[str, list[Any]]:
+    """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining."""
+    try:
+        fs, root = fsspec.core.url_to_fs(expanded(url))
+        paths = sorted(fs.find(root))
+        if not paths:
+            raise InputError(f"base.folder: {url} is missing or empty; give an HF model folder")
+        return {os.path.relpath(p, root): _ends(fs, p) for p in paths}
+    except InputError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise InputError(f"base.folder: {url} cannot be read: {error}") from error
+
+
+def _ends(fs: Any, path: str) -> list[Any]:
+    size = int(fs.size(path))
+    if not size:  # an empty range is an error to S3
+        return [0, hashlib.sha256().hexdigest()]
+    # By name: S3's second positional argument is a version.
+    head = fs.cat_file(path, start=0, end=min(size, EDGE_BYTES))
+    tail = fs.cat_file(path, start=max(0, size - EDGE_BYTES), end=size)
+    return [size, hashlib.sha256(head + tail).hexdigest()]

@@ -1,0 +1,125 @@
+"""Where a stage's job runs: as a Ray job, or as a process of its own on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import psutil
+
+from infra.home import home
+from infra.processes.children import birth_of, same_process
+
+JobState = Literal["unknown", "live", "over"]
+STOP_SECONDS = 28.0
+"""what a job may take for its last checkpoint: a little more than Ray gives it before it kills"""
+
+
+class Launcher(Protocol):
+    """Starts, finds, follows and stops jobs by id."""
+
+    name: str
+
+    def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None: ...
+
+    def state(self, job: str) -> JobState: ...
+
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
+        """Hand over the job's lines from its first one; returns when the job is over or gone, or
+        when it is to be let go, which it does not notice."""
+        ...
+
+    def stop(self, job: str) -> None:
+        """Ask the job to leave a checkpoint and end; waits for it, bounded."""
+        ...
+
+    def url(self, job: str) -> str:
+        """Where a person looks at the job; empty when there is no page."""
+        ...
+
+
+def log_path(job: str) -> Path:
+    return home() / "logs" / "stages" / f"{job}.log"
+
+
+def job_command(root: str, job: str) -> list[str]:
+    # -P keeps the working folder off the module path: nothing there can shadow our rooms.
+    return ["-P", "-m", "tasks.durable.job", root, job]
+
+
+@dataclass(slots=True)
+class LocalLauncher:
+    """Jobs as children in sessions of their own: they outlive a killed command."""
+
+    name: str = "local"
+    poll_seconds: float = 0.1
+    _children: dict[str, subprocess.Popen[bytes]] = field(
+        default_factory=dict[str, "subprocess.Popen[bytes]"]
+    )
+
+    def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        path = log_path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-u", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | dict(env),
+                start_new_session=True,
+            )
+        self._children[job] = child
+        draft = path.with_suffix(".draft")
+        draft.write_text(f"{child.pid} {birth_of(child.pid)}")
+        draft.rename(path.with_suffix(".pid"))
+
+    def state(self, job: str) -> JobState:
+        if job in self._children:
+            return "live" if self._children[job].poll() is None else "over"
+        pid_file = log_path(job).with_suffix(".pid")
+        if not pid_file.exists():
+            return "unknown"
+        return "over" if _process(pid_file) is None else "live"
+
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
+        with log_path(job).open(errors="replace") as log:
+            part = ""
+            while True:
+                live = self.state(job) == "live"
+                for line in log:  # what was written before the state was read
+                    part += line
+                    if part.endswith("\n"):
+                        on_line(part.rstrip("\n"))
+                        part = ""
+                if not live or let_go.wait(self.poll_seconds):
+                    return
+
+    def stop(self, job: str) -> None:
+        child = self._children.get(job)
+        process = _process(log_path(job).with_suffix(".pid"))
+        if process is None:
+            return
+        process.terminate()
+        try:
+            child.wait(STOP_SECONDS) if child else process.wait(STOP_SECONDS)
+        except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+            process.kill()
+
+    def url(self, job: str) -> str:
+        return ""
+
+
+def _process(pid_file: Path) -> psutil.Process | None:
+    """The recorded process if it is still the same one and alive."""
+    try:
+        pid, birth = pid_file.read_text().split()
+        return same_process(int(pid), birth)
+    except (OSError, ValueError):
+        return None

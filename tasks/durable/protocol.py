@@ -1,0 +1,84 @@
+"""What a flow and a stage's job say to each other.
+
+To the job: one `JobInput`, in the store at `jobs/<job id>.json`. From the job: JSON lines on its
+standard output that start with `MARK`, mixed with ordinary log lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from infra.config import Config
+from infra.store.artifacts import ArtifactRecord
+from infra.tracking.spool import LaterRun
+from infra.user_files import UserFiles
+from tasks.stage import Resources, StageResources
+
+MARK = "@tributary "
+
+
+class JobInput(Config):
+    """All a job needs, wherever it runs."""
+
+    job: str
+    """its id, and the holder of its leases"""
+    stage: str
+    kind: str
+    spec: dict[str, Any]
+    digest: str
+    attempt: int
+    inputs: dict[str, ArtifactRecord]
+    resources: StageResources
+    pool: Resources
+    hooks: UserFiles = UserFiles()
+    """the user's own files"""
+    mlflow_uri: str = ""
+    mlflow_experiment: str = ""
+    mlflow_run: str = ""
+    mlflow_later: LaterRun | None = None
+    """in place of `mlflow_run` while MLflow does not answer"""
+
+
+def job_path(job: str) -> str:
+    return f"jobs/{job}.json"
+
+
+class Watch(Protocol):
+    """Observer of a running job."""
+
+    def line(self, text: str) -> None: ...
+
+    def progress(self, done: int, total: int, message: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def started(self, job: str, attempt: int, mine: bool) -> None: ...
+
+
+def emit(event: str, **values: Any) -> None:
+    """Print one event for the follower."""
+    print(MARK + json.dumps({"event": event, **values}), flush=True)
+
+
+def dispatch(text: str, watch: Watch) -> None:
+    """Hand one line of a job's output to whom it concerns. A broken event is shown as text."""
+    if not text.startswith(MARK):
+        watch.line(text)
+        return
+    try:
+        event = json.loads(text.removeprefix(MARK))
+        _deliver(event, watch)
+    except (ValueError, KeyError):
+        watch.line(text)
+
+
+def _deliver(event: Mapping[str, Any], watch: Watch) -> None:
+    match event["event"]:
+        case "progress":
+            watch.progress(int(event["done"]), int(event["total"]), str(event["message"]))
+        case "warn":
+            watch.warn(str(event["message"]))
+        case other:
+            raise ValueError(f"unknown event {other}")

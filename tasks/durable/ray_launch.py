@@ -1,0 +1,48 @@
+"""Stage jobs as Ray jobs: they outlive the flow that submitted them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from infra.cluster import OVER, Cluster
+from tasks.durable.launch import STOP_SECONDS, JobState, log_path
+
+
+@dataclass(slots=True)
+class RayLauncher:
+    """A launcher; any process can find its jobs again by their ids."""
+
+    cluster: Cluster
+    name: str = "ray"
+
+    def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        """Taken ids are fine: a submission whose reply was lost is sent again."""
+        self.cluster.submit(job, [sys.executable, "-u", *arguments], env, {"tributary.job": job})
+
+    def state(self, job: str) -> JobState:
+        match self.cluster.state(job):
+            case "unknown":
+                return "unknown"
+            case state:
+                return "over" if state in OVER else "live"
+
+    def follow(self, job: str, on_line: Callable[[str], None], let_go: threading.Event) -> None:
+        """Lines also go to the home: Ray's own log is lost with its session."""
+        path = log_path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", buffering=1) as copy:
+
+            def both(line: str) -> None:
+                copy.write(line + "\n")
+                on_line(line)
+
+            self.cluster.follow(job, both, let_go)
+
+    def stop(self, job: str) -> None:
+        self.cluster.stop(job, wait=STOP_SECONDS)
+
+    def url(self, job: str) -> str:
+        return self.cluster.url(job)

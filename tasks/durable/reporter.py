@@ -1,0 +1,77 @@
+"""Where a body's numbers go: metrics to MLflow, progress and warnings to the job's followers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infra.store.artifacts import ArtifactRecord
+from infra.tracking.spool import RunRef
+from tasks.durable.protocol import JobInput, emit
+from tasks.stage import Pulse
+
+if TYPE_CHECKING:
+    from infra.tracking.tracker import Tracker
+
+PROGRESS_SECONDS = 0.5
+LINE_SECONDS = 1.0
+"""between two steps that the log shows: Ray, the flow and Prefect each pass every line on"""
+
+
+@dataclass(slots=True)
+class JobReporter:
+    """The `Reporter` of a job. MLflow gets every step; the log one a second, or all without it."""
+
+    run: RunRef
+    tracker: Tracker | None
+    pulse: Pulse
+    _last_progress: float = 0.0
+    _last_line: float = 0.0
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.pulse.beat()
+        if self.tracker is not None:
+            self.tracker.log(self.run, step, dict(values))
+            if time.monotonic() - self._last_line < LINE_SECONDS:
+                return
+            self._last_line = time.monotonic()
+        shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
+        print(f"step {step}: {shown}", flush=True)
+
+    def progress(self, done: int, total: int, message: str = "") -> None:
+        self.pulse.beat()
+        now = time.monotonic()
+        if done < total and now - self._last_progress < PROGRESS_SECONDS:
+            return
+        self._last_progress = now
+        emit("progress", done=done, total=total, message=message)
+
+    def warn(self, message: str) -> None:
+        emit("warn", message=message)
+
+    def dataset(self, name: str, rows: int, source: str) -> None:
+        if self.tracker is not None and isinstance(self.run, str):
+            self.tracker.dataset(self.run, name, rows, source)
+
+    def finish(self, record: ArtifactRecord) -> None:
+        if self.tracker is not None:
+            self.tracker.log(self.run, 0, {f"final/{k}": v for k, v in record.metrics.items()})
+
+
+@contextlib.contextmanager
+def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
+    """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
+    run = given.mlflow_run or given.mlflow_later
+    if not run:
+        yield JobReporter("", None, pulse)
+        return
+    from infra.tracking.tracker import Tracker
+
+    tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
+    try:
+        yield JobReporter(run, tracker, pulse)
+    finally:
+        tracker.flush()

@@ -1,0 +1,76 @@
+"""The watchdog of a stage: when nothing gets on for too long, it says where everything stands.
+
+Progress is a reported step, a finished rollout or a checkpoint. Waiting for engines that others
+hold has a bound of its own and does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import StageStalled
+from infra.processes.stack_dump import dump_stacks
+from tasks.stage import Checkpoints, Pulse
+
+_LONGEST_POLL_SECONDS = 5.0
+
+
+@contextmanager
+def watchdog(
+    pulse: Pulse, bound: float, job: str, on_stall: Callable[[StageStalled], None]
+) -> Generator[None]:
+    """Call `on_stall` from a thread, once, when the stage stands still for `bound` seconds.
+
+    It also works while the event loop itself hangs.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(min(bound / 10, _LONGEST_POLL_SECONDS)):
+            if pulse.idle_seconds > bound:
+                on_stall(stalled(job, bound))
+                return
+
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def stalled(job: str, bound: float) -> StageStalled:
+    """The error, with the file that has the stacks of all processes."""
+    return StageStalled(
+        f"no step, rollout or checkpoint of job {job} was finished within {bound:.0f} s: a process "
+        f"hangs, or is far slower than that. What each process was doing: {dump_stacks(job)}. It "
+        "continues from its last checkpoint; raise resources' `stall_seconds` if its steps"
+        " take that "
+        "long"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedCheckpoints:
+    """Checkpoints that count as progress."""
+
+    inner: Checkpoints
+    pulse: Pulse
+
+    def save(self, step: int, folder: Path, score: float | None = None) -> None:
+        self.inner.save(step, folder, score)
+        self.pulse.beat()
+
+    def latest(self) -> tuple[int, Path] | None:
+        return self.inner.latest()
+
+    def note(self, step: int, data: bytes) -> None:
+        self.inner.note(step, data)
+        self.pulse.beat()
+
+    def notes(self, step: int) -> list[bytes]:
+        return self.inner.notes(step)

@@ -1,0 +1,89 @@
+"""`evaluate`: outcome of models on fixed held-out problems, sampled and greedy."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from engines.chat import Chat
+from engines.rollout.episode import Roller
+from engines.rollout.gallery import Gallery
+from engines.rollout.sample_only import Kept
+from infra.run_both import run_both
+from tasks.evaluate.cells import CellResult, cells_of, mirrored, renamed, roll_cells, scores_of
+from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
+from tasks.resources import (
+    context_length,
+    keep_rollouts,
+    lease_fleet,
+    open_parts,
+    unless_stopped,
+)
+from tasks.stage import StageContext, require_inputs
+
+
+async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
+    """Score every input model on every domain. Raises EngineError, InputError, Stopped."""
+    require_inputs(context, sorted({*spec.home, *spec.nothink}))
+    models = list(context.inputs.items())
+    first = models[0][1]
+    twins = twins_of(spec, context.input_records)
+    results: list[CellResult] = []
+    recovered = 0
+    async with AsyncExitStack() as stack:
+        fleet, (chat, domains) = await run_both(
+            lease_fleet(stack, context, spec.settings.fleet, first),
+            open_parts(stack, first, spec.domains),
+        )
+        journal = keep_rollouts(stack, context)
+        gallery = Gallery(chat)
+        began = time.monotonic()
+        for version, (name, folder) in enumerate(models):
+            if name in twins:
+                results += renamed(results, twins[name], name)
+                continue
+            if version > 0:
+                await fleet.load(folder, version)
+            roller = Roller(
+                generate=fleet.client.generate,
+                chat=Chat.load(folder),
+                context_length=context_length(spec.settings.fleet, folder),
+                seed=spec.seed,
+            )
+            kept = await Kept.open(journal, version)
+            recovered += len(kept.known)
+            cells = cells_of(spec, name, domains)
+            results += await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
+            context.reporter.progress(version + 1, len(models), f"evaluated {name}")
+        worked = time.monotonic() - began
+    results = mirrored(results, spec.nothink)
+    for result in results:
+        if result.failure:
+            context.reporter.warn(f"{result.model} on {result.domain}: {result.failure}")
+    (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
+    gallery.write(context.out)
+    return {
+        **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results},
+        "generated_tokens": float(sum(r.tokens for r in results)),
+        "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
+        "rollouts_recovered": float(recovered),
+        "work_seconds": worked,
+    }
+
+
+def twins_of(spec: EvaluateSpec, records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Models that are another, by that one's name: the same artifact, to be sampled the same way.
+
+    Variants of one expert share their cold start. Example: {"dapo-sft": "grpo-sft"}
+    """
+    first: dict[tuple[object, ...], str] = {}
+    twins: dict[str, str] = {}
+    for name, record in records.items():
+        identity = (record["digest"], tuple(spec.home.get(name, ())), name in spec.nothink)
+        original = first.setdefault(identity, name)
+        if original != name:
+            twins[name] = original
+    return twins

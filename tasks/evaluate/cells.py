@@ -1,0 +1,200 @@
+"""The cells of an evaluation: one model on one domain, sampled or greedy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from engines.draws import draw_problems
+from engines.rollout.episode import Roller, Rollout
+from engines.rollout.gallery import Gallery
+from engines.rollout.metrics import most_frequent_reason, outcome, share
+from engines.rollout.protocols import LiveDomain
+from engines.rollout.sample_only import Kept, sweep
+from engines.types import Problem, Status
+from tasks.evaluate.spec import EvaluateSpec
+from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
+
+_SHOWN = 4
+"""number of problems of a cell whose first rollout is kept for browsing"""
+NOTHINK = "-nothink"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What to sample."""
+
+    model: str
+    domain: LiveDomain
+    problems: Sequence[Problem]
+    samples: int
+    kind: Literal["score", "greedy"]
+
+    @property
+    def temperature(self) -> float:
+        return 0.0 if self.kind == "greedy" else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What came out. `score` is the mean outcome, 0 to 1; a failed rollout counts as 0."""
+
+    model: str
+    domain: str
+    kind: Literal["score", "greedy"]
+    score: float
+    stderr: float
+    """standard error of the score, over problems"""
+    rollouts: int
+    tokens: int
+    """generated"""
+    truncated_share: float
+    malformed_share: float
+    failed_share: float
+    failure: str
+    """most frequent reason of failed rollouts"""
+    outcomes: Sequence[Sequence[float]]
+    """of each problem's samples, problems in the order of the seed"""
+
+    @property
+    def problem_means(self) -> list[float]:
+        return [mean(samples) for samples in self.outcomes]
+
+    def best_of(self, k: int) -> list[float]:
+        """Expected best outcome of k samples, by problem."""
+        return [best_of(samples, k) for samples in self.outcomes]
+
+
+def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> list[Cell]:
+    """Every cell of a model: at home in full and greedily, elsewhere with fewer samples."""
+    settings = spec.settings
+    cells: list[Cell] = []
+    for domain in domains:
+        home = domain.name in spec.home.get(model, [])
+        samples = settings.samples if home else settings.samples_elsewhere
+        problems = draw_problems(domain.curriculum, "heldout", settings.problems, spec.seed)
+        cells.append(Cell(model, domain, problems, samples, "score"))
+        if home:
+            cells.append(Cell(model, domain, problems, 1, "greedy"))
+    return cells + (_without_thinking(cells) if model in spec.nothink else [])
+
+
+def _without_thinking(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with thinking off; those that never think are left out, see `mirrored`."""
+    return [
+        replace(
+            cell,
+            model=cell.model + NOTHINK,
+            problems=[replace(p, thinking=False) for p in cell.problems],
+        )
+        for cell in cells
+        if any(p.thinking for p in cell.problems)
+    ]
+
+
+def mirrored(results: Sequence[CellResult], nothink: Sequence[str]) -> list[CellResult]:
+    """The results, with those of domains that never think repeated for each NAME-nothink.
+
+    Their prompts and seeds are the same in both modes, and so are their rollouts.
+    """
+    known = {(r.model, r.domain) for r in results}
+    copies = [replace(r, model=r.model + NOTHINK, tokens=0) for r in results if r.model in nothink]
+    return [*results, *[c for c in copies if (c.model, c.domain) not in known]]
+
+
+def renamed(results: Sequence[CellResult], original: str, name: str) -> list[CellResult]:
+    """The original's results as those of another name for the same weights; no token is new."""
+    names = {original: name, original + NOTHINK: name + NOTHINK}
+    return [replace(r, model=names[r.model], tokens=0) for r in results if r.model in names]
+
+
+async def roll_cells(
+    roller: Roller, cells: Sequence[Cell], kept: Kept, gallery: Gallery
+) -> list[CellResult]:
+    """All cells of one model at once, so that the servers are never idle. Raises EngineError.
+
+    What `kept` knows is not sampled again, and what is sampled is durable there.
+    """
+    rolled = await asyncio.gather(
+        *[
+            sweep(
+                roller,
+                cell.domain,
+                cell.problems,
+                samples=cell.samples,
+                temperature=cell.temperature,
+                kept=kept,
+                label=f"{cell.model} {cell.kind}",
+            )
+            for cell in cells
+        ]
+    )
+    await kept.journal.flush()
+    for cell, groups in zip(cells, rolled, strict=True):
+        for group in groups[:_SHOWN]:
+            gallery.add(f"{cell.model} {cell.kind}", group[0].sample)
+    return [_result(cell, groups) for cell, groups in zip(cells, rolled, strict=True)]
+
+
+def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
+    """The content of `scores.json`: tables by model and domain, and every cell in full.
+
+    `scores` at temperature 1, `greedy`, `best_of` (by k) and 95% `intervals` of each of them.
+    """
+    sampled = [r for r in results if r.kind == "score"]
+    greedy = [r for r in results if r.kind == "greedy"]
+    best = {
+        str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if len(r.outcomes[0]) >= k}
+        for k in powers_of_two(max((len(r.outcomes[0]) for r in sampled), default=0))
+    }
+    by_problem = {
+        "scores": {(r.model, r.domain): r.problem_means for r in sampled},
+        "greedy": {(r.model, r.domain): r.problem_means for r in greedy},
+    }
+    return {
+        "scores": _table({(r.model, r.domain): r.score for r in sampled}),
+        "greedy": _table({(r.model, r.domain): r.score for r in greedy}),
+        "stderr": _table({(r.model, r.domain): r.stderr for r in sampled}),
+        "best_of": {k: _means(cells) for k, cells in best.items()},
+        "intervals": {name: _intervals(cells) for name, cells in by_problem.items()}
+        | {f"best_of_{k}": _intervals(cells) for k, cells in best.items()},
+        "cells": [asdict(r) for r in results],
+    }
+
+
+def _means(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return _table({key: mean(values) for key, values in cells.items()})
+
+
+def _intervals(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
+    return _table({key: interval(values) for key, values in cells.items()})
+
+
+def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
+    """model -> domain -> value"""
+    table: dict[str, dict[str, Any]] = {}
+    for (model, domain), value in cells.items():
+        table.setdefault(model, {})[domain] = value
+    return table
+
+
+def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
+    samples = [r.sample for group in groups for r in group]
+    outcomes = [[outcome(r.sample) for r in group] for group in groups]
+    means = [mean(of) for of in outcomes]
+    return CellResult(
+        model=cell.model,
+        domain=cell.domain.name,
+        kind=cell.kind,
+        score=mean(means),
+        stderr=standard_error(means),
+        rollouts=len(samples),
+        tokens=sum(s.num_trained_tokens for s in samples),
+        truncated_share=share(samples, Status.TRUNCATED),
+        malformed_share=share(samples, Status.MALFORMED),
+        failed_share=share(samples, Status.FAILED),
+        failure=most_frequent_reason(samples),
+        outcomes=outcomes,
+    )

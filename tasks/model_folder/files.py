@@ -1,0 +1,111 @@
+"""The files of a model folder, wherever it is: read by name, by range, or copied."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from infra.errors import InputError
+from infra.store.errors import explain
+from tasks.model_folder.location import expanded, local_folder
+
+_WANTED = "give a folder with config.json, tokenizer.json and safetensors"
+
+
+class ModelFiles:
+    """Names and sizes of the files in the folder at `url` (a path or any fsspec URL).
+
+    Raises InputError for a folder that a person has to correct, StorageError for one that is out
+    of reach from here (no credentials, no connection).
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url
+        try:
+            # Listings must be true: a folder is often corrected and looked at again.
+            self._fs, self._root = fsspec.core.url_to_fs(expanded(url), use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise InputError(
+                f"{url} cannot be opened: {error}; give a path, or a URL such as s3://bucket/model"
+            ) from error
+        self.sizes = {str(e["name"]).rsplit("/", 1)[-1]: int(e["size"]) for e in self._listed()}
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        with self._explained(name):
+            return self._fs.cat_file(self._path(name))
+
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Bytes `start` to `end` of each (name, start, end), side by side where that is faster."""
+        names, starts, ends = ([list(part) for part in zip(*ranges, strict=True)]) or ([], [], [])
+        with self._explained(", ".join(dict.fromkeys(names))):
+            return self._fs.cat_ranges(
+                [self._path(name) for name in names], starts, ends, on_error="raise"
+            )
+
+    def copy(self, name: str, folder: Path) -> None:
+        with self._explained(name):
+            self._fs.get_file(self._path(name), str(folder / name))
+
+    @contextmanager
+    def on_this_machine(self, names: Sequence[str]) -> Generator[Path]:
+        """A local folder with these files, if they exist: the folder itself or a temporary copy."""
+        local = local_folder(self.url)
+        if local is not None:
+            yield local
+            return
+        with TemporaryDirectory() as copy:
+            for name in names:
+                if name in self.sizes:
+                    self.copy(name, Path(copy))
+            yield Path(copy)
+
+    def _listed(self) -> list[dict[str, Any]]:
+        try:
+            entries: list[dict[str, Any]] = self._fs.ls(self._root, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            raise InputError(f"{self.url} is missing; {_WANTED}") from None
+        except PermissionError as error:
+            if self._is_local:
+                raise InputError(f"{self.url} cannot be read: {_denied(error)}") from None
+            raise explain(error, "look at", self.url) from error
+        except Exception as error:
+            raise explain(error, "look at", self.url) from error
+        files = [entry for entry in entries if entry["type"] != "directory"]
+        if [entry["name"] for entry in files] == [self._root]:
+            raise InputError(f"{self.url} is a file; {_WANTED}")
+        if not files:
+            raise InputError(f"{self.url} is empty; {_WANTED}")
+        return files
+
+    @functools.cached_property
+    def _is_local(self) -> bool:
+        return local_folder(self.url) is not None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    @contextmanager
+    def _explained(self, names: str) -> Generator[None]:
+        """Turn the file system's errors into ours."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise InputError(f"{names}: is missing; copy the model folder again") from None
+        except OSError as error:
+            if self._is_local:
+                why = _denied(error) if isinstance(error, PermissionError) else error.strerror
+                raise InputError(f"{names}: cannot be read: {why}") from None
+            raise explain(error, "read", f"{self.url}/{names}") from error
+        except Exception as error:
+            raise explain(error, "read", f"{self.url}/{names}") from error
+
+
+def _denied(error: OSError) -> str:
+    return f"{error.strerror}; let this user read it (chmod)"

@@ -1,0 +1,91 @@
+"""What is wrong with a model folder, found without loading its weights: in seconds, from anywhere.
+
+Every line begins with the file, and says what is expected and what to do. What only the values of
+the weights tell is left to the stage that copies them (`tasks/base/import_folder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from engines.megatron.hf.config import ModelShape, model_shape, parse_config
+from infra.errors import InputError
+from tasks.model_folder.chat import CHAT_FILES, chat_problems
+from tasks.model_folder.files import ModelFiles
+from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors
+from tasks.model_folder.tensors import tensor_problems, unused_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What one look at a model folder found."""
+
+    config: Mapping[str, Any] | None
+    """its config.json, if it describes a model that can be trained"""
+    problems: tuple[str, ...]
+    """why it cannot be used; each begins with the folder or the file"""
+    notes: tuple[str, ...] = ()
+    """what it holds that is not used and does no harm"""
+    parameters: int = 0
+
+
+def report_model(url: str) -> ModelReport:
+    """Look at the folder at `url` (a path or any fsspec URL).
+
+    Raises StorageError if it is out of reach from here.
+    """
+    try:
+        files = ModelFiles(url)
+    except InputError as error:
+        return ModelReport(None, (str(error),))
+    problems: list[str] = []
+    config, shape = _config(files, problems)
+    tensors = _tensors(files, problems)
+    if shape is not None and tensors is not None:
+        problems += tensor_problems(files, tensors, shape)
+    with files.on_this_machine(CHAT_FILES) as folder:
+        problems += chat_problems(folder, shape)
+    place = url.rstrip("/")
+    return ModelReport(
+        config if shape else None,
+        tuple(f"{place}/{line}" for line in dict.fromkeys(problems)),
+        tuple(f"{place}/{line}" for line in unused_tensors(tensors or {})),
+        sum(prod(tensor.size) for tensor in (tensors or {}).values()),
+    )
+
+
+def _config(
+    files: ModelFiles, problems: list[str]
+) -> tuple[Mapping[str, Any] | None, ModelShape | None]:
+    if "config.json" not in files.sizes:
+        problems.append("config.json: is missing; give a HF model folder")
+        return None, None
+    try:
+        config = parse_config(files.read("config.json"))
+        shape = model_shape(config)
+    except InputError as error:
+        problems.append(str(error))
+        return None, None
+    problems += _architecture_problems(config)
+    return config, shape
+
+
+def _architecture_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """A classifier or a reward model has the same `model_type` as the model it was made from."""
+    named = config.get("architectures")
+    if named and not any(str(name).endswith("ForCausalLM") for name in named):
+        yield (
+            f"config.json: architectures is {named}; a language model (...ForCausalLM) is expected,"
+            " with no other head: give the model that this one was made from"
+        )
+
+
+def _tensors(files: ModelFiles, problems: list[str]) -> dict[str, StoredTensor] | None:
+    try:
+        return stored_tensors(files)
+    except InputError as error:
+        problems.append(str(error))
+        return None

@@ -1,0 +1,89 @@
+"""The trained roles of an RL stage: a policy and, where the algorithm has one, a critic."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.megatron.ranks import critic_group
+from engines.megatron.ranks.critic_group import CriticGroup
+from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.trainer_group import TrainerGroup
+from infra.run_both import run_both
+from tasks.rl.spec import RlSpec
+from tasks.stage import StageContext
+from tasks.trainers import lease_trainer
+
+_TRAINER_FOLDER = "trainer"
+CRITIC_FOLDER = "critic"
+"""of a checkpoint, and of the artifact"""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The groups of ranks that train them; both are saved, continued and exported together."""
+
+    trainer: TrainerGroup
+    critic: CriticGroup | None = None
+
+    async def save(self, folder: Path) -> None:
+        """Into a checkpoint's folder, side by side."""
+        saving = self.trainer.save(folder / _TRAINER_FOLDER)
+        if self.critic is None:
+            await saving
+        else:
+            await run_both(saving, self.critic.save(folder / CRITIC_FOLDER))
+
+    async def load(self, folder: Path) -> None:
+        await self.trainer.load(folder / _TRAINER_FOLDER)
+        if self.critic is not None:
+            await self.critic.load(folder / CRITIC_FOLDER)
+
+    async def export(self, out: Path, model: Path) -> None:
+        """Write the policy as an HF folder like `model`, and the critic into a folder in it."""
+        await self.trainer.export(out, model)
+        if self.critic is not None:
+            await self.critic.export(out / CRITIC_FOLDER, model)
+
+
+async def lease_roles(
+    stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
+) -> Roles:
+    """Lease the ranks of all roles, loaded with `model`; released with the stack."""
+    settings, critic = spec.settings, spec.settings.critic_role
+    mini_batches = settings.algorithm.mini_batches
+    policy_job = TrainerJob(
+        settings.trainer,
+        settings.optimizer,
+        context.resources.trainer,
+        model,
+        spec.seed,
+        (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
+        context.hooks,
+    )
+    if critic is None:
+        return Roles(await lease_trainer(stack, context, policy_job))
+    critic_job = TrainerJob(
+        settings.trainer,
+        critic.optimizer_beside(settings.optimizer),
+        context.resources.of_critic,
+        model,
+        spec.seed,
+        settings.steps * mini_batches * critic.steps_per_policy_step,
+        context.hooks,
+        critic,
+    )
+    return Roles(*await _lease_with_critic(stack, context, policy_job, critic_job))
+
+
+async def _lease_with_critic(
+    stack: AsyncExitStack, context: StageContext, policy: TrainerJob, critic: TrainerJob
+) -> tuple[TrainerGroup, CriticGroup]:
+    """Lease and load the ranks of both roles together; released with the stack."""
+    with context.pulse.waiting():
+        groups = await critic_group.lease_with_critic(
+            policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+        )
+    stack.push_async_callback(groups[0].release)
+    return groups

@@ -1,0 +1,134 @@
+"""`sft`: supervised fine-tuning, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.trainer_group import TrainerGroup
+from infra.run_both import run_both
+from tasks.saving import Saving
+from tasks.sft.data import SftData, batches_for_steps, load_data
+from tasks.sft.record import SftRecord
+from tasks.sft.spec import SftSpec
+from tasks.stage import StageContext, Stopped, require_inputs
+from tasks.trainers import lease_trainer
+
+_TRAINER_FOLDER = "trainer"
+_CALL_S = 1.0
+"""seconds of training that one call to the trainer is sized for: long enough that its cost
+vanishes, short enough that progress is seen and a stop obeyed"""
+_MAX_STEPS_A_CALL = 50
+
+
+async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
+    """Train `inputs["model"]`; `context.out` becomes an HF folder.
+
+    Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
+    """
+    require_inputs(context, ["model"] if spec.curriculum is not None else ["model", "data"])
+    settings, model = spec.settings, context.inputs["model"]
+    job = TrainerJob(
+        settings.trainer,
+        settings.optimizer,
+        context.resources.trainer,
+        model,
+        spec.seed,
+        settings.steps,
+        context.hooks,
+        learns_from_rewards=False,
+    )
+    async with AsyncExitStack() as stack:
+        trainer, data = await run_both(
+            lease_trainer(stack, context, job),
+            asyncio.to_thread(load_data, spec, model, context.inputs.get("data")),
+        )
+        _report(context, data)
+        record = SftRecord(reporter=context.reporter, steps=settings.steps)
+        await _resume(context, record, trainer)
+        saving = await stack.enter_async_context(Saving(context, record.checkpointed))
+        began = time.monotonic()
+        await _train(spec, context, data, record, saving, trainer)
+        worked = time.monotonic() - began
+        await trainer.export(context.out, model)
+        return {
+            **record.summary(),
+            "sequences": float(len(data.sequences)),
+            "too_long": float(data.too_long),
+            "without_thinking": float(data.without_thinking),
+            "work_seconds": worked,
+        }
+
+
+def _report(context: StageContext, data: SftData) -> None:
+    context.reporter.dataset(context.name, len(data.sequences), data.source)
+    if data.too_long:
+        context.reporter.warn(
+            f"{data.too_long} of {data.too_long + len(data.sequences)} sequences are longer than "
+            "the model's context and were left out"
+        )
+
+
+async def _resume(context: StageContext, record: SftRecord, trainer: TrainerGroup) -> None:
+    """Continue from the newest checkpoint, if there is one."""
+    latest = await asyncio.to_thread(context.checkpoints.latest)
+    if latest is not None:
+        _, folder = latest
+        record.restore(folder)
+        await trainer.load(folder / _TRAINER_FOLDER)
+
+
+async def _train(
+    spec: SftSpec,
+    context: StageContext,
+    data: SftData,
+    record: SftRecord,
+    saving: Saving,
+    trainer: TrainerGroup,
+) -> None:
+    """Train from where the record stands to the end of the stage."""
+    settings = spec.settings
+    a_call = 1
+    while record.step < settings.steps:
+        to_checkpoint = settings.checkpoint_every - record.step % settings.checkpoint_every
+        count = min(a_call, to_checkpoint, settings.steps - record.step)
+        batches = batches_for_steps(
+            len(data.sequences),
+            settings.batch_size,
+            spec.seed,
+            record.step,
+            record.step + count,
+        )
+        await saving.unchanged()
+        began = time.monotonic()
+        record.observe(
+            await trainer.sft_steps([[data.sequences[i] for i in batch] for batch in batches])
+        )
+        a_call = _next_size(count, time.monotonic() - began)
+        over = record.step == settings.steps
+        stopping = context.stop.requested and not over
+        if stopping or (record.step % settings.checkpoint_every == 0 and not over):
+            await saving.begin(record.step, record.score, partial(_snapshot, record, trainer))
+        if stopping:
+            raise Stopped(
+                f"stopped after step {record.step}; the stage continues from this checkpoint"
+            )
+
+
+def _next_size(steps: int, seconds: float) -> int:
+    """Optimizer steps of the next call, given how long the last call's took."""
+    return max(1, min(_MAX_STEPS_A_CALL, round(steps * _CALL_S / max(seconds, 1e-3))))
+
+
+def _snapshot(
+    record: SftRecord, trainer: TrainerGroup, folder: Path
+) -> Coroutine[Any, Any, object]:
+    """The record as it is now; the ranks stay as they are until the next update."""
+    record.save(folder)
+    return trainer.save(folder / _TRAINER_FOLDER)

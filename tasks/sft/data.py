@@ -1,0 +1,146 @@
+"""What a supervised stage trains on: sequences, and the order in which they come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.batching import TokenSequence
+from engines.draws import draw_demonstrations
+from engines.types import Message, Problem
+from infra.errors import InputError
+
+if TYPE_CHECKING:
+    from engines.chat import Chat
+    from engines.rollout.dataset import DistilledRow
+    from tasks.sft.spec import SftSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """Tokenised conversations; how many were left out and why."""
+
+    sequences: list[TokenSequence]
+    source: str
+    too_long: int = 0
+    without_thinking: int = 0
+    """thinking samples repeated with the thinking removed"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """A conversation with its tokens, either as an expert sampled it or as the template writes."""
+
+    problem: Problem
+    turns: tuple[Message, ...]
+    sequence: TokenSequence
+
+
+def load_data(spec: SftSpec, model: Path, dataset: Path | None) -> SftData:
+    """Sequences for the model's own tokenizer. Raises InputError when none is usable."""
+    from engines.chat import Chat
+    from engines.megatron.hf.config import model_shape, read_config
+
+    shape = model_shape(read_config(model))
+    chat = Chat.load(model)
+    if spec.curriculum is not None:
+        source = f"curriculum {spec.curriculum.name}"
+        solved = list(_demonstrations(spec, chat))
+    else:
+        source = "distilled dataset"
+        solved = list(_distilled(chat, dataset))
+    bare = _without_thinking(solved, chat, spec.settings.nothink_share, spec.seed)
+    sequences = [s.sequence for s in [*solved, *bare]]
+    usable = [s for s in sequences if len(s.tokens) <= shape.max_positions]
+    if not any(sum(s.loss_mask) for s in usable):
+        raise InputError(
+            f"the {source} gives no sequence to train on: {len(sequences)} were made, "
+            f"{len(sequences) - len(usable)} of them longer than the model's "
+            f"{shape.max_positions} tokens"
+        )
+    return SftData(usable, source, len(sequences) - len(usable), len(bare))
+
+
+def batches_for_steps(
+    count: int, batch_size: int, seed: int, start: int, stop: int
+) -> list[list[int]]:
+    """Indices of the batches of steps `start` to `stop` - 1, out of `count` samples.
+
+    Epochs are laid end to end, each in an order of its own that follows from the seed alone, so a
+    resumed run sees what an undisturbed one would. A batch may span two epochs.
+    """
+    orders: dict[int, list[int]] = {}
+
+    def sample(position: int) -> int:
+        epoch, place = divmod(position, count)
+        if epoch not in orders:
+            orders[epoch] = random.Random(f"{seed}/{epoch}").sample(range(count), count)
+        return orders[epoch][place]
+
+    return [
+        [sample(position) for position in range(step * batch_size, (step + 1) * batch_size)]
+        for step in range(start, stop)
+    ]
+
+
+def _demonstrations(spec: SftSpec, chat: Chat) -> Iterator[_Solved]:
+    from curricula.registry import build
+
+    assert spec.curriculum is not None
+    curriculum = build(spec.curriculum.name, spec.curriculum.options)
+    for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
+        yield _solved(chat, shown.problem, shown.turns)
+
+
+def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
+    """Tokens as the experts sampled them; text is not tokenised again."""
+    from engines.rollout.dataset import read_dataset
+
+    if dataset is None:
+        raise InputError("supervised training needs a `curriculum` or the input `data`")
+    checked: set[str] = set()
+    for row in read_dataset(dataset):
+        if row.expert not in checked:
+            _check_same_format(chat, row)
+            checked.add(row.expert)
+        yield _Solved(row.problem, row.turns, TokenSequence(row.tokens, row.loss_mask))
+
+
+def _check_same_format(chat: Chat, row: DistilledRow) -> None:
+    prompt = chat.prompt_ids(row.problem)
+    if row.tokens[: len(prompt)] != prompt:
+        raise InputError(
+            f"the dataset's samples of expert {row.expert} were made with another tokenizer or "
+            f"chat template than this model's: the prompt of {row.problem.id} differs. Experts and "
+            "the unified model must start from the same base"
+        )
+
+
+def _without_thinking(
+    solved: Sequence[_Solved], chat: Chat, share: float, seed: int
+) -> list[_Solved]:
+    """A share of the thinking samples once more, rendered with thinking off."""
+    thinking = [s for s in solved if s.problem.thinking]
+    if not thinking or share == 0:
+        return []
+    if not chat.is_thinking_switchable:
+        raise InputError(
+            "nothink_share needs a chat template that reacts to `enable_thinking`; this model's "
+            "does not: set nothink_share to 0"
+        )
+    chosen = random.Random(f"{seed}/nothink").sample(thinking, round(share * len(thinking)))
+    return [
+        _solved(
+            chat,
+            replace(s.problem, thinking=False),
+            tuple(replace(turn, reasoning=None) for turn in s.turns),
+        )
+        for s in chosen
+    ]
+
+
+def _solved(chat: Chat, problem: Problem, turns: tuple[Message, ...]) -> _Solved:
+    return _Solved(problem, turns, TokenSequence(*chat.training_ids(problem, turns)))

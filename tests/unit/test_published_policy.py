@@ -1,0 +1,119 @@
+"""The policy on the servers, with servers that are lost at the worst moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from engines.rollout.published_policy import ServedPolicy
+from engines.weight_sync.report import PublishReport
+from infra.errors import EngineError
+
+pytestmark = pytest.mark.unit
+BOTH = ["http://a", "http://b"]
+
+
+class Fleet:
+    """Servers with the versions that they serve; a lost one comes back, with those of the disk,
+    when someone waits for it."""
+
+    server_urls = BOTH
+
+    def __init__(self) -> None:
+        self.serve = dict.fromkeys(BOTH, "1")
+        self.lost: set[str] = set()
+        self.returns = True
+
+    def lose(self, url: str) -> None:
+        self.lost.add(url)
+
+    async def whole(self) -> None:
+        await asyncio.sleep(0)
+        if self.lost and not self.returns:
+            raise EngineError("it is not back")
+        for url in self.lost:
+            self.serve[url] = "0"
+        self.lost.clear()
+
+    async def versions(self) -> dict[str, str]:
+        return dict(self.serve)
+
+
+class Trainer:
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.published: list[tuple[tuple[str, ...], int]] = []
+
+    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
+        await asyncio.sleep(0)
+        if self.fleet.lost & set(endpoints):
+            raise EngineError("connection refused")
+        self.published.append((tuple(endpoints), version))
+        self.fleet.serve.update(dict.fromkeys(endpoints, str(version)))
+        return PublishReport(version, "here", 1, len(endpoints), 0.0)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+def trainer(fleet: Fleet) -> Trainer:
+    return Trainer(fleet)
+
+
+async def test_a_server_that_came_back_gets_the_weights_of_the_moment(
+    fleet: Fleet, trainer: Trainer
+) -> None:
+    served = ServedPolicy(trainer, fleet, 1)
+    fleet.lose(BOTH[1])
+    served.mend()
+    served.mend()  # by every turn that fails
+    await served.settled()
+    assert trainer.published == [((BOTH[1],), 1)]
+    served.mend()
+    await served.settled()
+    assert len(trainer.published) == 1, "nothing is lacking any more"
+
+
+async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:
+    served = ServedPolicy(trainer, fleet, 1)
+    fleet.lose(BOTH[0])
+    assert (await served.publish(2)).version == 2
+    assert set(fleet.serve.values()) == {"2"}
+    fleet.lose(BOTH[0])
+    served.mend()
+    await served.settled()
+    assert set(fleet.serve.values()) == {"2"}
+
+
+async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_mending(
+    fleet: Fleet, trainer: Trainer
+) -> None:
+    served = ServedPolicy(trainer, fleet, 1)
+    fleet.returns = False
+    fleet.lose(BOTH[0])
+    served.mend()
+    await served.settled()
+    with pytest.raises(EngineError, match="not back"):
+        await served.publish(2)
+    await served.close()
+
+
+async def test_before_weights_change_nothing_is_being_mended(
+    fleet: Fleet, trainer: Trainer
+) -> None:
+    """Else they would be served under the version before them."""
+    served = ServedPolicy(trainer, fleet, 1)
+    await served.settled()  # nothing ever was
+    fleet.lose(BOTH[0])
+    served.mend()
+    await served.settled()
+    assert trainer.published == [((BOTH[0],), 1)]
+    fleet.lose(BOTH[0])
+    served.mend()
+    await served.close()
+    await served.settled()

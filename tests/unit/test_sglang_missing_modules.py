@@ -1,0 +1,93 @@
+"""Stand-ins for modules that a host without CUDA lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+
+def _run(code: str, *paths: Path) -> str:
+    """What a fresh interpreter prints; `paths` come first on its module path."""
+    head = f"import sys; sys.path[:0] = {[str(path) for path in paths]}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_real_module_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "sgl_kernel.py").write_text("real = True\n")
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("real = True\n")
+    code = (
+        "from engines.sglang import absent\n"
+        "finder = absent.install()\n"
+        "import sgl_kernel, torchvision\n"
+        "print(sgl_kernel.real, torchvision.real, finder.roots)"
+    )
+    assert _run(code, tmp_path) == "True True ('triton',)"
+
+
+def test_stand_ins_survive_what_sglang_does_at_import() -> None:
+    code = """
+from engines.sglang.cpu import missing_modules as absent
+assert absent.install() is absent.install()
+import triton, triton.language as tl
+from triton.runtime.jit import KernelInterface
+from torchvision.transforms import Compose
+@triton.jit
+def plain(x: tl.constexpr): return 1
+@triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["x"])
+@triton.jit(debug=True)
+def tuned(x): return 2
+class Mine(Compose): pass
+print(plain(0), tuned(0), isinstance(Mine(), Compose))
+"""
+    assert _run(code) == "1 2 True"
+
+
+def test_a_kernel_that_is_called_raises_and_an_unknown_one_is_not_there() -> None:
+    code = """
+from engines.sglang.cpu import missing_modules as absent
+absent.install()
+import sgl_kernel
+try: sgl_kernel.rotate_input_ids_cpu()
+except NotImplementedError as error: print("rotate_input_ids_cpu" in str(error))
+print(hasattr(sgl_kernel, "top_k_renorm_prob"))
+try: import sgl_kernel.flash_attn
+except ImportError: print("no submodule")
+"""
+    assert _run(code).split("\n") == ["True", "False", "no submodule"]
+
+
+def test_torch_still_knows_that_triton_is_absent() -> None:
+    code = """
+from engines.sglang.cpu import missing_modules as absent
+absent.install()
+import triton
+from torch.utils._triton import has_triton_package
+print(has_triton_package())
+"""
+    assert _run(code) == "False"
+
+
+def test_nothing_of_the_cpu_part_applies_where_cuda_is() -> None:
+    code = """
+import sys, types
+from engines.sglang import plugin, routed_batch
+from engines.sglang.servers import host
+from engines.sglang.servers import loopback_rendezvous as meeting
+host.has_cuda = plugin.has_cuda = lambda: True
+routed_batch.install = lambda: print("routed batch")
+meeting.install = lambda: print("meeting")
+plugin.register()
+host.prepare_environment()
+import os
+print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
+"""
+    assert _run(code).split("\n") == ["routed batch", "meeting", "True False False"]

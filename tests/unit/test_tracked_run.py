@@ -1,0 +1,60 @@
+"""What a run says to MLflow: under which alias, and that a server that is down costs no stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from flows.running.tracked_run import Tracked, trained
+from infra.processes.ports import free_ports
+from infra.store.artifacts import ArtifactRecord
+from infra.tracking.tracker import Tracker
+from tasks.durable.attempts import StageWork
+from tasks.stage import StageResources
+
+pytestmark = pytest.mark.unit
+
+RECIPE = load_recipe("cpu-smoke")
+
+
+def test_rl_is_the_last_round_and_sft_the_cold_start() -> None:
+    stages = ["agent-sft", "agent-rl", "agent-sft-r1", "agent-rl-r2", "agent-rl-r10", "agent-rl-x"]
+    assert trained("agent", stages) == {"sft": "agent-sft", "rl": "agent-rl-r10"}
+    assert trained("agent", ["agent-rl"]) == {"rl": "agent-rl"}
+    assert trained("gent", stages) == {}
+
+
+def _work() -> StageWork:
+    stage = plan_post_train(RECIPE)[0]
+    return StageWork(stage.name, stage.spec, {}, StageResources(), "d" * 64)
+
+
+def _use_all(tracked: Tracked) -> None:
+    """A run's whole life, each call once."""
+    base, record = plan_post_train(RECIPE)[0], ArtifactRecord(kind="base", digest="d", url="")
+    with tracked.stage(base, _work()) as work:
+        assert work.mlflow_run == ""
+    tracked.cached(base, record)
+    tracked.made(base, record)
+    tracked.register({"agent-sft": record, "agent-rl": record}, {})
+    tracked.scores({"base": {"agent": 0.5}})
+    assert tracked.links() == {}
+    assert tracked.stage_url("base") == ""
+    tracked.finish("FINISHED")
+
+
+def test_mlflow_that_is_down_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    _use_all(Tracked(tracker, RECIPE, "run", "post-train"))
+    assert "run run is not in MLflow" in caplog.text
+
+
+def test_mlflow_that_goes_down_in_mid_run_costs_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
+    monkeypatch.setattr(tracker, "flush", lambda: False)  # it would wait for its bound
+    _use_all(Tracked(tracker, RECIPE, "run", "post-train"))
+    assert "stage base is not in MLflow" in caplog.text

@@ -22,11 +22,11 @@ from infra.store.store import Store
 from infra.user_files import UserFiles, install_hooks
 from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
 from tasks.domain import CurriculumSpec
+from tasks.durable import attempts, launch
 from tasks.durable.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.durable.claims import Claims, Owner
 from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher, log_path
-from tasks.durable.prefect_task import attempts, launch
 from tasks.durable.protocol import JobInput, job_path
 from tasks.stage import Resources, StageResources
 

@@ -14,7 +14,8 @@ import pytest
 
 from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
 from infra.errors import InputError, TributaryError
-from infra.sandbox.python import MECHANISMS, Level, level, run_python, sandbox
+from infra.sandbox import python as sandbox
+from infra.sandbox.python import MECHANISMS, Level, level, run_python
 from tests.sandboxes import FOR_PROGRAMS, confined
 
 pytestmark = pytest.mark.integration

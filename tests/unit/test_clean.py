@@ -13,8 +13,8 @@ import pytest
 
 from flows.command.main import main
 from infra.home import home, runtime_dir
+from infra.processes import leftovers as traces_module
 from infra.processes.children import ProcessRecord, birth_of
-from infra.processes.children import leftovers as traces_module
 from infra.processes.leftovers import note_torch_memory, private_folder, trace_name
 from infra.processes.work_folder import work_folder, work_path
 from infra.sandbox.scratch import scratch_folder
@@ -76,8 +76,8 @@ def test_who_comes_next_removes_what_the_killed_left(memory: Path, dead: int) ->
         note_torch_memory(file.name)
     private_folder(dead).mkdir()
     code = (
-        "import sys; from pathlib import Path; from infra import traces;"
-        "traces.SHARED_MEMORY = Path(sys.argv[1]); traces.claim_private_folder();"
+        "import sys; from pathlib import Path; from infra.processes import leftovers;"
+        "leftovers.SHARED_MEMORY = Path(sys.argv[1]); leftovers.claim_private_folder();"
         "import tempfile; print(tempfile.mkdtemp())"
     )
     command = [sys.executable, "-c", code, str(memory)]

@@ -10,7 +10,7 @@ from engines.megatron.ranks.calls import translated
 from engines.megatron.ranks.rank import Place, TrainerRank
 from engines.megatron.spec import Optimizer, Trainer
 from infra.errors import EngineError, OutOfMemory
-from infra.processes.children import memory
+from infra.processes import memory
 from infra.processes.memory import is_memory_error, kernel_kills, tells_of_memory
 from tasks.durable.attempts import Place as RunPlace
 from tasks.durable.attempts import StageWork, _lost  # pyright: ignore[reportPrivateUsage]

@@ -31,7 +31,7 @@ from engines.types import (
     Verdict,
 )
 from infra.errors import InputError, TrainingStopped
-from infra.processes.children import part_process
+from infra.processes import part_process
 from infra.processes.part_process import PartFailed, PartProcess, PartRaised, part_stacks
 from tasks.domain import Domain
 from tasks.live_domain import open_domain

@@ -25,8 +25,8 @@ def test_a_real_module_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("real = True\n")
     code = (
-        "from engines.sglang import absent\n"
-        "finder = absent.install()\n"
+        "from engines.sglang.cpu import missing_modules\n"
+        "finder = missing_modules.install()\n"
         "import sgl_kernel, torchvision\n"
         "print(sgl_kernel.real, torchvision.real, finder.roots)"
     )
@@ -35,8 +35,8 @@ def test_a_real_module_is_never_replaced(tmp_path: Path) -> None:
 
 def test_stand_ins_survive_what_sglang_does_at_import() -> None:
     code = """
-from engines.sglang.cpu import missing_modules as absent
-assert absent.install() is absent.install()
+from engines.sglang.cpu import missing_modules
+assert missing_modules.install() is missing_modules.install()
 import triton, triton.language as tl
 from triton.runtime.jit import KernelInterface
 from torchvision.transforms import Compose
@@ -53,8 +53,8 @@ print(plain(0), tuned(0), isinstance(Mine(), Compose))
 
 def test_a_kernel_that_is_called_raises_and_an_unknown_one_is_not_there() -> None:
     code = """
-from engines.sglang.cpu import missing_modules as absent
-absent.install()
+from engines.sglang.cpu import missing_modules
+missing_modules.install()
 import sgl_kernel
 try: sgl_kernel.rotate_input_ids_cpu()
 except NotImplementedError as error: print("rotate_input_ids_cpu" in str(error))
@@ -67,8 +67,8 @@ except ImportError: print("no submodule")
 
 def test_torch_still_knows_that_triton_is_absent() -> None:
     code = """
-from engines.sglang.cpu import missing_modules as absent
-absent.install()
+from engines.sglang.cpu import missing_modules
+missing_modules.install()
 import triton
 from torch.utils._triton import has_triton_package
 print(has_triton_package())

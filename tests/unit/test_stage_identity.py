@@ -291,7 +291,7 @@ def test_a_module_that_a_hook_imports_counts_by_version_or_content(
 
 def forget_installed() -> None:
     """As a new process does."""
-    from infra.code.identity import identity as code
+    from infra.code import identity as code
 
     for cached in (code._origin, code._folder_of, code._version_of, code._distributions):
         cached.cache_clear()

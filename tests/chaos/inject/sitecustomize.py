@@ -33,7 +33,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "_submit",
         lambda work, place, claims, claim: work.spec.kind == "rl",
     ),
-    "starting": ("tasks.rl", "run", lambda spec, context: True),
+    "starting": ("tasks.rl.body", "run", lambda spec, context: True),
     "mid-generation": (
         "engines.rollout.journal",
         "RolloutJournal._note",

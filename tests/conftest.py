@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from tests.machine import BUCKET, Machine, until
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# oneDNN reads it once, at its first product: as a server on CPU has it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("suite", deadline=None)

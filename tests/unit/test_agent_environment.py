@@ -91,7 +91,7 @@ def test_easy_problems_offer_search_alone_and_hard_ones_python_too():
 
 
 def test_programs_are_refused_at_the_start_where_nothing_confines_them(monkeypatch):
-    monkeypatch.setattr(agent_module.sandboxes, "level", lambda: Level(("seccomp",)))
+    monkeypatch.setattr(agent_module, "level", lambda: Level(("seccomp",)))
     with pytest.raises(InputError, match="sandbox: unsafe"):
         build("agent", {"levels": ["hard"]}).environment()
     assert build("agent", {"levels": ["hard"], "sandbox": "unsafe"}).environment()
@@ -100,9 +100,9 @@ def test_programs_are_refused_at_the_start_where_nothing_confines_them(monkeypat
 
 def test_a_recipe_can_demand_the_full_sandbox(monkeypatch):
     full = {"levels": ["hard"], "sandbox": "full"}
-    monkeypatch.setattr(agent_module.sandboxes, "level", lambda: Level(("landlock", "seccomp")))
+    monkeypatch.setattr(agent_module, "level", lambda: Level(("landlock", "seccomp")))
     assert build("agent", {"levels": ["hard"]}).environment()
     with pytest.raises(InputError, match=r"`sandbox: full` is required.*landlock \+ seccomp only"):
         build("agent", full).environment()
-    monkeypatch.setattr(agent_module.sandboxes, "level", lambda: Level(MECHANISMS))
+    monkeypatch.setattr(agent_module, "level", lambda: Level(MECHANISMS))
     assert build("agent", full).environment()

@@ -27,7 +27,7 @@ DIGEST = stage_identity(SPEC, {}).digest
 # A job whose body is one of these; the engines have none that hangs when asked to.
 JOB = """
 import asyncio, subprocess, sys, time
-from tasks.durable.prefect_task import job
+from tasks.durable import job
 
 async def judge():
     await asyncio.get_running_loop().create_future()

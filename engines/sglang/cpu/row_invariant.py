@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on the number of rows, for SGLang on CPU.
 
-A product of one to three rows goes through kernels that add up in another order than those for
-more, so a request's last bits would change with the batch it shares. Here a thin batch is filled up
-with zero rows first; from `FEWEST` rows on every row has the same bits, which a test measures.
+A product of few rows goes through kernels that add up in another order than those for more, so a
+request's last bits would change with the batch it shares. Here a thin batch is filled up with zero
+rows first; from `FEWEST` rows on every row has the same bits, which a test measures.
 """
 
 # pyright: reportPrivateUsage=false
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-FEWEST = 8
-"""rows of the thinnest product; measured: from 4 on nothing changes with their number"""
+FEWEST = 16
+"""rows of the thinnest product. Measured in fp32, for 64 to 4864 inputs of a layer: nothing changes
+with the number of rows from 4 on with AVX2, from 16 on with AVX-512 on CPUs that also have AMX"""
 
 
 def filled_up(

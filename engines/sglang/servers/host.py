@@ -21,6 +21,8 @@ _CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
+    # AMX adds up a bf16 row of 512 or more numbers in an order that depends on the other rows
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
 }
 
 

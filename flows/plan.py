@@ -52,8 +52,7 @@ class PlannedStage:
     @property
     def critic(self) -> Parallel | None:
         """Layout of its critic's ranks; None if it has no critic."""
-        has_one = isinstance(self.spec, RlSpec) and self.spec.settings.algorithm.has_critic
-        return self.resources.of_critic if has_one else None
+        return self.resources.of_critic if "critic" in self.spec.trained_roles else None
 
 
 @dataclass(slots=True)

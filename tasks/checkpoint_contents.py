@@ -35,7 +35,7 @@ Where = Literal[
 `handle`: a reference to another object or process.
 `empty`: holds nothing when a checkpoint is taken"""
 
-HELD: Mapping[str, Mapping[str, Where]] = {
+CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/train/training.py:Training": {
         "_model": "spec",
         "network": "trainer",
@@ -52,8 +52,8 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_optimizer_spec": "spec",
         "_run_schedule": "handle",
     },
-    "engines/megatron/train/trainer.py:Trainer": {"_reference": "spec", "teachers": "spec"},
-    "engines/megatron/train/critic.py:Critic": {"_critic": "spec"},
+    "engines/megatron/train/trainer.py:RlTrainer": {"_reference": "spec", "teachers": "spec"},
+    "engines/megatron/train/critic.py:CriticTrainer": {"_critic": "spec"},
     "tasks/rl/record.py:RlRecord": {
         "step": "state.json",
         "version": "state.json",
@@ -84,7 +84,7 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_blocked": "handle",
         "_scratch": "spec",
     },
-    "engines/rollout/bounds.py:Watch": {
+    "engines/rollout/bounds.py:StopRule": {
         "outcomes": "state.json",
         "entropies": "state.json",
         "solved_reward": "spec",
@@ -146,12 +146,12 @@ HELD: Mapping[str, Mapping[str, Where]] = {
         "_critic": "handle",
         "_critic_only_steps": "spec",
     },
-    "engines/rollout/published_policy.py:ServedPolicy": {
+    "engines/rollout/published_policy.py:PublishedPolicy": {
         "_version": "state.json",
         "_trainer": "handle",
         "_servers": "handle",
         "_publishing": "empty",
-        "_mending": "empty",
+        "_repairing": "empty",
     },
     "engines/rollout/episode.py:Roller": {
         "_generate": "handle",

@@ -1,12 +1,12 @@
 """Checkpoints written during the next steps: what stops a training loop, and what does not.
 
     begin: state.json ──▶ the ranks write into scratch ──▶ checksums, store, retention: visible
-           │              └ `unchanged` ends: the next update may begin
+           │              └ `wait_for_snapshot` ends: the next update may begin
            └ the loop continues
 
 Only one checkpoint is being written at a time: the next `begin` and the end of the block wait for
-it. An error while writing ends the stage: `unchanged` (before each update), `begin` and the end of
-the block raise it, and an error of the loop in the same time is only its context.
+it. An error while writing ends the stage: `wait_for_snapshot` (before each update), `begin` and the
+end of the block raise it, and an error of the loop in the same time is only its context.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Saving:
             self._snapshot = asyncio.create_task(snapshot(folder))
             self._save = asyncio.create_task(self._finish(self._snapshot, step, folder, score))
 
-    async def unchanged(self) -> None:
+    async def wait_for_snapshot(self) -> None:
         """Returns when nothing on its way needs the ranks as they are. Raises a save's error."""
         if self._snapshot is None or self._save is None:
             return

@@ -8,26 +8,84 @@ the artifact's summary metrics. It knows neither Prefect nor the store nor the a
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import Parallel
 from infra.config import Config
 from infra.errors import InputError
 from infra.store.retention import Retention
 from infra.user_files import UserFiles
 
+if TYPE_CHECKING:
+    from engines.megatron.spec import TrainerSettings
+    from engines.sglang.spec import FleetSpec
+    from tasks.domain import Domain, ScoredDomain
+    from tasks.rl.spec import PolicySettings
+
 
 class StageSpec(Config):
-    """Base of every stage's spec; each field enters the digest."""
+    """Base of every stage's spec; each field enters the digest.
+
+    The properties say what a kind does, and nobody asks for its class: a kind overrides those that
+    differ from a stage without a model.
+    """
 
     kind: ClassVar[str]
     seed: int = 0
+
+    @property
+    def trained_roles(self) -> tuple[Role, ...]:
+        """What its ranks train, by the names of `engines.megatron.ranks.roles`."""
+        return ()
+
+    @property
+    def trainer(self) -> TrainerSettings | None:
+        """How they train; None where nothing is trained."""
+        return None
+
+    @property
+    def fleet(self) -> FleetSpec | None:
+        """The servers that it generates with; None where nothing is generated."""
+        return None
+
+    @property
+    def sampled_domains(self) -> Sequence[Domain | ScoredDomain]:
+        """Whose problems it generates answers for."""
+        return ()
+
+    @property
+    def policy(self) -> PolicySettings | None:
+        """How a policy learns from its own samples; None where none does."""
+        return None
+
+    @property
+    def has_teachers(self) -> bool:
+        """Whether models score what the policy samples."""
+        return False
+
+    @property
+    def imported_folder(self) -> str | None:
+        """The model folder that it imports."""
+        return None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(ROLES[role] for role in self.trained_roles)
+
+    def problems(self) -> Iterator[str]:
+        """Settings that contradict each other, each as `field: reason; what to do`."""
+        yield from ()
+
+    def cautions(self) -> Iterator[str]:
+        """What can run and will hardly do what it was meant for, in the same form."""
+        yield from ()
 
 
 class StageResources(Config):

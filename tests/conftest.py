@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import free_ports
 from infra.stack import Stack, load_stack
 from tests.machine import BUCKET, Machine, until
@@ -52,7 +52,7 @@ def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIBUTARY_HOME", str(tmp_path_factory.mktemp("home-of-tests")))
         yield
-        remove_traces(dead_traces())
+        remove_leftovers(leftovers_of_dead())
 
 
 class WholeFiles(LoadScopeScheduling):

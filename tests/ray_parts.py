@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 
 TRIES = 5
 
@@ -49,7 +49,7 @@ def own_ray(settings: Mapping[str, str] | None = None, **options: Any) -> Genera
         ray.shutdown()
         _end(folder)
         psutil.wait_procs(workers, timeout=10)
-        remove_traces(dead_traces())
+        remove_leftovers(leftovers_of_dead())
         for name, value in kept.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 

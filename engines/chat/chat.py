@@ -128,7 +128,7 @@ class Chat:
             text += piece + after
             tokens += said + follow
             mask += [1] * len(said) + [0] * len(follow)
-        self._pieces.whole(problem, turns, text)
+        self._pieces.check_joined(problem, turns, text)
         return tokens, mask
 
     def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn:

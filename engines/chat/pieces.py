@@ -1,7 +1,8 @@
 """The pieces a template renders, found by comparing renderings of small stand-in conversations.
 
 A turn's text cannot depend on the turns before it, or rollouts (which only append) and training
-would see different ids; `whole` proves that for a conversation and refuses the template if not.
+would see different ids; `check_joined` proves that for a conversation and refuses the template if
+not.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Pieces:
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
         return self._rest(after, before, "an assistant's turn that is followed by others")
 
-    def whole(self, problem: Problem, turns: Sequence[Message], joined: str) -> None:
+    def check_joined(self, problem: Problem, turns: Sequence[Message], joined: str) -> None:
         """Refuse the template unless it renders the conversation as its pieces joined."""
         full = self.template.render(
             [*problem.messages, *turns], tools=problem.tools, thinking=problem.thinking

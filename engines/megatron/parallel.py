@@ -44,7 +44,7 @@ class Layout:
         return self.pp_rank == self.parallel.pp - 1
 
     @property
-    def speaks_for_loss(self) -> bool:
+    def is_loss_rank(self) -> bool:
         """Whether this rank's loss values count: its tensor-parallel peers have the same values."""
         return self.is_last_stage and self.tp_rank == 0
 

@@ -47,7 +47,7 @@ class Optimizer(Config):
     """largest global gradient norm; 0: no clipping"""
 
 
-class Critic(Config):
+class CriticSettings(Config):
     """A second model, from the same weights, that learns the value of a token's state."""
 
     lr_ratio: PositiveFloat = 5.0
@@ -65,7 +65,7 @@ class Critic(Config):
     """keep the attention weights fixed and train all others (SAO)"""
 
     @model_validator(mode="after")
-    def _one_learning_rate(self) -> Critic:
+    def _one_learning_rate(self) -> CriticSettings:
         # A form and a recipe on record write the default, too.
         scaled = self.lr_ratio != type(self).model_fields["lr_ratio"].default
         if self.optimizer is not None and scaled:
@@ -77,7 +77,7 @@ class Critic(Config):
         return self.optimizer or policy.model_copy(update={"lr": policy.lr * self.lr_ratio})
 
 
-class Trainer(Config):
+class TrainerSettings(Config):
     """How Megatron-core trains (resources say where)."""
 
     precision: Literal["fp32", "bf16"] = "fp32"

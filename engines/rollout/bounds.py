@@ -12,7 +12,7 @@ _COLLAPSE_WINDOW = 5
 
 
 @dataclass(slots=True)
-class Watch:
+class StopRule:
     """Follows a run step by step. All bounds are on means over a window of steps."""
 
     solved_reward: float

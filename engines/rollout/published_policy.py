@@ -2,7 +2,7 @@
 and came back without it.
 
 Repair is requested by a client whose turns fail, so it happens while rollouts are sampled; before
-the next update `settled` waits for it, because it publishes the weights of the moment.
+the next update `wait_repaired` waits for it, because it publishes the weights of the moment.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Publisher(Protocol):
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport: ...
 
 
-class Servers(Protocol):
+class LeasedServers(Protocol):
     """Leased servers that someone restarts when they die."""
 
     @property
     def server_urls(self) -> Sequence[str]: ...
 
-    async def whole(self) -> None: ...
+    async def wait_healthy(self) -> None: ...
 
     async def versions(self) -> Mapping[str, str]: ...
 
 
-class ServedPolicy:
+class PublishedPolicy:
     """Not for use by two stages."""
 
-    def __init__(self, trainer: Publisher, servers: Servers, version: int) -> None:
+    def __init__(self, trainer: Publisher, servers: LeasedServers, version: int) -> None:
         """`version`: what the servers serve now."""
         self._trainer, self._servers, self._version = trainer, servers, version
         self._publishing = asyncio.Lock()
-        self._mending: asyncio.Task[None] | None = None
+        self._repairing: asyncio.Task[None] | None = None
 
     async def publish(self, version: int) -> PublishReport:
         """Put the trainer's weights on all servers; waits for one that is lost. Raises EngineError
@@ -59,28 +59,28 @@ class ServedPolicy:
                 if not tries_left:
                     raise
                 _log.warning("publishing version %d again: %s", version, error)
-                await self._servers.whole()
+                await self._servers.wait_healthy()
         raise AssertionError("the last try returns or raises")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Give the present version to servers that lack it, in the background; never raises."""
-        if self._mending is None or self._mending.done():
-            self._mending = asyncio.create_task(self._mend())
+        if self._repairing is None or self._repairing.done():
+            self._repairing = asyncio.create_task(self._repair())
 
-    async def settled(self) -> None:
+    async def wait_repaired(self) -> None:
         """Return when no server is being repaired: from then on the weights may change."""
-        if self._mending is not None:
-            await self._mending
+        if self._repairing is not None:
+            await self._repairing
 
     async def close(self) -> None:
-        if self._mending is not None:
-            self._mending.cancel()
-            await asyncio.gather(self._mending, return_exceptions=True)
-            self._mending = None
+        if self._repairing is not None:
+            self._repairing.cancel()
+            await asyncio.gather(self._repairing, return_exceptions=True)
+            self._repairing = None
 
-    async def _mend(self) -> None:
+    async def _repair(self) -> None:
         try:
-            await self._servers.whole()
+            await self._servers.wait_healthy()
             async with self._publishing:
                 served = await self._servers.versions()
                 lacking = [url for url, version in served.items() if version != str(self._version)]

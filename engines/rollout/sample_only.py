@@ -15,7 +15,7 @@ from infra.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptRollouts:
     """One model's rollouts in a journal: those of earlier attempts, and where new ones go.
 
     Weights `version` are step `version` of the journal.
@@ -33,14 +33,14 @@ class Kept:
         self.journal.keep(self.version, rollout.sample, rollout.transcript.messages)
 
 
-async def sweep(
+async def sample_rollouts(
     roller: Roller,
     domain: LiveDomain,
     problems: Sequence[Problem],
     *,
     samples: int,
     temperature: float,
-    kept: Kept,
+    kept: KeptRollouts,
     label: str = "",
 ) -> list[list[Rollout]]:
     """`samples` judged rollouts of each problem, in order of the problems.

@@ -12,7 +12,7 @@ from engines.keeper import grant_of, keep_renewing, open_keeper
 from engines.raylink import code_tag, connect, driver_id
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.manager import HUNG_S, LEASE_TTL_S, FleetManager, Grant, Request
+from engines.sglang.servers.manager import HUNG_S, LEASE_TTL_S, FleetManager, Request, ServerGrant
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError, InputError, TributaryError
 from infra.home import home
@@ -28,7 +28,7 @@ _CODE = (
 )
 _START_S = 600.0
 _CALL_S = 30.0
-MEND_S = 60.0
+REPAIR_S = 60.0
 """what a lost server may take to run again"""
 _LOOK_S = 0.25
 _LOAD_S = 600.0
@@ -54,7 +54,7 @@ async def prewarm(pool_servers: int, tp: int) -> None:
 class Fleet:
     """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
 
-    def __init__(self, manager: Any, grant: Grant) -> None:
+    def __init__(self, manager: Any, grant: ServerGrant) -> None:
         self.router_url = grant.router_url
         self.server_urls = list(grant.server_urls)
         self.version = 0
@@ -94,11 +94,11 @@ class Fleet:
         bound = wait_s + _START_S
         return cls(manager, await grant_of(call, lambda c: _answer(c, bound, "leasing servers")))
 
-    async def whole(self, wait_s: float = MEND_S) -> None:
+    async def wait_healthy(self, wait_s: float = REPAIR_S) -> None:
         """Return when every server runs, with any weights. Raises EngineError after `wait_s`."""
         deadline = time.monotonic() + wait_s
         while True:
-            call = self._manager.is_whole.remote(self._grant.lease_id, self._grant.token)
+            call = self._manager.is_healthy.remote(self._grant.lease_id, self._grant.token)
             if await _answer(call, _CALL_S, "asking about the servers"):
                 return
             if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
-from engines.weight_sync.update import CONTROL_S, TRANSFER_S, Servers, flush
+from engines.weight_sync.update import CONTROL_S, TRANSFER_S, UpdatingServers, flush
 from infra.errors import EngineError
 
 
@@ -36,7 +36,7 @@ def publish(folder: Path, endpoints: Sequence[str], version: int) -> PublishRepo
             raise EngineError(f"{url} has weight version {found} after loading {version}")
 
     with ThreadPoolExecutor(len(endpoints), thread_name_prefix="publish") as pool:
-        Servers(endpoints, pool).each(load)
+        UpdatingServers(endpoints, pool).each(load)
     return PublishReport(
         version=version,
         transport="disk",

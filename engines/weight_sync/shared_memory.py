@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from engines.sglang.http import call, order
 from engines.weight_sync.report import PublishReport
-from engines.weight_sync.update import CONTROL_S, TRANSFER_S, Servers, updating
+from engines.weight_sync.update import CONTROL_S, TRANSFER_S, UpdatingServers, updating
 from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _place(bucket: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 
 def _send(
-    servers: Servers, placed: list[tuple[str, Tensor]], ranks: dict[str, int], version: int
+    servers: UpdatingServers, placed: list[tuple[str, Tensor]], ranks: dict[str, int], version: int
 ) -> None:
     # Each rank of each server opens its own handle: torch counts them when it pickles.
     bodies = {

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Servers:
+class UpdatingServers:
     """The servers of one publish; a call goes to all at once."""
 
     urls: Sequence[str]
@@ -48,7 +48,7 @@ class Servers:
 
 
 @contextmanager
-def updating(endpoints: Sequence[str], version: int) -> Generator[Servers]:
+def updating(endpoints: Sequence[str], version: int) -> Generator[UpdatingServers]:
     """Servers that wait inside a weight update; on leaving they serve as `version`.
 
     Running requests are put back and resume with the new weights; their tokens say which weights
@@ -58,7 +58,7 @@ def updating(endpoints: Sequence[str], version: int) -> Generator[Servers]:
     if not endpoints:
         raise EngineError("no server to publish to")
     with ThreadPoolExecutor(len(endpoints), thread_name_prefix="publish") as pool:
-        servers = Servers(endpoints, pool)
+        servers = UpdatingServers(endpoints, pool)
         try:
             servers.order("/pause_generation", {"mode": "retract"})
             servers.order("/begin_weight_update", {})
@@ -91,7 +91,7 @@ def flush(url: str) -> None:
         time.sleep(0.01)
 
 
-def _give_up(servers: Servers) -> None:
+def _give_up(servers: UpdatingServers) -> None:
     """Best effort on each server separately: some may have died."""
 
     def free(url: str) -> None:
@@ -108,7 +108,7 @@ def _give_up(servers: Servers) -> None:
     servers.each(free)
 
 
-def _verify(servers: Servers, version: int) -> None:
+def _verify(servers: UpdatingServers, version: int) -> None:
     def check(url: str) -> None:
         found = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
         if found != str(version):

@@ -12,11 +12,6 @@ from flows.checks.model_folders import model_report
 from flows.plan import PlannedStage
 from infra.errors import InputError
 from tasks.base.spec import BaseSettings
-from tasks.distill.spec import DistillSpec
-from tasks.evaluate.spec import EvaluateSpec
-from tasks.opd.spec import OpdSpec
-from tasks.rl.spec import RlSpec
-from tasks.sft.spec import SftSpec
 
 
 def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
@@ -54,9 +49,9 @@ def _fitting(layout: Parallel) -> dict[str, Any]:
 
 def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
     """Layouts that the model does not divide into, and wrong Megatron options."""
-    if not isinstance(stage.spec, SftSpec | RlSpec | OpdSpec):
+    if stage.spec.trainer is None:
         return
-    options = stage.spec.settings.trainer.megatron
+    options = stage.spec.trainer.megatron
     for layout in dict.fromkeys([stage.resources.trainer, stage.critic or stage.resources.trainer]):
         try:
             check_layout(model_config(base) or _fitting(layout), layout, options)
@@ -66,9 +61,9 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
 
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:
     """Wrong SGLang options."""
-    if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
+    if stage.spec.fleet is None:
         return
     try:
-        check_options(stage.spec.settings.fleet.sglang)
+        check_options(stage.spec.fleet.sglang)
     except InputError as error:
         yield f"stage {stage.name}: {error}"

@@ -9,10 +9,6 @@ from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
-from tasks.distill.spec import DistillSpec
-from tasks.evaluate.spec import EvaluateSpec
-from tasks.opd.spec import OpdSpec
-from tasks.rl.spec import RlSpec
 
 # The only values with which a request's bits were measured to be independent of its batch.
 _MEASURED = {
@@ -39,11 +35,11 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     config = model_config(recipe.base) or {}
     routed = any(config.get(name) for name in _EXPERTS)
     for stage in plan:
-        if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
+        if stage.spec.fleet is None:
             continue
         if routed:
             yield f"stage {stage.name}: products of routed experts depend on the batch"
-        for name in _unproven(stage.spec.settings.fleet.sglang):
+        for name in _unproven(stage.spec.fleet.sglang):
             yield f"stage {stage.name}: fleet.sglang.{name} was not tested to be batch-invariant"
 
 

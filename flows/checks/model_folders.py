@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from flows.plan import MODEL, PlannedStage
 from infra.errors import StorageError
-from tasks.base.spec import BaseSpec
 from tasks.model_folder.report import ModelReport, report_model
 
 
@@ -46,7 +45,7 @@ def _report(folder: str) -> ModelReport | StorageError:
 def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
     """Each folder to import, with its place in the recipe or in the flow's parameters."""
     for stage in plan:
-        if isinstance(stage.spec, BaseSpec) and stage.spec.settings.folder is not None:
+        if stage.spec.imported_folder is not None:
             compared = stage.name.startswith(MODEL)
             where = f"models.{stage.name.removeprefix(MODEL)}" if compared else "base.folder"
-            yield where, stage.spec.settings.folder
+            yield where, stage.spec.imported_folder

@@ -16,11 +16,7 @@ from flows.explain import nearest
 from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
-from tasks.distill.spec import DistillSpec
 from tasks.domain import Domain
-from tasks.evaluate.spec import EvaluateSpec
-from tasks.opd.spec import OpdSpec
-from tasks.rl.spec import RlSpec
 
 RESERVED = ("base", "unified", "distill", "evaluate", "model")
 SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
@@ -103,10 +99,8 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
     """A stage must not count as standing still while a part may still answer."""
     for stage in plan:
-        if not isinstance(stage.spec, RlSpec | OpdSpec | DistillSpec | EvaluateSpec):
-            continue
         bound = stage.resources.stall_seconds
-        for domain in stage.spec.domains:
+        for domain in stage.spec.sampled_domains:
             rewards = domain.rewards if isinstance(domain, Domain) else [domain.outcome]
             for named in (domain, *rewards):
                 if named.timeout_s >= bound:

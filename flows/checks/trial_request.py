@@ -14,8 +14,6 @@ from infra.config import Config
 from rewards.built_in import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
 from tasks.domain import CurriculumSpec, Domain
-from tasks.opd.spec import OpdSpec
-from tasks.rl.spec import RlSpec
 
 _DRAWN = 64
 """most problems of a split that are drawn to look for overlaps"""
@@ -125,15 +123,15 @@ def _counts(recipe: Recipe, key: str) -> dict[Split, int]:
 
 
 def _custom(stage: PlannedStage) -> list[CustomPart]:
-    if not isinstance(stage.spec, RlSpec | OpdSpec):
+    if stage.spec.policy is None:
         return []
-    algorithm = stage.spec.settings.algorithm
+    algorithm = stage.spec.policy.algorithm
     parts: list[CustomPart] = []
     where = f"stage {stage.name}: algorithm"
     if isinstance(algorithm.advantage, CustomAdvantage):
         part = algorithm.advantage
         compares = "group" if part.needs_group_spread else "batch"
-        compares = "teachers" if isinstance(stage.spec, OpdSpec) else compares
+        compares = "teachers" if stage.spec.has_teachers else compares
         parts.append(
             CustomPart(
                 where=f"{where}.advantage",

@@ -13,7 +13,7 @@ from flows.load import load_recipe
 from flows.rounds import written
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run, new_run
-from flows.running.run_lock import is_going
+from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
 
 CANCEL_WINDOW_SECONDS = 2.0
@@ -157,7 +157,7 @@ class _Deployed:
 
     def _goes_on(self, flow_run: str) -> bool:
         """A flow that Prefect gave up while its process lives hangs; the next process ends it."""
-        if not is_going(self._record.run):
+        if not is_running(self._record.run):
             return self._api.is_waiting(flow_run)
         try:
             return self._api.state(flow_run)[0] != "CRASHED"
@@ -178,7 +178,7 @@ class _Deployed:
             self._asked = time.time()
             self._ask()
         if self._state == "CRASHED":  # a flow that lives says so soon
-            return not is_going(self._record.run)
+            return not is_running(self._record.run)
         return self._state in ("COMPLETED", "FAILED", "CANCELLED", _LOST)
 
     def _ask(self) -> None:
@@ -200,7 +200,7 @@ class _Deployed:
         if lives:
             self._lived = now
         elif now - self._lived > LOST_SECONDS:
-            hangs = is_going(self._record.run)
+            hangs = is_running(self._record.run)
             self._state = _LOST
             self._message = f"its process {'hangs; resume ends it' if hangs else 'is gone'}"
 
@@ -208,7 +208,7 @@ class _Deployed:
         """Or needs none as yet."""
         match self._state:
             case "RUNNING":
-                return is_going(self._record.run)
+                return is_running(self._record.run)
             case "PENDING":
                 return self._api.is_waiting(self._flow_run)
             case "CRASHED":
@@ -234,7 +234,7 @@ class _Deployed:
             return
         state = self._record.state()
         if state.state == "running":
-            if not is_going(self._record.run):
+            if not is_running(self._record.run):
                 message = f"flow {self._state}: {self._message}"
                 failed = state.model_copy(update={"state": "failed", "message": message})
                 self._record.put_state(failed)

@@ -20,8 +20,6 @@ from flows.running.records import find_run, store_of, store_to_show
 from infra.errors import TributaryError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
-from tasks.opd.spec import OpdSpec
-from tasks.rl.spec import RlSpec
 
 
 def show_check(name: str, changes: list[str], console: Console) -> int:
@@ -34,8 +32,8 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     console.print(text, markup=False, highlight=False)
     for stage in plan:
-        if isinstance(stage.spec, RlSpec | OpdSpec):
-            line = f"{stage.name}: {describe(stage.spec.settings.algorithm)}"
+        if stage.spec.policy is not None:
+            line = f"{stage.name}: {describe(stage.spec.policy.algorithm)}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
     why: dict[str, list[str]] = {}

@@ -71,7 +71,7 @@ def show_doctor(console: Console) -> int:
         good = "[yellow]warning[/]" if check.warns else "[green]ok[/]"
         console.print(f"{good if check.ok else '[red]missing[/]'} {check.name}: {check.detail}")
         if not check.ok:
-            console.print(f"   repair with: {check.mend}", markup=False)
+            console.print(f"   repair with: {check.repair}", markup=False)
     return 0 if all(check.ok for check in checks) else 1
 
 

@@ -19,7 +19,7 @@ from infra.stack import Stack, load_stack, require_ours
 from infra.store.artifacts import ArtifactStore
 from infra.tracking.tracker import Tracker
 from infra.user_files import install_hooks, read_hooks
-from tasks.durable.attempts import Place
+from tasks.durable.attempts import RunPlace
 from tasks.durable.launch import Launcher, LocalLauncher
 from tasks.durable.ray_launch import RayLauncher
 
@@ -45,7 +45,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     stack = load_stack() if head.in_process else running_stack()
     files = read_hooks(recipe.hooks, recipe.data)
     secrets = block_secrets(recipe.storage.credentials)
-    place = Place(
+    place = RunPlace(
         store=record.store,
         artifacts=ArtifactStore(record.store, home() / "cache"),
         launcher=launcher_of(record),

@@ -19,7 +19,7 @@ from infra.errors import InputError, StageFailed, TributaryError
 from infra.store.artifacts import ArtifactRecord
 from infra.user_files import InstalledFiles
 from tasks.durable.attempts import (
-    Place,
+    RunPlace,
     StageLetGo,
     StageStopped,
     StageWork,
@@ -27,7 +27,7 @@ from tasks.durable.attempts import (
     run_stage,
 )
 from tasks.durable.identity import stage_identity
-from tasks.durable.protocol import Watch
+from tasks.durable.protocol import JobWatcher
 
 RECORD_SECONDS = 1.0
 """how often a running stage's record is rewritten"""
@@ -53,7 +53,7 @@ class RecipeRun:
         self,
         record: RunRecord,
         recipe: Recipe,
-        place: Place,
+        place: RunPlace,
         user_files: InstalledFiles,
         tracked: Tracked,
     ) -> None:
@@ -62,7 +62,7 @@ class RecipeRun:
         self._slots = threading.BoundedSemaphore(recipe.resources.concurrent_stages)
 
     def stage(
-        self, planned: PlannedStage, inputs: Mapping[str, ArtifactRecord], watch: Watch
+        self, planned: PlannedStage, inputs: Mapping[str, ArtifactRecord], watch: JobWatcher
     ) -> tuple[ArtifactRecord, bool]:
         """Look the stage up or run it. The experts' stages wait here for a free slot."""
         known = self.record.stage(planned.name)
@@ -89,7 +89,7 @@ class RecipeRun:
         planned: PlannedStage,
         inputs: Mapping[str, ArtifactRecord],
         known: StageRecord | None,
-        watch: Watch,
+        watch: JobWatcher,
     ) -> StageWork:
         digests = {role: record.digest for role, record in inputs.items()}
         digest = stage_identity(planned.spec, digests, self._user_files).digest
@@ -97,7 +97,7 @@ class RecipeRun:
             digest = self._of_begun(planned, known.digest, digest, watch)
         return StageWork(planned.name, planned.spec, inputs, planned.resources, digest)
 
-    def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: Watch) -> str:
+    def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: JobWatcher) -> str:
         """The digest of a stage that this run started with other code or another base folder.
 
         A finished or running stage keeps its digest. A result is stored under the digest of what
@@ -198,7 +198,7 @@ class _Recorded:
         record: RunRecord,
         planned: PlannedStage,
         digest: str,
-        inner: Watch,
+        inner: JobWatcher,
         known: StageRecord | None,
     ) -> None:
         self._record, self._inner = record, inner

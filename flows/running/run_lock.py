@@ -58,7 +58,7 @@ def working_on(
         yield
 
 
-def is_going(run: str) -> bool:
+def is_running(run: str) -> bool:
     """Whether a process of this machine works on the run now."""
     with _lock_file(run) as file:
         return not _takes(file, fcntl.LOCK_SH)

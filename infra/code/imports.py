@@ -80,7 +80,7 @@ def _parent(package: str, level: int) -> list[str]:
 
 
 def _only_declares(tree: ast.Module) -> bool:
-    """Whether a file holds nothing but settings (`Config` classes) and tables of parts.
+    """Whether a file holds at most settings (`Config` classes) and tables of parts.
 
     What it says is in a spec, by value, and the parts that it names count where a spec names them:
     a new reward, or a new setting of an estimator, changes no stage that does not use it.
@@ -91,7 +91,7 @@ def _only_declares(tree: ast.Module) -> bool:
         if any(isinstance(base, ast.Name) and base.id in settings for base in bases):
             settings.add(cast("ast.ClassDef", statement).name)
     declares = [_declares(statement, settings) for statement in tree.body]
-    return any(declares) and None not in declares
+    return not tree.body or (any(declares) and None not in declares)
 
 
 def _declares(statement: ast.stmt, settings: Collection[str]) -> bool | None:

@@ -44,7 +44,7 @@ def claim_private_folder() -> None:
 
     What processes that are gone left is removed.
     """
-    remove_traces(dead_traces())
+    remove_leftovers(leftovers_of_dead())
     # what is compiled for one process serves the next one too
     compiled = runtime_dir().parent / f"torchinductor_{getpass.getuser()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
@@ -60,7 +60,7 @@ def note_torch_memory(name: str) -> None:
     (folder / name.strip("/")).touch()
 
 
-def traces(pid: int | None = None) -> list[Path]:
+def leftovers_of(pid: int | None = None) -> list[Path]:
     """Every trace of one process of this home, or of all of them."""
     anyone = re.escape(runtime_dir().name) + (rf"-{pid}" if pid is not None else r"-(\d+)")
     folder = re.compile(rf"{anyone}(-.*)?")
@@ -72,11 +72,11 @@ def traces(pid: int | None = None) -> list[Path]:
     ]
 
 
-def dead_traces() -> list[Path]:
+def leftovers_of_dead() -> list[Path]:
     """Traces of this home whose process is gone, and folders of jobs that were killed."""
     owner = re.compile(re.escape(runtime_dir().name) + r"-(\d+)")
     found: list[Path] = []
-    for path in traces():
+    for path in leftovers_of():
         match = owner.search(path.name)
         pid = int(match.group(1)) if match else _torch_pid(path)
         if pid is not None and not psutil.pid_exists(pid):
@@ -84,7 +84,7 @@ def dead_traces() -> list[Path]:
     return [*found, *abandoned_work()]
 
 
-def remove_traces(paths: Iterable[Path]) -> None:
+def remove_leftovers(paths: Iterable[Path]) -> None:
     """Remove them; one that no longer exists, or that we may not remove, is skipped."""
     for path in paths:
         try:

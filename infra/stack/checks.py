@@ -43,9 +43,11 @@ def _sandbox() -> Check:
     from infra.sandbox.python import level
 
     found = level()
-    mend = "allow user namespaces or run a kernel with Landlock, or `sandbox: unsafe` in the recipe"
+    repair = (
+        "allow user namespaces or run a kernel with Landlock, or `sandbox: unsafe` in the recipe"
+    )
     told = f"level `{found.name}`: {found}"
-    return Check("sandbox", found.holds, told, "" if found.holds else mend)
+    return Check("sandbox", found.holds, told, "" if found.holds else repair)
 
 
 def _home() -> Check:
@@ -55,8 +57,8 @@ def _home() -> Check:
     probe.unlink()
     free = shutil.disk_usage(folder).free / 2**30
     ok = free >= FREE_GIB
-    mend = "" if ok else "free space, or set TRIBUTARY_HOME to a larger disk"
-    return Check("home", ok, f"{folder}: writable, {free:.1f} GiB free", mend)
+    repair = "" if ok else "free space, or set TRIBUTARY_HOME to a larger disk"
+    return Check("home", ok, f"{folder}: writable, {free:.1f} GiB free", repair)
 
 
 def _sockets() -> Check:

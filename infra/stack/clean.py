@@ -20,7 +20,7 @@ import psutil
 
 from infra.home import home, runtime_dir
 from infra.processes.children import family, is_alive
-from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.stack.record import load_record, save_record, stack_lock
 
 DRAFT_SECONDS = 24 * 3600.0
@@ -55,9 +55,9 @@ def clean(*, dry: bool = False) -> list[Leftover]:
 
 def _leftovers() -> Iterator[Leftover]:
     yield from _stack()
-    for path in dead_traces():
+    for path in leftovers_of_dead():
         yield Leftover(
-            "of a process that no longer exists", path, lambda path=path: remove_traces([path])
+            "of a process that no longer exists", path, lambda path=path: remove_leftovers([path])
         )
     for path in home().iterdir():
         draft = _RECORD_DRAFT.fullmatch(path.name)

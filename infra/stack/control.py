@@ -31,7 +31,7 @@ from infra.processes.children import (
     terminate,
     wait_ready,
 )
-from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import is_free
 from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy
@@ -101,7 +101,7 @@ def down(say: Say = lambda text: None) -> int:
             ended += _end(stack, None)
             save_record(stack.model_copy(update={"services": {}}))
         shutil.rmtree(runtime_dir(), ignore_errors=True)
-        remove_traces(dead_traces())
+        remove_leftovers(leftovers_of_dead())
         say(f"ended {ended} processes")
     return ended
 

@@ -29,8 +29,8 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 def python_version() -> Check:
     version = platform.python_version()
     ok = version.rpartition(".")[0] in PYTHONS
-    mend = "" if ok else f"`make clean install PYTHON=...` ({PYTHONS[0]} to {PYTHONS[-1]})"
-    return Check("python", ok, version, mend)
+    repair = "" if ok else f"`make clean install PYTHON=...` ({PYTHONS[0]} to {PYTHONS[-1]})"
+    return Check("python", ok, version, repair)
 
 
 def packages() -> Check:
@@ -71,8 +71,8 @@ def judge_torch(version: str, cuda: str | None, *, sees_gpu: bool, has_gpu: bool
     if not cuda:
         return Check("torch", False, f"{told}, on a machine with an NVIDIA GPU", _reinstall())
     if not sees_gpu:
-        mend = f"a driver for CUDA {cuda}, or unset CUDA_VISIBLE_DEVICES"
-        return Check("torch", False, f"{told}, but it sees no GPU", mend)
+        repair = f"a driver for CUDA {cuda}, or unset CUDA_VISIBLE_DEVICES"
+        return Check("torch", False, f"{told}, but it sees no GPU", repair)
     return Check("torch", True, f"{told}, with a GPU", "")
 
 

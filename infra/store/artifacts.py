@@ -23,7 +23,7 @@ from typing import Any
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
 from infra.store.manifest import ArtifactRecord, Manifest, library_versions, machine_type
-from infra.store.retention import Kept, Retention, retained
+from infra.store.retention import KeptCheckpoint, Retention, retained
 from infra.store.seal import seal, unseal
 from infra.store.store import FileRecord, Store
 from infra.store.verified import VerifiedFiles
@@ -273,7 +273,9 @@ class StageCheckpoints:
         """Drop what the retention does not keep, with leftovers older than what it does."""
         names = self._names()
         whole = [(name, m) for name in names if (m := self._manifest(name)) is not None]
-        kept = retained([Kept(name, m.step, m.score) for name, m in whole], self._retention)
+        kept = retained(
+            [KeptCheckpoint(name, m.step, m.score) for name, m in whole], self._retention
+        )
         if len(whole) < self._retention.last:
             return  # a young stage: nothing is old enough to go
         newest = {name for name, _ in whole[: self._retention.last]}

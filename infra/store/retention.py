@@ -22,7 +22,7 @@ class Retention(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCheckpoint:
     """A whole checkpoint as the policy sees it. Example: Kept("step-00000010-a1", 10, 0.62)"""
 
     name: str
@@ -30,7 +30,7 @@ class Kept:
     score: float | None
 
 
-def retained(newest_first: Sequence[Kept], policy: Retention) -> set[str]:
+def retained(newest_first: Sequence[KeptCheckpoint], policy: Retention) -> set[str]:
     """Names of the checkpoints that stay."""
     kept = {c.name for c in newest_first[: policy.last]}
     if policy.every is not None:

@@ -74,3 +74,7 @@ class BaseSpec(StageSpec):
     """curricula whose demonstrations train the tokenizer of a random model"""
     format: Literal["glm"] = "glm"
     """special tokens and chat template of a random model"""
+
+    @property
+    def imported_folder(self) -> str | None:
+        return self.settings.folder

@@ -15,7 +15,7 @@ from engines.rollout.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.episode import Roller, Rollout
 from engines.rollout.filters import sift
 from engines.rollout.protocols import LiveDomain
-from engines.rollout.sample_only import Kept, sweep
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.sglang.fleet import Fleet
 from infra.errors import TrainingStopped
 from infra.run_both import run_both
@@ -49,7 +49,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
         for position, domain in enumerate(domains):
-            kept = await Kept.open(journal, position)
+            kept = await KeptRollouts.open(journal, position)
             recovered += len(kept.known)
             work = _sample(spec, context, fleet, domain, kept)
             rollouts = await unless_stopped(context, work)
@@ -75,7 +75,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
 
 
 async def _sample(
-    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, kept: Kept
+    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, kept: KeptRollouts
 ) -> list[Rollout]:
     """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
     model: Path = context.inputs[domain.name]
@@ -88,7 +88,7 @@ async def _sample(
         context_length=context_length(settings.fleet, model),
         seed=spec.seed,
     )
-    groups = await sweep(
+    groups = await sample_rollouts(
         roller,
         domain,
         draw_problems(domain.curriculum, "distill", settings.problems, spec.seed, spec.start),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field, PositiveInt
@@ -37,3 +38,11 @@ class DistillSpec(StageSpec):
     domains: list[ScoredDomain] = Field(min_length=1)
     start: int = Field(default=0, ge=0)
     """position of each domain's first problem: a later round takes problems that none had"""
+
+    @property
+    def fleet(self) -> FleetSpec:
+        return self.settings.fleet
+
+    @property
+    def sampled_domains(self) -> Sequence[ScoredDomain]:
+        return self.domains

@@ -27,7 +27,7 @@ from infra.user_files import UserFiles
 from tasks.durable.claims import Claim, Claims, End, Owner
 from tasks.durable.launch import Launcher, job_command, log_path
 from tasks.durable.memory_advice import memory_advice
-from tasks.durable.protocol import JobInput, Watch, dispatch, job_path
+from tasks.durable.protocol import JobInput, JobWatcher, dispatch, job_path
 from tasks.stage import Resources, StageResources, StageSpec
 
 MAX_TRIES = 3
@@ -73,7 +73,7 @@ class StageWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a run's stages are kept and run."""
 
     store: Store
@@ -101,7 +101,7 @@ class Place:
     retry_seconds: float = RETRY_SECONDS
 
 
-def run_stage(work: StageWork, place: Place, watch: Watch) -> tuple[ArtifactRecord, bool]:
+def run_stage(work: StageWork, place: RunPlace, watch: JobWatcher) -> tuple[ArtifactRecord, bool]:
     """The stage's artifact, and whether it was there before we came.
 
     Raises `StageFailed` with the cause and the log's path, `StageStopped` or `StageLetGo`.
@@ -139,7 +139,7 @@ def pause_after(tries: int, first: float) -> float:
     return min(first * RETRY_GROWTH ** (tries - 1), LONGEST_RETRY_SECONDS)
 
 
-def _pause(work: StageWork, place: Place, seconds: float) -> None:
+def _pause(work: StageWork, place: RunPlace, seconds: float) -> None:
     """Raises StageStopped or StageLetGo when the run ends meanwhile."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -148,7 +148,7 @@ def _pause(work: StageWork, place: Place, seconds: float) -> None:
             raise StageStopped(f"stage {work.name} stopped; its last checkpoint is kept")
 
 
-def is_under_way(place: Place, kind: str, digest: str) -> bool:
+def is_under_way(place: RunPlace, kind: str, digest: str) -> bool:
     """Whether an attempt at the stage has started and is not over."""
     claims = Claims(place.store, kind, digest)
     newest = claims.latest()
@@ -160,7 +160,7 @@ def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
     return f"stage-{kind}-{digest[:12]}-{hashlib.sha256(root.encode()).hexdigest()[:6]}-a{attempt}"
 
 
-def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
+def _live_or_new(work: StageWork, place: RunPlace, claims: Claims) -> Claim:
     """The newest attempt while nothing says that it is over; else a new one of ours."""
     while True:
         _unless_let_go(work, place)
@@ -177,7 +177,7 @@ def _live_or_new(work: StageWork, place: Place, claims: Claims) -> Claim:
             return claim
 
 
-def _known_dead(place: Place, claims: Claims, claim: Claim) -> bool:
+def _known_dead(place: RunPlace, claims: Claims, claim: Claim) -> bool:
     """Whether an attempt of our own home has no live job; others are judged by their heartbeat."""
     if not _reachable(place, claim):
         return False
@@ -193,11 +193,11 @@ def _known_dead(place: Place, claims: Claims, claim: Claim) -> bool:
     return state == "over"
 
 
-def _reachable(place: Place, claim: Claim) -> bool:
+def _reachable(place: RunPlace, claim: Claim) -> bool:
     return (claim.owner.home, claim.owner.launcher) == (place.home_id, place.launcher.name)
 
 
-def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None:
+def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> None:
     given = JobInput(
         job=claim.owner.job,
         stage=work.name,
@@ -227,7 +227,9 @@ def _submit(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None
         raise
 
 
-def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: Watch) -> End:
+def _follow(
+    work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watch: JobWatcher
+) -> End:
     """Wait until the attempt is over, one way or another, and say how."""
     mine = claim.owner.run == place.run
     kills = kernel_kills()
@@ -250,7 +252,7 @@ def _follow(work: StageWork, place: Place, claims: Claims, claim: Claim, watch: 
     return end
 
 
-def _lost(work: StageWork, place: Place, *, by_kernel: bool) -> End:
+def _lost(work: StageWork, place: RunPlace, *, by_kernel: bool) -> End:
     """The end of a job that could not write down one."""
     if not by_kernel:
         message = "its job ended without a word: the job was killed, or its machine restarted"
@@ -261,13 +263,13 @@ def _lost(work: StageWork, place: Place, *, by_kernel: bool) -> End:
     return End(outcome="failed", error=OutOfMemory.__name__, message=message)
 
 
-def _unless_let_go(work: StageWork, place: Place) -> None:
+def _unless_let_go(work: StageWork, place: RunPlace) -> None:
     if place.let_go.is_set():
         raise StageLetGo(f"stage {work.name} is left to whoever continues run {place.run}")
 
 
 @contextmanager
-def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
+def _vigil(place: RunPlace, claims: Claims, claim: Claim) -> Generator[None]:
     """Stop a job that Ray reports as running but that writes no heartbeat: it hangs."""
     over = threading.Event()
 
@@ -290,7 +292,7 @@ def _vigil(place: Place, claims: Claims, claim: Claim) -> Generator[None]:
         over.set()
 
 
-def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim) -> None:
+def _wait_elsewhere(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> None:
     """Wait for a job that we see only through the store."""
     pulse, changed = claims.pulse(claim.number), time.monotonic()
     while time.monotonic() - changed < place.expiry_seconds:
@@ -306,7 +308,7 @@ def _wait_elsewhere(work: StageWork, place: Place, claims: Claims, claim: Claim)
         place.cancelled.wait(place.poll_seconds)
 
 
-def _failure(work: StageWork, place: Place, claim: Claim, end: End, tail: deque[str]) -> str:
+def _failure(work: StageWork, place: RunPlace, claim: Claim, end: End, tail: deque[str]) -> str:
     """The cause, where to read on, what to do: one screen. Tracebacks stay in the log."""
     lines = [
         f"stage {work.name} failed: {end.error}: {end.message}",
@@ -327,7 +329,7 @@ def _failure(work: StageWork, place: Place, claim: Claim, end: End, tail: deque[
 class _Tail:
     """A watch that also keeps the last lines, for the message of a failure."""
 
-    inner: Watch
+    inner: JobWatcher
     lines: deque[str]
 
     def line(self, text: str) -> None:

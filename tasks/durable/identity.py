@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 from engines.megatron.options import RESULT_NEUTRAL as MEGATRON_NEUTRAL
-from engines.megatron.spec import Trainer
+from engines.megatron.spec import TrainerSettings
 from engines.sglang.options import RESULT_NEUTRAL as SGLANG_NEUTRAL
 from engines.sglang.spec import FleetSpec
 from infra.code.digest import NeutralKeys, content_of, digest_of
@@ -21,13 +21,12 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import InstalledFiles
-from tasks.base.spec import BaseSpec
 from tasks.model_folder.location import expanded
 from tasks.registry import module_of
 from tasks.stage import StageSpec
 
 NEUTRAL: NeutralKeys = {
-    (Trainer, "megatron"): MEGATRON_NEUTRAL,
+    (TrainerSettings, "megatron"): MEGATRON_NEUTRAL,
     (FleetSpec, "sglang"): SGLANG_NEUTRAL,
 }
 EDGE_BYTES = 1 << 20
@@ -105,8 +104,8 @@ def spec_content(spec: StageSpec) -> dict[str, Any]:
     """The spec's settings that change the result; in place of an imported folder's path stands
     what the folder holds."""
     content = content_of(spec, NEUTRAL)
-    if isinstance(spec, BaseSpec) and spec.settings.folder is not None:
-        content["settings"]["folder"] = folder_fingerprint(spec.settings.folder)
+    if spec.imported_folder is not None:
+        content["settings"]["folder"] = folder_fingerprint(spec.imported_folder)
     return content
 
 

@@ -30,7 +30,7 @@ from infra.code.undeclared_reads import watch_reads
 from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
 from infra.home import home
 from infra.processes.coroutines import place_of
-from infra.processes.leftovers import dead_traces, remove_traces
+from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.memory import is_memory_error, kernel_kills
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
@@ -263,11 +263,11 @@ def _folders(job: str) -> Generator[tuple[Path, Path]]:
 @contextlib.contextmanager
 def _swept() -> Generator[None]:
     """What killed processes left on this machine goes before the stage and after it."""
-    remove_traces(dead_traces())
+    remove_leftovers(leftovers_of_dead())
     try:
         yield
     finally:
-        remove_traces(dead_traces())
+        remove_leftovers(leftovers_of_dead())
 
 
 @contextlib.contextmanager

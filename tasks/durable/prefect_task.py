@@ -29,7 +29,7 @@ from prefect.states import Completed
 
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageLetGo
-from tasks.durable.protocol import Watch
+from tasks.durable.protocol import JobWatcher
 
 PROGRESS_SECONDS = 2.0
 """how often the progress artifact is rewritten"""
@@ -44,7 +44,7 @@ class Stage(Protocol):
     def kind(self) -> str: ...
 
 
-RunStage = Callable[[Any, Mapping[str, ArtifactRecord], Watch], tuple[ArtifactRecord, bool]]
+RunStage = Callable[[Any, Mapping[str, ArtifactRecord], JobWatcher], tuple[ArtifactRecord, bool]]
 Url = Callable[[str], str]
 """the page of a job by its id, or of a stage's MLflow run by its name; empty for none"""
 

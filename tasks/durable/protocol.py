@@ -45,7 +45,7 @@ def job_path(job: str) -> str:
     return f"jobs/{job}.json"
 
 
-class Watch(Protocol):
+class JobWatcher(Protocol):
     """Observer of a running job."""
 
     def line(self, text: str) -> None: ...
@@ -62,7 +62,7 @@ def emit(event: str, **values: Any) -> None:
     print(MARK + json.dumps({"event": event, **values}), flush=True)
 
 
-def dispatch(text: str, watch: Watch) -> None:
+def dispatch(text: str, watch: JobWatcher) -> None:
     """Hand one line of a job's output to whom it concerns. A broken event is shown as text."""
     if not text.startswith(MARK):
         watch.line(text)
@@ -74,7 +74,7 @@ def dispatch(text: str, watch: Watch) -> None:
         watch.line(text)
 
 
-def _deliver(event: Mapping[str, Any], watch: Watch) -> None:
+def _deliver(event: Mapping[str, Any], watch: JobWatcher) -> None:
     match event["event"]:
         case "progress":
             watch.progress(int(event["done"]), int(event["total"]), str(event["message"]))

@@ -11,7 +11,7 @@ from typing import Any
 from engines.chat import Chat
 from engines.rollout.episode import Roller
 from engines.rollout.gallery import Gallery
-from engines.rollout.sample_only import Kept
+from engines.rollout.sample_only import KeptRollouts
 from infra.run_both import run_both
 from tasks.evaluate.cells import CellResult, cells_of, mirrored, renamed, roll_cells, scores_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
@@ -53,7 +53,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
                 context_length=context_length(spec.settings.fleet, folder),
                 seed=spec.seed,
             )
-            kept = await Kept.open(journal, version)
+            kept = await KeptRollouts.open(journal, version)
             recovered += len(kept.known)
             cells = cells_of(spec, name, domains)
             results += await unless_stopped(context, roll_cells(roller, cells, kept, gallery))

@@ -12,7 +12,7 @@ from engines.rollout.episode import Roller, Rollout
 from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.protocols import LiveDomain
-from engines.rollout.sample_only import Kept, sweep
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Status
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
@@ -111,7 +111,7 @@ def renamed(results: Sequence[CellResult], original: str, name: str) -> list[Cel
 
 
 async def roll_cells(
-    roller: Roller, cells: Sequence[Cell], kept: Kept, gallery: Gallery
+    roller: Roller, cells: Sequence[Cell], kept: KeptRollouts, gallery: Gallery
 ) -> list[CellResult]:
     """All cells of one model at once, so that the servers are never idle. Raises EngineError.
 
@@ -119,7 +119,7 @@ async def roll_cells(
     """
     rolled = await asyncio.gather(
         *[
-            sweep(
+            sample_rollouts(
                 roller,
                 cell.domain,
                 cell.problems,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -35,3 +36,11 @@ class EvaluateSpec(StageSpec):
     """model name -> domains sampled in full, with greedy"""
     nothink: list[str] = Field(default_factory=list)
     """models evaluated once more with thinking off, as NAME-nothink"""
+
+    @property
+    def fleet(self) -> FleetSpec:
+        return self.settings.fleet
+
+    @property
+    def sampled_domains(self) -> Sequence[ScoredDomain]:
+        return self.domains

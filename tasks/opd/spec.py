@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.ranks.roles import ROLES
-from engines.megatron.spec import Optimizer, Trainer
+from engines.megatron.ranks.roles import Role
+from engines.megatron.spec import TrainerSettings
 from engines.sglang.spec import FleetSpec
-from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
+from infra.config import PerStep
 from tasks.domain import Domain
-from tasks.rl.spec import Bounds
+from tasks.rl.spec import PolicySettings
 from tasks.stage import StageSpec
 
 STUDENT = "model"
 
 
-class OpdSettings(Config):
-    steps: Steps
+class OpdSettings(PolicySettings):
     problems_per_step: PerStep = 64
     group_size: PerStep = 1
     """rollouts per problem; they are not compared, so more problems help more"""
@@ -27,12 +27,6 @@ class OpdSettings(Config):
         default=Algorithm(preset="opd"), json_schema_extra={"default": {"preset": "opd"}}
     )
     """`{preset: opd, ...}`: its advantage must be distillation, or your own function"""
-    optimizer: Optimizer
-    trainer: Trainer = Trainer()
-    fleet: FleetSpec = FleetSpec()
-    bounds: Bounds = Bounds()
-    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
-    """steps"""
 
 
 class OpdSpec(StageSpec):
@@ -44,5 +38,25 @@ class OpdSpec(StageSpec):
     """problems of a step are drawn from them in turn"""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (ROLES["policy"],)
+    def trained_roles(self) -> tuple[Role, ...]:
+        return ("policy",)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer
+
+    @property
+    def fleet(self) -> FleetSpec:
+        return self.settings.fleet
+
+    @property
+    def sampled_domains(self) -> Sequence[Domain]:
+        return self.domains
+
+    @property
+    def policy(self) -> PolicySettings:
+        return self.settings
+
+    @property
+    def has_teachers(self) -> bool:
+        return True

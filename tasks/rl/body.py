@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.chat import Chat
-from engines.rollout.bounds import Watch
+from engines.rollout.bounds import StopRule
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.episode import Roller
@@ -20,7 +20,7 @@ from engines.rollout.journal import RolloutJournal
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import LiveDomain
-from engines.rollout.published_policy import ServedPolicy
+from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.source import ProblemSource
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
@@ -50,7 +50,7 @@ async def train(
         (roles, fleet), (chat, domains) = await run_both(
             _lease(stack, spec, context, model), open_parts(stack, model, spec.domains)
         )
-        watch = Watch(**spec.settings.bounds.model_dump())
+        watch = StopRule(**spec.settings.bounds.model_dump())
         record = RlRecord(
             watch=watch,
             gallery=Gallery(chat),
@@ -60,9 +60,9 @@ async def train(
         if teachers:
             await roles.trainer.load_teachers(teachers)
         buffer = RolloutBuffer(max_staleness=spec.settings.max_staleness)
-        served = ServedPolicy(roles.trainer, fleet, record.version)
+        served = PublishedPolicy(roles.trainer, fleet, record.version)
         stack.push_async_callback(served.close)
-        fleet.client.on_trouble = served.mend
+        fleet.client.on_trouble = served.repair
         await _resume(context, record, buffer, roles, served)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
@@ -128,7 +128,7 @@ async def _resume(
     record: RlRecord,
     buffer: RolloutBuffer,
     roles: Roles,
-    served: ServedPolicy,
+    served: PublishedPolicy,
 ) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
@@ -149,7 +149,7 @@ async def _train(
     saving: Saving,
     producer: Producer,
     roles: Roles,
-    served: ServedPolicy,
+    served: PublishedPolicy,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
     settings, critic = spec.settings, spec.settings.critic_role
@@ -168,8 +168,8 @@ async def _train(
         return over
 
     async def before_update() -> None:
-        await served.settled()
-        await saving.unchanged()
+        await served.wait_repaired()
+        await saving.wait_for_snapshot()
 
     sampled_to = buffer.cursor or record.cursor
     if sampled_to is not None:

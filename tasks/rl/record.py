@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines.rollout.bounds import Watch
+from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import batch_samples, mean, most_frequent_reason, step_metrics
@@ -34,7 +34,9 @@ _WINDOW = 3
 class RlRecord:
     """Follows a run step by step; saved with each checkpoint, restored by a resumed attempt."""
 
-    def __init__(self, *, watch: Watch, gallery: Gallery, reporter: Reporter, steps: int) -> None:
+    def __init__(
+        self, *, watch: StopRule, gallery: Gallery, reporter: Reporter, steps: int
+    ) -> None:
         self._watch = watch
         self._gallery = gallery
         self._reporter = reporter

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
+from engines.algorithms.combinations import stale_doubts
 from engines.algorithms.spec import Algorithm
-from engines.megatron.ranks.roles import ROLES
-from engines.megatron.spec import Critic, Optimizer, Trainer
+from engines.megatron.ranks.roles import Role
+from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
 from tasks.domain import Domain
@@ -29,10 +31,23 @@ class Bounds(Config):
     """if the share of failed samples in a step is above this, the run stops"""
 
 
-class RlSettings(Config):
+class PolicySettings(Config):
+    """How a policy learns from what it samples itself: shared by `rl` and `opd`."""
+
     steps: Steps
     problems_per_step: PerStep = 32
     group_size: PerStep = 8
+    """rollouts per problem"""
+    algorithm: Algorithm = Field(default=Algorithm(), json_schema_extra={"default": {}})
+    optimizer: Optimizer
+    trainer: TrainerSettings = TrainerSettings()
+    fleet: FleetSpec = FleetSpec()
+    bounds: Bounds = Bounds()
+    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
+    """steps"""
+
+
+class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
     """problems drawn divided by problems still needed, in each round of generation. No effect with
     an advantage that does not compare rewards within a group: every group is kept"""
@@ -42,15 +57,8 @@ class RlSettings(Config):
     """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
     sampled before the first step and one after each publish, in turns with training: batches are
     exactly 0, 1, ..., k, k, k, ... versions old (less old only after a skipped update)"""
-    algorithm: Algorithm = Field(default=Algorithm(), json_schema_extra={"default": {}})
-    optimizer: Optimizer
-    critic: Critic | None = None
+    critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
-    trainer: Trainer = Trainer()
-    fleet: FleetSpec = FleetSpec()
-    bounds: Bounds = Bounds()
-    checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
-    """steps"""
 
     @property
     def most_problems(self) -> int:
@@ -59,9 +67,9 @@ class RlSettings(Config):
         return self.steps * (1 + self.refill_rounds) * a_round
 
     @property
-    def critic_role(self) -> Critic | None:
+    def critic_role(self) -> CriticSettings | None:
         """What its critic is trained with; None if its algorithm has none."""
-        return (self.critic or Critic()) if self.algorithm.has_critic else None
+        return (self.critic or CriticSettings()) if self.algorithm.has_critic else None
 
 
 class RlSpec(StageSpec):
@@ -75,6 +83,39 @@ class RlSpec(StageSpec):
     """position of each domain's first problem: a later round takes problems that none had"""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        critic = (ROLES["critic"],) if self.settings.algorithm.has_critic else ()
-        return (ROLES["policy"], *critic)
+    def trained_roles(self) -> tuple[Role, ...]:
+        return ("policy", "critic") if self.settings.algorithm.has_critic else ("policy",)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer
+
+    @property
+    def fleet(self) -> FleetSpec:
+        return self.settings.fleet
+
+    @property
+    def sampled_domains(self) -> Sequence[Domain]:
+        return self.domains
+
+    @property
+    def policy(self) -> PolicySettings:
+        return self.settings
+
+    def problems(self) -> Iterator[str]:
+        settings = self.settings
+        role = settings.critic_role
+        if role is None and settings.critic is not None:
+            yield (
+                f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has"
+                " none; leave it out, or choose `algorithm: {preset: ppo}`"
+            )
+        if role is not None and role.warmup_steps >= settings.steps:
+            yield (
+                f"critic.warmup_steps: {role.warmup_steps} of {settings.steps} steps leave none to"
+                " the policy; lower it"
+            )
+
+    def cautions(self) -> Iterator[str]:
+        if self.settings.max_staleness:
+            yield from (f"algorithm.{doubt}" for doubt in stale_doubts(self.settings.algorithm))

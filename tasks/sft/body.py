@@ -105,7 +105,7 @@ async def _train(
             record.step,
             record.step + count,
         )
-        await saving.unchanged()
+        await saving.wait_for_snapshot()
         began = time.monotonic()
         record.observe(
             await trainer.sft_steps([[data.sequences[i] for i in batch] for batch in batches])

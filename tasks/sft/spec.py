@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from engines.megatron.ranks.roles import ROLES
-from engines.megatron.spec import Optimizer, Trainer
+from engines.megatron.ranks.roles import Role
+from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
 from tasks.domain import CurriculumSpec
 from tasks.stage import StageSpec
@@ -18,7 +18,7 @@ class SftSettings(Config):
     batch_size: PerStep = 16
     """sequences per optimizer step"""
     optimizer: Optimizer
-    trainer: Trainer = Trainer()
+    trainer: TrainerSettings = TrainerSettings()
     demonstrations: Count = 2000
     """solved problems drawn from the curriculum (not used with a dataset)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
@@ -36,5 +36,9 @@ class SftSpec(StageSpec):
     """the curriculum to draw demonstrations from; None: train on the `data` input"""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (ROLES["sft"],)
+    def trained_roles(self) -> tuple[Role, ...]:
+        return ("sft",)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer

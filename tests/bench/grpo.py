@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.episode import Roller
@@ -79,7 +79,7 @@ def checksum(text: str) -> float:
 class HereTrainer:
     """The trainer of this very process, where a stage has one behind Ray."""
 
-    trainer: Trainer
+    trainer: RlTrainer
     seen: list[int] = field(default_factory=list[int])
 
     async def rl_step(

@@ -29,9 +29,9 @@ from infra.stack import Stack, down, up
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from infra.tracking.tracker import Tracker
-from tasks.durable.attempts import Place, StageWork, run_stage
+from tasks.durable.attempts import RunPlace, StageWork, run_stage
 from tasks.durable.identity import stage_identity
-from tasks.durable.protocol import Watch
+from tasks.durable.protocol import JobWatcher
 from tasks.durable.ray_launch import RayLauncher
 from tasks.rl.spec import RlSpec
 from tasks.stage import Resources, StageResources
@@ -69,7 +69,7 @@ def _each(values: list[float]) -> str:
 class _Stages:
     """Stages that differ in their seed only."""
 
-    place: Place
+    place: RunPlace
     tracker: Tracker
     parent: str
     start: ArtifactRecord
@@ -82,7 +82,7 @@ class _Stages:
     def on(cls, stack: Stack, model: Path) -> _Stages:
         store = Store(f"file://{home()}/store")
         artifacts = ArtifactStore(store, home() / "cache")
-        place = Place(
+        place = RunPlace(
             store=store,
             artifacts=artifacts,
             launcher=RayLauncher(Cluster.of(stack)),
@@ -121,7 +121,7 @@ class _Stages:
         return spent - record.metrics["work_seconds"]
 
     def _run(
-        self, planned: _Planned, inputs: Mapping[str, ArtifactRecord], watch: Watch
+        self, planned: _Planned, inputs: Mapping[str, ArtifactRecord], watch: JobWatcher
     ) -> tuple[ArtifactRecord, bool]:
         """What `RecipeRun.stage` does for a planned stage, without a run's record."""
         began = time.monotonic()

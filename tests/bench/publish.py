@@ -6,7 +6,7 @@ import statistics
 
 import torch
 
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from tests.bench.clock import timed
 from tests.bench.rows import Row
 from tests.bench.servers import Servers
@@ -22,7 +22,7 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
     return [row for count in (1, 2) for row in _rows(trainer, list(urls)[:count], copying)]
 
 
-def _rows(trainer: Trainer, urls: list[str], copying: float) -> list[Row]:
+def _rows(trainer: RlTrainer, urls: list[str], copying: float) -> list[Row]:
     reports = [trainer.publish(urls, version) for version in range(1, REPEATS + 2)][1:]
     taken = [report for report in reports if report is not None]
     seconds = statistics.median(report.seconds for report in taken)
@@ -40,7 +40,7 @@ def _rows(trainer: Trainer, urls: list[str], copying: float) -> list[Row]:
     ]
 
 
-def _memcpy_seconds(trainer: Trainer) -> float:
+def _memcpy_seconds(trainer: RlTrainer) -> float:
     """Of the same tensors into memory that exists already."""
     source = [tensor.detach() for _, tensor in trainer.hf_tensors()]
     target = [torch.empty_like(tensor) for tensor in source]

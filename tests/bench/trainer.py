@@ -22,7 +22,7 @@ from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence, plan_micro_batches
 from engines.megatron.train.pack import FlatSequences, build_pack
 from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from engines.types import Sample, Status
 from tests.bench.bare_megatron import BareLoop, MicroBatch, clipped_policy, cross_entropy
 from tests.bench.clock import Spent, median_ratio, timed
@@ -40,7 +40,7 @@ def measure(bench: Workbench) -> list[Row]:
     return [_sft(bench, trainer, bare), _rl(bench, trainer, bare)]
 
 
-def _sft(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
+def _sft(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
     batches = bench.batches(SFT_STEPS)
     laid_out = [_micro_batches(trainer, batch) for batch in batches]
     ours_loss: list[float] = []
@@ -57,7 +57,7 @@ def _sft(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
     return row
 
 
-def _rl(bench: Workbench, trainer: Trainer, bare: BareLoop) -> Row:
+def _rl(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
     algorithm = Algorithm()
     samples = rl_samples(bench, trainer)
     # The Trainer shuffles by its number of steps; the bare loop is given one such order.
@@ -114,7 +114,7 @@ def _agree(ours: list[float], bare: list[float]) -> None:
             raise RuntimeError(f"the bare loop does other work: its loss is {b}, ours {a}")
 
 
-def _micro_batches(trainer: Trainer, batch: list[TokenSequence]) -> list[MicroBatch]:
+def _micro_batches(trainer: RlTrainer, batch: list[TokenSequence]) -> list[MicroBatch]:
     flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
     return [
         MicroBatch(build_pack(flat, indices, trainer.layout))
@@ -122,7 +122,7 @@ def _micro_batches(trainer: Trainer, batch: list[TokenSequence]) -> list[MicroBa
     ]
 
 
-def _policy_batches(trainer: Trainer, batch: RlBatch, indices: np.ndarray) -> list[MicroBatch]:
+def _policy_batches(trainer: RlTrainer, batch: RlBatch, indices: np.ndarray) -> list[MicroBatch]:
     built: list[MicroBatch] = []
     advantages = batch.targets(Algorithm(), None, None).advantages
     for part in _plan(trainer, batch.flat.lengths[indices]):
@@ -132,12 +132,12 @@ def _policy_batches(trainer: Trainer, batch: RlBatch, indices: np.ndarray) -> li
     return built
 
 
-def _plan(trainer: Trainer, lengths: np.ndarray) -> list[list[int]]:
+def _plan(trainer: RlTrainer, lengths: np.ndarray) -> list[list[int]]:
     costs = lengths.astype(float).tolist()
     return plan_micro_batches(lengths.tolist(), trainer.spec.micro_batch_tokens, 1, costs)[0]
 
 
-def rl_samples(bench: Workbench, trainer: Trainer) -> list[Sample]:
+def rl_samples(bench: Workbench, trainer: RlTrainer) -> list[Sample]:
     """Demonstrations as if the policy had sampled them, with rewards by chance."""
     chosen = bench.demonstrations[:RL_SAMPLES]
     scored = trainer.logprobs([s.tokens for s in chosen])

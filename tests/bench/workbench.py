@@ -17,9 +17,8 @@ from pathlib import Path
 
 from engines.batching import TokenSequence
 from engines.chat import Chat
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
-from engines.megatron.train.trainer import Trainer, start_parallel, stop_parallel
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
+from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
 from engines.rollout.protocols import LiveDomain
 from flows.load import load_recipe
 from flows.recipe import Recipe
@@ -59,8 +58,10 @@ class Workbench:
         chat.stop_token_ids = ()
         return chat
 
-    def trainer(self, model: Path | None = None, optimizer: Optimizer = CONSTANT) -> Trainer:
-        return Trainer(TrainerSpec(), optimizer, Parallel(), model or self.model, 0, 1_000_000)
+    def trainer(self, model: Path | None = None, optimizer: Optimizer = CONSTANT) -> RlTrainer:
+        return RlTrainer(
+            TrainerSettings(), optimizer, Parallel(), model or self.model, 0, 1_000_000
+        )
 
     def batches(self, count: int, start: int = 0) -> list[list[TokenSequence]]:
         """Batches of demonstrations, laid end to end."""
@@ -83,7 +84,7 @@ def workbench(folder: Path) -> Generator[Workbench]:
         model, endless = folder / "model", folder / "endless"
         shared = Workbench(folder, recipe, model, endless, chat, demonstrations)
         settings = recipe.experts["reasoning"].sft.optimizer
-        trainer = Trainer(TrainerSpec(), settings, Parallel(), start, 0, COLD_START_STEPS)
+        trainer = RlTrainer(TrainerSettings(), settings, Parallel(), start, 0, COLD_START_STEPS)
         trainer.sft_steps(shared.batches(COLD_START_STEPS))
         trainer.export(model, start)
         _without_end(model, endless)

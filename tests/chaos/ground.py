@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.processes.leftovers import dead_traces
+from infra.processes.leftovers import leftovers_of_dead
 from tests.chaos.cells import Cell
 from tests.chaos.compare import differences, made_from, manifests
 from tests.chaos.progress import Progress
@@ -74,7 +74,7 @@ class Ground:
         """Called when everything of this ground has ended."""
         temporary = Path(self._env["TMPDIR"])
         files = set(temporary.iterdir()) - set(temporary.glob(_COMPILED))
-        self.left = sorted(map(str, files | set(dead_traces())))
+        self.left = sorted(map(str, files | set(leftovers_of_dead())))
 
     def reference(self, name: str) -> Path:
         """The store of the scenario's undisturbed run, which is made at the first call."""
@@ -142,7 +142,7 @@ class Ground:
                 progress.await_part(self._new_servers())
             killed = self.hit(cell, store, flow)
             (self._signals / "reached").unlink(missing_ok=True)
-            self.mend(cell)
+            self.repair(cell)
             if not killed:
                 return f"! no {cell.target} to kill among {self._names()}: {self._log(name)}"
             for tries in range(TRIES):
@@ -199,7 +199,7 @@ class Ground:
         known = servers()
         return lambda: not servers() <= known
 
-    def mend(self, cell: Cell) -> None:
+    def repair(self, cell: Cell) -> None:
         """What a person, or the world, does some time after the hit."""
         if cell.how.hit in PASSING_S and cell.how.hit != "torn":  # which happens once by itself
             time.sleep(PASSING_S[cell.how.hit])
@@ -243,7 +243,7 @@ class Ground:
         manifests = store.glob("artifacts/*/*/manifest.json")
         made = {path.parent / f"a{json.loads(path.read_text())['attempt']}" for path in manifests}
         rivals = set(store.glob("artifacts/*/*/a*")) - made
-        paths = [*dead_traces(), *store.glob("checkpoints/*/*"), *rivals]
+        paths = [*leftovers_of_dead(), *store.glob("checkpoints/*/*"), *rivals]
         return [*jobs, *(str(path) for path in paths)]
 
     def _jobs(self, store: Path) -> list[psutil.Process]:

@@ -51,7 +51,7 @@ class Usage:
 
 
 class Killer:
-    """Kills a random part every minute and mends the stack, as someone on duty would."""
+    """Kills a random part every minute and repairs the stack, as someone on duty would."""
 
     def __init__(self, place: StackGround, seed: int) -> None:
         self._place, self._random = place, random.Random(seed)

@@ -21,7 +21,7 @@ _SERVICES = {"ray-head": "ray"}
 
 
 class StackGround(Ground):
-    """A home whose services a cell kills; `tributary up` mends them, as a person would."""
+    """A home whose services a cell kills; `tributary up` repairs them, as a person would."""
 
     deployed = ("deployed",)
 
@@ -62,7 +62,7 @@ class StackGround(Ground):
         """Whether a run of this name is on record."""
         return any((self.home / "runs").glob(f"{run}-*.json"))
 
-    def mend(self, cell: Cell) -> None:
+    def repair(self, cell: Cell) -> None:
         self.command("up")
 
     def processes(self) -> list[psutil.Process]:

@@ -11,9 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from engines.megatron.spec import Critic as CriticSpec
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from infra.processes.ports import free_ports
 
 REPLY_TIMEOUT = 120.0
@@ -26,7 +24,7 @@ LAYOUTS = {
 }
 LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
 """of the sequences that are trained in each of them"""
-SPEC = TrainerSpec(micro_batch_tokens=96)
+SPEC = TrainerSettings(micro_batch_tokens=96)
 OPTIMIZER = Optimizer(lr=1e-3, weight_decay=0.01, warmup_steps=2)
 
 
@@ -36,11 +34,11 @@ class TrainerArgs:
 
     model: Path
     parallel: Parallel = ALONE
-    spec: TrainerSpec = SPEC
+    spec: TrainerSettings = SPEC
     optimizer: Optimizer = OPTIMIZER
     seed: int = 5
     total_steps: int = 10
-    critic: CriticSpec | None = None
+    critic: CriticSettings | None = None
     """how it learns values; None: a policy"""
 
 
@@ -84,8 +82,8 @@ def _serve(pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from engines.megatron.train.critic import Critic
-    from engines.megatron.train.trainer import Trainer, start_parallel, stop_parallel
+    from engines.megatron.train.critic import CriticTrainer
+    from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
 
     torch.set_num_threads(1)
     while True:
@@ -94,7 +92,7 @@ def _serve(pipe: Connection) -> None:
             start_parallel(rank, args.parallel.world_size, rendezvous, args.parallel)
             made = (args.spec, args.optimizer, args.parallel, args.model, args.seed)
             made = (*made, args.total_steps)
-            trainer = Trainer(*made) if args.critic is None else Critic(*made, args.critic)
+            trainer = RlTrainer(*made) if args.critic is None else CriticTrainer(*made, args.critic)
             answer = (None, job(trainer, *rest))
         except Exception as error:
             error.add_note(traceback.format_exc())

@@ -23,7 +23,7 @@ from infra.user_files import UserFiles, install_hooks
 from tasks.base.spec import BaseSettings, BaseSpec, RandomModel
 from tasks.domain import CurriculumSpec
 from tasks.durable import attempts, launch
-from tasks.durable.attempts import Place, StageLetGo, StageStopped, StageWork, run_stage
+from tasks.durable.attempts import RunPlace, StageLetGo, StageStopped, StageWork, run_stage
 from tasks.durable.claims import Claims, Owner
 from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher, log_path
@@ -112,17 +112,17 @@ class Bench:
 
     def place(
         self, run: str, home: str = "one", expiry: float = 60.0, silent: float = 120.0
-    ) -> Place:
+    ) -> RunPlace:
         launcher = LocalLauncher()
         self.launchers.append(launcher)
-        return Place(
+        return RunPlace(
             store=self.store, artifacts=ArtifactStore(self.store, self.mood.parent / "cache"),
             launcher=launcher, home_id=home, run=run, pool=Resources(),
             hooks=self.files, poll_seconds=0.05, expiry_seconds=expiry,
             silent_seconds=silent, retry_seconds=0.05,
         )  # fmt: skip
 
-    def run(self, place: Place, seen: Seen | None = None) -> tuple[ArtifactRecord, bool]:
+    def run(self, place: RunPlace, seen: Seen | None = None) -> tuple[ArtifactRecord, bool]:
         return run_stage(self.work, place, seen or Seen())
 
 

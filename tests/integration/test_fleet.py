@@ -118,7 +118,7 @@ async def test_a_lease_that_nobody_renews_is_reclaimed(manager: Any, models: lis
 async def test_a_server_that_dies_or_hangs_is_replaced_and_serves_the_same_weights(
     manager: Any, models: list[Path], hit: signal.Signals
 ) -> None:
-    async with await _lease(manager, models[0], "mended") as fleet:
+    async with await _lease(manager, models[0], "repaired") as fleet:
         expected = await fleet.client.generate([1, 2, 3], _GREEDY)
         before = await _status(manager)
         os.killpg(before.servers["server-1"], hit)

@@ -12,10 +12,9 @@ import torch
 from engines.algorithms.combinations import refusals
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from engines.types import Sample
 from infra.errors import AgreementError
 from infra.user_files import install_hooks, read_hooks
@@ -46,12 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trainer_of(folder: Path) -> Trainer:
-    spec = TrainerSpec(micro_batch_tokens=64)
-    return Trainer(spec, Optimizer(lr=1e-3), Parallel(), folder, seed=0, total_steps=10)
+def trainer_of(folder: Path) -> RlTrainer:
+    spec = TrainerSettings(micro_batch_tokens=64)
+    return RlTrainer(spec, Optimizer(lr=1e-3), Parallel(), folder, seed=0, total_steps=10)
 
 
-def rollouts(trainer: Trainer, shift: float = 0.0) -> list[Sample]:
+def rollouts(trainer: RlTrainer, shift: float = 0.0) -> list[Sample]:
     """As if an engine had sampled them whose logprobs are off by `shift` nats."""
     batch = sequences(LENGTHS, 3)
     exact = trainer.logprobs([s.tokens for s in batch])
@@ -63,7 +62,7 @@ def flat_of(seed: int) -> FlatSequences:
     return FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
 
 
-def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+def weights_of(trainer: RlTrainer) -> list[torch.Tensor]:
     return [p.detach().clone() for p in trainer.policy.parameters()]
 
 

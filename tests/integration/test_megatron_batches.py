@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.spec import Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import Parallel, TrainerSettings
 from tests.integration.megatron_models import make_model, sequences
 from tests.integration.megatron_ranks import Ranks, TrainerArgs
 
@@ -25,7 +24,7 @@ def train(trainer: Any) -> tuple[list[dict[str, float]], list[list[float]]]:
 
 def test_batches_of_any_size_train_two_ranks_like_one(ranks: Ranks, tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
-    spec = TrainerSpec(micro_batch_tokens=48)
+    spec = TrainerSettings(micro_batch_tokens=48)
     alone, scored_alone = ranks.run(train, TrainerArgs(tmp_path, spec=spec))
     for layout in (Parallel(dp=2), Parallel(pp=2)):
         metrics, scored = ranks.run(train, TrainerArgs(tmp_path, layout, spec))
@@ -41,6 +40,6 @@ def test_half_precision_trains_close_to_full(ranks: Ranks, tmp_path: Path) -> No
     make_model("qwen2", tmp_path)
     full, _ = ranks.run(train, TrainerArgs(tmp_path))
     for layout in (Parallel(), Parallel(tp=2)):
-        half, _ = ranks.run(train, TrainerArgs(tmp_path, layout, TrainerSpec(precision="bf16")))
+        half, _ = ranks.run(train, TrainerArgs(tmp_path, layout, TrainerSettings(precision="bf16")))
         for mine, theirs in zip(half, full, strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.05)

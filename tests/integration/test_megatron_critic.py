@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Critic as CriticSpec
-from engines.megatron.spec import Optimizer, Parallel
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel
 from engines.types import Sample
 from tests.integration.megatron_models import make_model, samples, sequences
 from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
@@ -19,8 +18,8 @@ from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArg
 pytestmark = pytest.mark.integration
 
 PPO = Algorithm(preset="ppo")
-FROZEN = CriticSpec(freeze_attention=True, clip=0.02)
-CASES = {"qwen3": CriticSpec(), "qwen2": FROZEN}
+FROZEN = CriticSettings(freeze_attention=True, clip=0.02)
+CASES = {"qwen3": CriticSettings(), "qwen2": FROZEN}
 
 
 def rollouts(seed: int = 3) -> list[Sample]:
@@ -109,7 +108,7 @@ def test_the_first_loss_is_half_the_squared_reward(alone: dict[str, Any]) -> Non
 
 
 def test_a_critic_learns_which_rollouts_are_good(ranks: Ranks, folders: dict[str, Path]) -> None:
-    args = TrainerArgs(folders["qwen3"], optimizer=Optimizer(lr=2e-3), critic=CriticSpec())
+    args = TrainerArgs(folders["qwen3"], optimizer=Optimizer(lr=2e-3), critic=CriticSettings())
     explained = [m["explained_variance"] for m in ranks.run(learn, args, 8)["metrics"]]
     assert explained[0] == 0
     assert explained[-1] > 0.9
@@ -146,9 +145,9 @@ def test_an_exported_critic_is_a_token_classifier_and_can_go_on(
 ) -> None:
     from transformers import AutoModelForTokenClassification
 
-    args = TrainerArgs(folders[name], LAYOUTS[layout], critic=CriticSpec())
+    args = TrainerArgs(folders[name], LAYOUTS[layout], critic=CriticSettings())
     ours = ranks.run(learn_and_export, args, tmp_path, folders[name])
-    again = ranks.run(only_values, TrainerArgs(tmp_path, critic=CriticSpec()))
+    again = ranks.run(only_values, TrainerArgs(tmp_path, critic=CriticSettings()))
     assert np.abs(again - ours).max() < 2e-5
     theirs = AutoModelForTokenClassification.from_pretrained(tmp_path).float().eval()
     assert theirs.config.num_labels == 1

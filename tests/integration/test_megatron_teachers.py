@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from engines.types import Sample
 from infra.errors import InputError, TrainingStopped
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences, varied
@@ -39,18 +38,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"student": root / "student", **teachers}
 
 
-def trainer_of(folder: Path) -> Trainer:
-    spec = TrainerSpec(micro_batch_tokens=64)
-    return Trainer(spec, Optimizer(lr=1e-3), Parallel(), folder, seed=0, total_steps=10)
+def trainer_of(folder: Path) -> RlTrainer:
+    spec = TrainerSettings(micro_batch_tokens=64)
+    return RlTrainer(spec, Optimizer(lr=1e-3), Parallel(), folder, seed=0, total_steps=10)
 
 
-def with_teachers(folders: dict[str, Path]) -> Trainer:
+def with_teachers(folders: dict[str, Path]) -> RlTrainer:
     trainer = trainer_of(folders["student"])
     trainer.load_teachers({d: folders[d] for d in DOMAINS})
     return trainer
 
 
-def rollouts(trainer: Trainer) -> list[Sample]:
+def rollouts(trainer: RlTrainer) -> list[Sample]:
     batch = sequences([40, 7, 23, 12, 31, 18, 5, 9], 3)
     exact = trainer.logprobs([s.tokens for s in batch], OPD.temperature)
     return samples(batch, exact, domains=DOMAINS)

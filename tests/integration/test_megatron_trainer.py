@@ -15,10 +15,9 @@ import torch
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.megatron.hf.folder import HfWeights
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences, build_pack
-from engines.megatron.train.trainer import Trainer
+from engines.megatron.train.trainer import RlTrainer
 from engines.types import Sample, Status
 from infra.errors import AgreementError, InputError, TrainingStopped
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences
@@ -42,9 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     return {name: (root / name, make_model(name, root / name)) for name in FAMILIES}
 
 
-def trainer_of(folder: Path, micro_batch_tokens: int = 4096, **optimizer: Any) -> Trainer:
-    return Trainer(
-        TrainerSpec(micro_batch_tokens=micro_batch_tokens),
+def trainer_of(folder: Path, micro_batch_tokens: int = 4096, **optimizer: Any) -> RlTrainer:
+    return RlTrainer(
+        TrainerSettings(micro_batch_tokens=micro_batch_tokens),
         Optimizer(**({"lr": 1e-3} | optimizer)),
         Parallel(),
         folder,
@@ -53,7 +52,7 @@ def trainer_of(folder: Path, micro_batch_tokens: int = 4096, **optimizer: Any) -
     )
 
 
-def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+def weights_of(trainer: RlTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in trainer.hf_tensors()}
 
 
@@ -62,7 +61,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-def rollouts(trainer: Trainer, shift: float = 0.0, temperature: float = 1.0) -> list[Sample]:
+def rollouts(trainer: RlTrainer, shift: float = 0.0, temperature: float = 1.0) -> list[Sample]:
     batch = sequences(LENGTHS, 3)
     exact = trainer.logprobs([s.tokens for s in batch], temperature)
     return samples(batch, [[x + shift for x in values] for values in exact])

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import infra.sandbox.python
-from infra.processes.leftovers import traces
+from infra.processes.leftovers import leftovers_of
 from infra.sandbox.confine.launcher import READY
 from tests.sandboxes import FOR_ATTACKS, Run, confined
 
@@ -41,7 +41,7 @@ def attack(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 def _folders() -> set[Path]:
     """Those of this process: other tests may run beside it."""
-    return {path for path in traces() if f"-{os.getpid()}-" in path.name}
+    return {path for path in leftovers_of() if f"-{os.getpid()}-" in path.name}
 
 
 def _processes() -> set[int]:
@@ -271,7 +271,7 @@ def test_no_sandbox_outlives_a_killed_owner() -> None:
 
 def test_overwriting_its_own_verifier(attack: Run) -> None:
     """Answer and verifier are two samples: what the first does to its Python ends with it."""
-    files = [Path(os.__file__), INFRA / "sandbox.py", INFRA / "confine" / "launcher.py"]
+    files = [Path(os.__file__), INFRA / "python.py", INFRA / "confine" / "launcher.py"]
     before = [file.read_bytes() for file in files]
     for file in files:
         assert attack(f"open({str(file)!r}, 'w').write('print(1)')").status == "error"

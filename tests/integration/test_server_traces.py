@@ -14,7 +14,7 @@ import pytest
 from engines.sglang.servers.server import Server
 from engines.sglang.servers.zygote import Zygote
 from engines.sglang.spec import FleetSpec
-from infra.processes.leftovers import SHARED_MEMORY, dead_traces, traces
+from infra.processes.leftovers import SHARED_MEMORY, leftovers_of, leftovers_of_dead
 from infra.stack.clean import clean
 from tests.tiny import tiny_model
 
@@ -31,7 +31,7 @@ def zygote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
 def _serve(zygote: Zygote, folder: Path, name: str) -> Server:
     server = Server(zygote, name, FleetSpec(), folder)
     server.wait_ready()
-    places = {path.parent for path in traces(server.pid)}
+    places = {path.parent for path in leftovers_of(server.pid)}
     assert places >= {SHARED_MEMORY}, "it has shared memory under its own name"
     assert len(places) == 2
     return server
@@ -52,27 +52,27 @@ def test_nothing_is_left_of_a_server_however_it_ends(zygote: Zygote, tmp_path: P
     model = tiny_model(tmp_path / "model")
     before = _outside()
     stopped, killed, kept = (_serve(zygote, model, name) for name in ("one", "two", "three"))
-    made = {path for server in (stopped, killed, kept) for path in traces(server.pid)}
+    made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
     assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
 
     stopped.stop()
     os.killpg(killed.pid, signal.SIGKILL)
     # nobody asks for the killed one: its nursery notices by itself
-    _until(lambda: not traces(killed.pid) and not traces(stopped.pid))
-    assert traces(kept.pid)
+    _until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
+    assert leftovers_of(kept.pid)
     kept.probe()
 
     zygote.close()
-    assert not traces()
+    assert not leftovers_of()
     mine = {path for path in _outside() - before if "sglang" in path.name}
     assert not mine & made
 
 
 def test_what_a_crash_left_is_found_and_removed(zygote: Zygote, tmp_path: Path) -> None:
     server = _serve(zygote, tiny_model(tmp_path / "model"), "one")
-    assert not dead_traces()
+    assert not leftovers_of_dead()
     assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
     zygote._process.kill()  # the kernel ends the server, and nobody is left to clear up
-    _until(lambda: set(dead_traces()) == set(traces()) != set())
+    _until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
     clean()
-    assert not traces()
+    assert not leftovers_of()

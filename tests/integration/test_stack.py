@@ -61,10 +61,10 @@ def test_up_repairs_what_died(stack: Stack) -> None:
     family = [victim, *victim.children(recursive=True)]
     victim.kill()
     psutil.wait_procs([victim], 10)
-    mended = up()
-    assert mended.mlflow_uri == stack.mlflow_uri
-    assert mended.services["mlflow"].pid != record.pid
-    assert mended.services["ray"] == stack.services["ray"]
+    repaired = up()
+    assert repaired.mlflow_uri == stack.mlflow_uri
+    assert repaired.services["mlflow"].pid != record.pid
+    assert repaired.services["ray"] == stack.services["ray"]
     assert all(state.answers for state in status())
     assert not any(process.is_running() for process in family), "its orphans are gone as well"
 

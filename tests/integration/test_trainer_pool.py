@@ -21,9 +21,15 @@ from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.megatron.ranks.critic_group import lease_with_critic
 from engines.megatron.ranks.find_pool import open_pool
-from engines.megatron.ranks.rank import Place, Rank, TrainerJob, TrainerRank, place_of_this_process
+from engines.megatron.ranks.rank import (
+    Rank,
+    RankAddress,
+    TrainerJob,
+    TrainerRank,
+    place_of_this_process,
+)
 from engines.megatron.ranks.trainer_group import TrainerGroup, prewarm
-from engines.megatron.spec import Critic, Optimizer, Parallel, Trainer
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.raylink import connect
 from infra.errors import (
     AgreementError,
@@ -49,7 +55,7 @@ class StandInRank:
         self.job: TrainerJob | None = None
         self.rank = -1
 
-    def place(self) -> Place:
+    def place(self) -> RankAddress:
         return place_of_this_process()
 
     def meeting(self, host: str) -> str:
@@ -115,7 +121,7 @@ async def settled(pool: Any) -> None:
 
 async def leased(pool: Any, ranks: int = 1, holder: str = "h", **more: Any) -> TrainerGroup:
     model = more.pop("model", Path("model"))
-    job = TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(dp=ranks), model, 0, 10)
+    job = TrainerJob(TrainerSettings(), Optimizer(lr=1e-3), Parallel(dp=ranks), model, 0, 10)
     return await TrainerGroup.lease(
         job, more.pop("pool_ranks", 2), holder, pool=pool, **{"wait_s": 60.0, **more}
     )
@@ -205,7 +211,9 @@ async def test_a_pool_grows_when_asked_for_more_and_retires_only_when_idle(clust
 
 
 def job(**more: Any) -> TrainerJob:
-    return TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10, **more)
+    return TrainerJob(
+        TrainerSettings(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10, **more
+    )
 
 
 async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: Any) -> None:
@@ -213,7 +221,7 @@ async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: An
 
     async def stage(holder: str) -> int:
         roles = await lease_with_critic(
-            job(), job(critic=Critic()), 2, holder, wait_s=60.0, pool=pool
+            job(), job(critic=CriticSettings()), 2, holder, wait_s=60.0, pool=pool
         )
         held = len((await pool.status.remote()).leases)
         pids = {await pid(roles[0]), int((await roles[1].values([], Algorithm()))[0][0])}
@@ -223,11 +231,11 @@ async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: An
 
     assert await asyncio.gather(stage("a"), stage("b")) == [2, 2]
     with pytest.raises(InputError, match=r"trainer and critic need 1 \+ 1 ranks .* has 1"):
-        await lease_with_critic(job(), job(critic=Critic()), 1, "c", pool=pool)
+        await lease_with_critic(job(), job(critic=CriticSettings()), 1, "c", pool=pool)
 
 
 async def test_an_error_of_one_role_ends_the_lease_of_both(pool: Any) -> None:
-    policy, critic = await lease_with_critic(job(), job(critic=Critic()), 2, "a", pool=pool)
+    policy, critic = await lease_with_critic(job(), job(critic=CriticSettings()), 2, "a", pool=pool)
     with pytest.raises(EngineError, match="division by zero"):
         await critic.save(Path("0-bug"))
     with pytest.raises(EngineError, match="broke before"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoint_contents import HELD, WITHIN_A_STEP
+from tasks.checkpoint_contents import CONTENTS, WITHIN_A_STEP
 
 pytestmark = pytest.mark.unit
 
@@ -62,8 +62,8 @@ def stateful() -> Iterator[tuple[str, set[str]]]:
 
 def test_every_stateful_object_of_a_loop_is_listed_attribute_by_attribute() -> None:
     found = dict(stateful())
-    assert set(found) == {*HELD, *WITHIN_A_STEP}
-    for name, places in HELD.items():
+    assert set(found) == {*CONTENTS, *WITHIN_A_STEP}
+    for name, places in CONTENTS.items():
         assert found[name] == set(places), (
             f"{name}: say in tasks/checkpoint_contents.py where a checkpoint has it"
         )
@@ -80,7 +80,7 @@ def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
         tree = ast.parse((ROOT / file).read_text())
         node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == which)
         methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
-        saved = [attr for attr, place in HELD[name].items() if place == kept_in]
+        saved = [attr for attr, place in CONTENTS[name].items() if place == kept_in]
         assert saved
         for attr in saved:
             assert f"self.{attr}" in ast.unparse(methods["save"]), f"{attr} is not saved"

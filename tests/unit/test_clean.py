@@ -13,7 +13,7 @@ import pytest
 
 from flows.command.main import main
 from infra.home import home, runtime_dir
-from infra.processes import leftovers as traces_module
+from infra.processes import leftovers
 from infra.processes.children import ProcessRecord, birth_of
 from infra.processes.leftovers import note_torch_memory, private_folder, trace_name
 from infra.processes.work_folder import work_folder, work_path
@@ -30,7 +30,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(traces_module, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", folder)
     yield folder
     clean()
 
@@ -65,7 +65,7 @@ def test_traces_of_the_dead_go_and_those_of_the_living_stay(memory: Path, dead: 
     clean()
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in kept)
-    traces_module.remove_traces(kept)
+    leftovers.remove_leftovers(kept)
 
 
 def test_who_comes_next_removes_what_the_killed_left(memory: Path, dead: int) -> None:
@@ -130,7 +130,7 @@ def test_a_pid_that_only_begins_like_a_dead_ones_is_another(memory: Path) -> Non
     """tributary-x-12 is no trace of tributary-x-123's owner."""
     longer = memory / f"sglang_loads_{trace_name(os.getpid())}0_x.shm"
     longer.touch()
-    assert longer not in traces_module.traces(os.getpid())
+    assert longer not in leftovers.leftovers_of(os.getpid())
 
 
 def test_a_stack_that_died_with_its_machine_is_forgotten(memory: Path, dead: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from engines.megatron.spec import Critic, Optimizer
+from engines.megatron.spec import CriticSettings, Optimizer
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_expert, plan_post_train
@@ -30,7 +30,7 @@ def said(*changes: str) -> str:
 def test_a_preset_with_a_critic_runs_as_it_is(preset: str) -> None:
     assert said(f"experts.reasoning.rl.algorithm.preset={preset}") == ""
     recipe = load_recipe("cpu-smoke", [f"experts.reasoning.rl.algorithm.preset={preset}"])
-    assert recipe.experts["reasoning"].rl.critic_role == Critic()
+    assert recipe.experts["reasoning"].rl.critic_role == CriticSettings()
     assert recipe.experts["general"].rl.critic_role is None
 
 
@@ -83,9 +83,13 @@ def test_the_plan_knows_how_many_ranks_a_critic_takes() -> None:
 
 def test_its_optimizer_is_the_policys_faster_or_its_own() -> None:
     policy = Optimizer(lr=2e-4, beta2=0.98, warmup_steps=3)
-    assert Critic().optimizer_beside(policy) == Optimizer(lr=1e-3, beta2=0.98, warmup_steps=3)
+    assert CriticSettings().optimizer_beside(policy) == Optimizer(
+        lr=1e-3, beta2=0.98, warmup_steps=3
+    )
     own = Optimizer(lr=3e-3, decay="cosine")
-    assert Critic(optimizer=own).optimizer_beside(policy) == own
+    assert CriticSettings(optimizer=own).optimizer_beside(policy) == own
     with pytest.raises(ValidationError, match="lr_ratio scales the policy's optimizer"):
-        Critic(optimizer=own, lr_ratio=2.0)
-    assert Critic.model_validate(Critic(optimizer=own).model_dump()).optimizer == own
+        CriticSettings(optimizer=own, lr_ratio=2.0)
+    assert (
+        CriticSettings.model_validate(CriticSettings(optimizer=own).model_dump()).optimizer == own
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from engines.rollout.gallery import Gallery, read_rollouts
 from engines.rollout.journal import RolloutJournal
-from engines.rollout.sample_only import Kept, sweep
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from infra.errors import EngineError
 from tasks.domain import Domain
 from tasks.evaluate.body import twins_of
@@ -53,7 +53,9 @@ def spec(**changes):
 
 
 async def kept(root, version=0):
-    return await Kept.open(RolloutJournal(stage_context(root, "e", {}).checkpoints), version)
+    return await KeptRollouts.open(
+        RolloutJournal(stage_context(root, "e", {}).checkpoints), version
+    )
 
 
 def live(name, score=lambda _: 1.0):
@@ -137,7 +139,7 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
 
 async def test_tokens_of_other_weights_are_refused(tmp_path):
     with pytest.raises(EngineError, match=r"from weights \[0\] while 2 were loaded"):
-        await sweep(
+        await sample_rollouts(
             roller(Policy(lambda *_: "7")),
             live("a"),
             live("a").curriculum.problems("heldout", 1, 0),

@@ -9,7 +9,7 @@ from prefect.utilities.callables import parameter_schema
 
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
-from engines.megatron.spec import Critic
+from engines.megatron.spec import CriticSettings
 from flows.post_train import post_train
 from flows.recipe import Recipe
 
@@ -91,4 +91,7 @@ def test_the_kind_of_a_part_that_is_opened_is_filled_in() -> None:
 
 def test_a_critic_of_the_form_may_have_an_optimizer_of_its_own() -> None:
     own = {**part("Optimizer"), "lr": 1e-3}
-    assert Critic.model_validate({**part("Critic"), "optimizer": own}).optimizer is not None
+    assert (
+        CriticSettings.model_validate({**part("CriticSettings"), "optimizer": own}).optimizer
+        is not None
+    )

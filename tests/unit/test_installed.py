@@ -40,7 +40,7 @@ def test_a_torch_without_its_libraries_is_found(
     check = torch_build()
     assert not check.ok
     assert "does not load: ImportError: libcublasLt.so.13" in check.detail
-    assert check.mend == "`make clean install LOCK=locks/cpu.txt`"
+    assert check.repair == "`make clean install LOCK=locks/cpu.txt`"
 
 
 def test_packages_of_other_pythons_are_not_missed() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from engines.megatron.ranks.calls import translated
-from engines.megatron.ranks.rank import Place, TrainerRank
-from engines.megatron.spec import Optimizer, Trainer
+from engines.megatron.ranks.rank import RankAddress, TrainerRank
+from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
 from infra.processes import memory
 from infra.processes.memory import is_memory_error, kernel_kills, tells_of_memory
-from tasks.durable.attempts import Place as RunPlace
-from tasks.durable.attempts import StageWork, _lost  # pyright: ignore[reportPrivateUsage]
+from tasks.durable.attempts import RunPlace, StageWork, _lost  # pyright: ignore[reportPrivateUsage]
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.sft.spec import SftSettings, SftSpec
 from tasks.stage import Resources, StageResources
@@ -80,7 +79,7 @@ def test_a_rank_that_runs_out_of_memory_is_no_engine_error() -> None:
 def test_what_ray_says_of_a_rank_is_told_apart() -> None:
     from ray.exceptions import OutOfMemoryError, RayActorError
 
-    places = [Place("host", 7, "/log")]
+    places = [RankAddress("host", 7, "/log")]
     ours = translated(OutOfMemory("RuntimeError: out of memory", "trainer"), "step", 0, places)
     assert isinstance(ours, OutOfMemory)
     assert ours.of == "trainer"
@@ -113,7 +112,7 @@ def test_a_job_that_the_kernel_killed_for_memory_is_not_tried_again(
     assert kernel_kills() == 0
     counters.write_text("pgfault 12\noom_kill 3\n")
     assert kernel_kills() == 3
-    settings = SftSettings(steps=1, optimizer=Optimizer(lr=1e-3), trainer=Trainer())
+    settings = SftSettings(steps=1, optimizer=Optimizer(lr=1e-3), trainer=TrainerSettings())
     work = StageWork.__new__(StageWork)
     for name, value in {
         "name": "agent-sft",

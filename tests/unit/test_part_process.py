@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.rollout.bounds import Watch
+from engines.rollout.bounds import StopRule
 from engines.rollout.metrics import most_frequent_reason
 from engines.types import (
     AssistantTurn,
@@ -213,7 +213,7 @@ async def test_a_part_that_always_blocks_costs_a_few_limits_and_ends_the_stage_b
         samples = await rolled(live, lambda *_: "7", size=12)
         assert len(_children() - before) <= 1
     assert {s.status for s in samples} == {Status.FAILED}
-    watch = Watch(solved_reward=1, min_outcome=0, max_entropy=None, max_failed_share=0.2)
+    watch = StopRule(solved_reward=1, min_outcome=0, max_entropy=None, max_failed_share=0.2)
     metrics, failure = {"failed_share": 1.0, "outcome_mean": 0.0}, most_frequent_reason(samples)
     with pytest.raises(TrainingStopped, match=rf"100%.*reward '{__name__}:blocks' hung"):
         watch.observe(1, metrics, failure)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engines.rollout.published_policy import ServedPolicy
+from engines.rollout.published_policy import PublishedPolicy
 from engines.weight_sync.report import PublishReport
 from infra.errors import EngineError
 
@@ -29,7 +29,7 @@ class Fleet:
     def lose(self, url: str) -> None:
         self.lost.add(url)
 
-    async def whole(self) -> None:
+    async def wait_healthy(self) -> None:
         await asyncio.sleep(0)
         if self.lost and not self.returns:
             raise EngineError("it is not back")
@@ -68,52 +68,52 @@ def trainer(fleet: Fleet) -> Trainer:
 async def test_a_server_that_came_back_gets_the_weights_of_the_moment(
     fleet: Fleet, trainer: Trainer
 ) -> None:
-    served = ServedPolicy(trainer, fleet, 1)
+    served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[1])
-    served.mend()
-    served.mend()  # by every turn that fails
-    await served.settled()
+    served.repair()
+    served.repair()  # by every turn that fails
+    await served.wait_repaired()
     assert trainer.published == [((BOTH[1],), 1)]
-    served.mend()
-    await served.settled()
+    served.repair()
+    await served.wait_repaired()
     assert len(trainer.published) == 1, "nothing is lacking any more"
 
 
 async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:
-    served = ServedPolicy(trainer, fleet, 1)
+    served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[0])
     assert (await served.publish(2)).version == 2
     assert set(fleet.serve.values()) == {"2"}
     fleet.lose(BOTH[0])
-    served.mend()
-    await served.settled()
+    served.repair()
+    await served.wait_repaired()
     assert set(fleet.serve.values()) == {"2"}
 
 
-async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_mending(
+async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_repairing(
     fleet: Fleet, trainer: Trainer
 ) -> None:
-    served = ServedPolicy(trainer, fleet, 1)
+    served = PublishedPolicy(trainer, fleet, 1)
     fleet.returns = False
     fleet.lose(BOTH[0])
-    served.mend()
-    await served.settled()
+    served.repair()
+    await served.wait_repaired()
     with pytest.raises(EngineError, match="not back"):
         await served.publish(2)
     await served.close()
 
 
-async def test_before_weights_change_nothing_is_being_mended(
+async def test_before_weights_change_nothing_is_being_repaired(
     fleet: Fleet, trainer: Trainer
 ) -> None:
     """Else they would be served under the version before them."""
-    served = ServedPolicy(trainer, fleet, 1)
-    await served.settled()  # nothing ever was
+    served = PublishedPolicy(trainer, fleet, 1)
+    await served.wait_repaired()  # nothing ever was
     fleet.lose(BOTH[0])
-    served.mend()
-    await served.settled()
+    served.repair()
+    await served.wait_repaired()
     assert trainer.published == [((BOTH[0],), 1)]
     fleet.lose(BOTH[0])
-    served.mend()
+    served.repair()
     await served.close()
-    await served.settled()
+    await served.wait_repaired()

@@ -14,7 +14,7 @@ from flows.running.tracked_run import Tracked
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.user_files import InstalledFiles
-from tasks.durable.attempts import Place
+from tasks.durable.attempts import RunPlace
 from tasks.durable.claims import Claims, Owner
 from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher
@@ -50,7 +50,7 @@ class Resumed:
         self.present = stage_identity(self.base.spec, {}).digest
         record = new_run(recipe, "post-train", {}, in_process=True)
         self.artifacts = ArtifactStore(record.store, root / "cache")
-        place = Place(
+        place = RunPlace(
             store=record.store, artifacts=self.artifacts, launcher=LocalLauncher(),
             home_id="home", run=record.run, pool=Resources(),
         )  # fmt: skip

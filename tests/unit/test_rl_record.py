@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.rollout.batch import StepBatch
-from engines.rollout.bounds import Watch
+from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.gallery import Gallery, read_rollouts
 from engines.rollout.source import Cursor
@@ -36,7 +36,7 @@ class Reporter:
 
 
 def record(reporter):
-    watch = Watch(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
+    watch = StopRule(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
     return RlRecord(watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9)
 
 

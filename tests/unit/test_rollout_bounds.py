@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.rollout.bounds import Watch
+from engines.rollout.bounds import StopRule
 from infra.errors import TrainingStopped
 
 pytestmark = pytest.mark.unit
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 def watch(**changes):
     bounds = {"solved_reward": 0.9, "min_outcome": 0.1, "max_entropy": 2.0, "max_failed_share": 0.2}
-    return Watch(**{**bounds, **changes})
+    return StopRule(**{**bounds, **changes})
 
 
 def follow(made, outcomes, entropy=1.0):

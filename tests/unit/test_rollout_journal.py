@@ -10,7 +10,7 @@ import pytest
 from engines.rollout.episode import Rollout
 from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
-from engines.rollout.sample_only import Kept, sweep
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.rollout.source import ProblemSource
 from engines.types import Sample, Sampling, Status
 from tests.rollout_parts import Policy, domain, roller
@@ -117,11 +117,11 @@ async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_erro
 
 async def swept(policy: Policy, notes: Notes, label: str = "") -> list[list[Rollout]]:
     journal = RolloutJournal(notes, every_s=0.02)
-    kept = await Kept.open(journal, policy.version)
+    kept = await KeptRollouts.open(journal, policy.version)
     live = domain("d", float)
     problems = live.curriculum.problems("heldout", 6, 0)
     try:
-        return await sweep(
+        return await sample_rollouts(
             roller(policy), live, problems, samples=2, temperature=1.0, kept=kept, label=label
         )
     finally:
@@ -168,10 +168,12 @@ async def test_sweeps_of_other_weights_or_another_label_share_no_rollout() -> No
 async def test_finished_rollouts_share_notes_and_a_flush_does_not_wait() -> None:
     notes = Notes()
     journal = RolloutJournal(notes, every_s=60.0)
-    kept = await Kept.open(journal, 0)
+    kept = await KeptRollouts.open(journal, 0)
     live = domain("d", float)
     problems = live.curriculum.problems("heldout", 6, 0)
-    await sweep(roller(Policy(say)), live, problems, samples=2, temperature=1.0, kept=kept)
+    await sample_rollouts(
+        roller(Policy(say)), live, problems, samples=2, temperature=1.0, kept=kept
+    )
     async with asyncio.timeout(5):
         await journal.flush()
     assert len(notes.kept[0]) == 1

@@ -21,7 +21,7 @@ from rich.console import Console
 from flows.command.run import continue_run
 from flows.load import load_recipe
 from flows.running.records import RunRecord, RunState, new_run
-from flows.running.run_lock import is_going, working_on
+from flows.running.run_lock import is_running, working_on
 from infra.errors import InputError, StageFailed
 from infra.processes.children import ProcessRecord, birth_of
 from infra.stack.record import new_stack, save_record
@@ -102,14 +102,14 @@ def test_a_run_belongs_to_one_process_until_it_dies(
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"working\n"
-        assert is_going("one")
-        assert not is_going("two")
+        assert is_running("one")
+        assert not is_running("two")
         with pytest.raises(InputError, match="already running"), working_on("one"):
             pass
         child.kill()
-    assert not is_going("one")
+    assert not is_running("one")
     with working_on("one"):
-        assert is_going("one")
+        assert is_running("one")
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ async def test_steps_go_on_while_a_slow_store_writes_and_the_next_checkpoint_wai
     async with Saving(around, blocked.append) as saving:
         ranks.weight = 5
         await saving.begin(5, 0.0, ranks.snapshot)
-        await saving.unchanged()
+        await saving.wait_for_snapshot()
         await reached(store)
         for ranks.weight in (6, 7, 8):
-            await saving.unchanged()
+            await saving.wait_for_snapshot()
         assert latest(around) is None
         seen: list[Any] = []
 
@@ -132,7 +132,7 @@ async def test_an_update_waits_until_the_ranks_have_written(around: StageContext
     async with Saving(around, lambda _: None) as saving:
         ranks.weight = 5
         await saving.begin(5, 0.0, ranks.snapshot)
-        updating = asyncio.create_task(saving.unchanged())
+        updating = asyncio.create_task(saving.wait_for_snapshot())
         await asyncio.wait({updating}, timeout=0)
         assert not updating.done()
         ranks.let_go.set()
@@ -152,7 +152,7 @@ async def test_a_refusing_store_ends_the_stage_with_its_own_error(
         async with Saving(around, lambda _: None) as saving:
             await saving.begin(5, 0.0, Ranks().snapshot)
             while at == "the next update":
-                await saving.unchanged()
+                await saving.wait_for_snapshot()
                 await asyncio.sleep(0)
             if at == "the next checkpoint":
                 await saving.begin(10, 0.0, Ranks().snapshot)

@@ -20,7 +20,7 @@ from infra.config import Config, is_result_neutral
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks, same_names
-from tasks.durable.identity import NEUTRAL, spec_content
+from tasks.durable.identity import NEUTRAL, spec_content, stage_code
 from tasks.registry import SPECS
 
 pytestmark = pytest.mark.unit
@@ -101,6 +101,13 @@ def edited(file: Path, added: str = "\n# edited\n") -> Iterator[None]:
         yield
     finally:
         file.write_text(text)
+
+
+@pytest.mark.parametrize(("stage", "most"), [("base", 60), ("reasoning-sft", 90)])
+def test_a_stage_depends_on_few_of_our_files(stage: str, most: int) -> None:
+    planned = {s.name: s for s in plan_post_train(load_recipe("cpu-demo"))}
+    files = stage_code(planned[stage].spec).files
+    assert len(files) <= most, sorted(files)
 
 
 EXPERTS_RL = {"reasoning-rl", "agent-rl", "general-rl"}

@@ -41,8 +41,9 @@ def source_files() -> dict[str, Path]:
     }
 
 
-def imports(tree: ast.AST, *, at_load: bool) -> Iterator[str]:
-    """Dotted names that `tree` imports; `at_load` leaves out functions and TYPE_CHECKING."""
+def imports(tree: ast.AST, *, for_types: bool) -> Iterator[str]:
+    """Dotted names that `tree` imports, inside functions too; with those for type checking only, or
+    without."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,18 +51,17 @@ def imports(tree: ast.AST, *, at_load: bool) -> Iterator[str]:
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif at_load and (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        elif (
+            not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         ):
             continue
         else:
-            yield from imports(node, at_load=at_load)
+            yield from imports(node, for_types=for_types)
 
 
 @cache
-def imports_of(module: str, *, at_load: bool = False) -> frozenset[str]:
-    return frozenset(imports(ast.parse(source_files()[module].read_text()), at_load=at_load))
+def imports_of(module: str, *, for_types: bool = True) -> frozenset[str]:
+    return frozenset(imports(ast.parse(source_files()[module].read_text()), for_types=for_types))
 
 
 def own_modules(name: str) -> list[str]:
@@ -96,11 +96,11 @@ def test_prefect_is_imported_only_by_flows_and_the_durable_task() -> None:
     } == set()
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions() -> None:
     graph = {
         module: {
             own
-            for name in imports_of(module, at_load=True)
+            for name in imports_of(module, for_types=False)
             for own in own_modules(name)
             if own != module
         }

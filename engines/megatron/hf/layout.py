@@ -94,7 +94,7 @@ def _slice(tensor: Tensor, dim: int, layout: Layout) -> Tensor:
 
 
 @torch.no_grad()
-def whole_tensors(
+def gathered_tensors(
     model: nn.Module, shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
     """(HF name, whole tensor) of every weight, on every rank: a collective over TP and PP.

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from engines.megatron.ranks.rank import Place
+from engines.megatron.ranks.rank import RankAddress
 from infra.errors import EngineError, OutOfMemory, TributaryError
 
 _GRACE_S = 1.0
 
 
 async def answers(
-    calls: Sequence[Any], timeout_s: float, what: str, places: Sequence[Place]
+    calls: Sequence[Any], timeout_s: float, what: str, places: Sequence[RankAddress]
 ) -> list[Any]:
     """The answers of `calls` (object refs), in order; `places[i]` is where call i runs.
 
@@ -49,7 +49,7 @@ async def answers(
 
 
 def translated(
-    error: BaseException, what: str, rank: int, places: Sequence[Place]
+    error: BaseException, what: str, rank: int, places: Sequence[RankAddress]
 ) -> TributaryError:
     """What a Ray call raised as one of our errors: our own is unwrapped, others say where."""
     from ray.exceptions import OutOfMemoryError, RayTaskError
@@ -71,7 +71,7 @@ def translated(
     return wrapped
 
 
-def _where(rank: int, places: Sequence[Place]) -> str:
+def _where(rank: int, places: Sequence[RankAddress]) -> str:
     if rank >= len(places):
         return "the trainer pool"
     place = places[rank]

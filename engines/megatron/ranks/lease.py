@@ -13,7 +13,7 @@ from typing import Any
 from engines.keeper import grant_of, keep_renewing
 from engines.megatron.ranks.calls import answers
 from engines.megatron.ranks.find_pool import open_pool
-from engines.megatron.ranks.pool import LEASE_TTL_S, Grant
+from engines.megatron.ranks.pool import LEASE_TTL_S, RankGrant
 from engines.raylink import driver_id
 from infra.errors import EngineError, InputError, LeaseLost, TributaryError
 
@@ -23,7 +23,7 @@ POOL_S = 30.0
 class RankLease:
     """Made by `take`, ended by `release`. After a fault the ranks are killed on release."""
 
-    def __init__(self, pool: Any, grant: Grant) -> None:
+    def __init__(self, pool: Any, grant: RankGrant) -> None:
         self.grant = grant
         self.fault: TributaryError | None = None
         self._pool = pool

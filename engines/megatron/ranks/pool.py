@@ -22,25 +22,25 @@ from typing import Any
 from engines.keeper import Waiting, ended_leases, holders
 from engines.lease import Lease, LeaseBook
 from engines.megatron.ranks.process import RankProcess, RankProcesses
-from engines.megatron.ranks.rank import Place, Rank
+from engines.megatron.ranks.rank import Rank, RankAddress
 from infra.errors import EngineError
 
 LEASE_TTL_S = 60.0
-_SWEEP_S = 2.0
+_WATCH_S = 2.0
 _START_S = 180.0
 _RESET_S = 30.0
 _ALIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RankGrant:
     """A lease on ranks as its holder sees it; `ranks[i]` serves as global rank i."""
 
     lease_id: str
     token: int
     ranks: tuple[Any, ...]
     """Ray actor handles"""
-    places: tuple[Place, ...]
+    places: tuple[RankAddress, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class TrainerPool:
     async def prewarm(self, ranks: int) -> None:
         """Have at least `ranks` rank processes; starts what is missing and does not wait."""
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep())
+            self._sweeper = asyncio.create_task(self._watch_leases())
         for number in range(len(self._slots), ranks):
             slot = self._slots[f"rank-{number}"] = _Slot(f"rank-{number}")
             self._spawn(self._start(slot))
 
     async def lease(
         self, world_size: int, pool_ranks: int, holder: str, driver: str, wait_s: float
-    ) -> Grant:
+    ) -> RankGrant:
         """Ranks for `holder`, whose process is that of Ray job `driver`.
 
         Raises EngineError if none came free within `wait_s` or rank processes do not start.
@@ -133,7 +133,7 @@ class TrainerPool:
             ray.actor.exit_actor()  # its ranks are owned by it and end with it
         return idle
 
-    async def _grant(self, world_size: int, holder: str, driver: str) -> Grant | None:
+    async def _grant(self, world_size: int, holder: str, driver: str) -> RankGrant | None:
         """A grant if enough ranks are ready, proven alive just now."""
         failed = [slot.error for slot in self._slots.values() if slot.error]
         if failed:
@@ -156,7 +156,7 @@ class TrainerPool:
             slot.ready = False
         self._drivers[lease.id] = driver
         actors = tuple(process.actor for process in processes)
-        return Grant(lease.id, lease.token, actors, tuple(p.place for p in processes))
+        return RankGrant(lease.id, lease.token, actors, tuple(p.place for p in processes))
 
     def _reclaim(self, lease: Lease, clean: bool) -> None:
         self._drivers.pop(lease.id, None)
@@ -167,11 +167,11 @@ class TrainerPool:
             else:
                 self._replace(slot)
 
-    async def _sweep(self) -> None:
+    async def _watch_leases(self) -> None:
         """Reclaim what expired or whose driver is gone, and replace ready ranks that died, for as
         long as the pool lives."""
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(_WATCH_S)
             for lease in await ended_leases(self._book, self._drivers):
                 self._reclaim(lease, clean=False)
             for slot in [slot for slot in self._slots.values() if slot.ready]:

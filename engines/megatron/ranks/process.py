@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engines.megatron.ranks.rank import Place, Rank
+from engines.megatron.ranks.rank import Rank, RankAddress
 
 _CPU_ENV = {
     # Two spinning OpenMP pools on few cores slow each other many times over.
@@ -25,7 +25,7 @@ class RankProcess:
     """One living rank: its Ray actor handle and where it runs."""
 
     actor: Any
-    place: Place
+    place: RankAddress
 
 
 class RankProcesses:

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.megatron.ranks.roles import ROLES, Role
-from engines.megatron.spec import Critic as CriticSpec
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankAddress:
     """Where a rank runs, for error messages and the rendezvous."""
 
     host: str
@@ -47,7 +45,7 @@ class Place:
 class TrainerJob:
     """What every rank of a group builds its Trainer or Critic from."""
 
-    spec: TrainerSpec
+    spec: TrainerSettings
     optimizer: Optimizer
     parallel: Parallel
     model: Path
@@ -57,7 +55,7 @@ class TrainerJob:
     """optimizer steps of the whole stage; the learning rate's decay ends there"""
     hooks: UserFiles = field(default_factory=UserFiles)
     """the user's own files; a custom loss or advantage is one of them"""
-    critic: CriticSpec | None = None
+    critic: CriticSettings | None = None
     """how the model learns values, if that is its role; None: it is a policy"""
     learns_from_rewards: bool = True
     """whether a policy is in reinforcement learning; False: in supervised training"""
@@ -76,7 +74,7 @@ class Rank(Protocol):
         """Become warm, with these variables in the process's environment."""
         ...
 
-    def place(self) -> Place:
+    def place(self) -> RankAddress:
         """Answers only when the process is warm; also the sign of life."""
         ...
 
@@ -116,7 +114,7 @@ class TrainerRank:
         self._rank = -1
         self._listener: socket.socket | None = None
 
-    def place(self) -> Place:
+    def place(self) -> RankAddress:
         return place_of_this_process()
 
     def meeting(self, host: str) -> str:
@@ -183,7 +181,7 @@ def _told_plainly() -> Generator[None]:
         raise EngineError(text) from None
 
 
-def place_of_this_process() -> Place:
+def place_of_this_process() -> RankAddress:
     """Host, pid and log file of the calling actor."""
     import ray.util
 
@@ -191,4 +189,4 @@ def place_of_this_process() -> Place:
         log = os.readlink("/proc/self/fd/2")  # Ray points stderr at the worker's own file
     except OSError:
         log = ""
-    return Place(ray.util.get_node_ip_address(), os.getpid(), log if "/" in log else "")
+    return RankAddress(ray.util.get_node_ip_address(), os.getpid(), log if "/" in log else "")

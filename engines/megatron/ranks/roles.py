@@ -9,6 +9,6 @@ Role = Literal["sft", "policy", "critic"]
 
 ROLES: Mapping[Role, str] = {
     "sft": "engines.megatron.train.sft_trainer:SftTrainer",
-    "policy": "engines.megatron.train.trainer:Trainer",
-    "critic": "engines.megatron.train.critic:Critic",
+    "policy": "engines.megatron.train.trainer:RlTrainer",
+    "critic": "engines.megatron.train.critic:CriticTrainer",
 }

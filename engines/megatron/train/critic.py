@@ -21,9 +21,7 @@ from torch import Tensor
 from engines.algorithms.spec import Algorithm
 from engines.algorithms.value_loss import value_loss
 from engines.megatron.hf.folder import HfWeights, write_critic_folder
-from engines.megatron.spec import Critic as CriticSpec
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.objectives import Part, stacked
 from engines.megatron.train.pack import Pack
 from engines.megatron.train.rl_batch import RlBatch
@@ -34,18 +32,18 @@ from engines.types import Sample
 Floats = NDArray[np.float32]
 
 
-class Critic(Training):
+class CriticTrainer(Training):
     """This process's share of one critic in training."""
 
     def __init__(
         self,
-        spec: TrainerSpec,
+        spec: TrainerSettings,
         optimizer: Optimizer,
         parallel: Parallel,
         model: Path,
         seed: int,
         total_steps: int,
-        critic: CriticSpec,
+        critic: CriticSettings,
     ) -> None:
         """As `Training`. `model` is a policy's folder, and the head starts at zero, or a folder
         that a critic exported."""
@@ -103,7 +101,7 @@ class Critic(Training):
 
     def export(self, folder: Path, source: Path) -> None:
         """Write the critic as `write_critic_folder` does; rank 0 writes."""
-        tensors = self.whole_weights()
+        tensors = self.gathered_weights()
         if tensors:
             write_critic_folder(folder, tensors, HfWeights(source))
         dist.barrier()

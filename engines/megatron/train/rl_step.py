@@ -20,12 +20,12 @@ from engines.megatron.train.stopwatch import Began
 from engines.types import Sample
 
 if TYPE_CHECKING:
-    from engines.megatron.train.trainer import Trainer
+    from engines.megatron.train.trainer import RlTrainer
     from engines.megatron.train.training import StepStats
 
 
 def train_on(
-    trainer: Trainer,
+    trainer: RlTrainer,
     samples: Sequence[Sample],
     algorithm: Algorithm,
     *,
@@ -34,7 +34,7 @@ def train_on(
     values: NDArray[np.float32] | None = None,
     token_rewards: NDArray[np.float32] | None = None,
 ) -> dict[str, float]:
-    """See `Trainer.rl_step`."""
+    """See `RlTrainer.rl_step`."""
     began = Began.now()
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
     batch = RlBatch.of(samples, algorithm)
@@ -65,9 +65,9 @@ def train_on(
 
 
 def agreement_of(
-    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+    trainer: RlTrainer, samples: Sequence[Sample], algorithm: Algorithm
 ) -> dict[str, float]:
-    """See `Trainer.agreement`."""
+    """See `RlTrainer.agreement`."""
     batch = RlBatch.of(samples, algorithm)
     ours, places = trainer.score(batch.flat, algorithm.temperature), batch.trained()
     found = _mismatch(batch, ours, places, None)
@@ -77,15 +77,15 @@ def agreement_of(
 
 
 def token_rewards_of(
-    trainer: Trainer, samples: Sequence[Sample], algorithm: Algorithm
+    trainer: RlTrainer, samples: Sequence[Sample], algorithm: Algorithm
 ) -> NDArray[np.float32]:
-    """See `Trainer.token_rewards`."""
+    """See `RlTrainer.token_rewards`."""
     batch = RlBatch.of(samples, algorithm)
     old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
     return batch.kl_rewards(algorithm, old, reference)
 
 
-def _old(trainer: Trainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
+def _old(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
     """The trainer's own logprobs [T] before the step; None if the engine's are used instead."""
     if algorithm.old_logprobs == "engine":
         return None
@@ -93,7 +93,7 @@ def _old(trainer: Trainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.f
 
 
 def _reference(
-    trainer: Trainer, batch: RlBatch, algorithm: Algorithm
+    trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm
 ) -> NDArray[np.float32] | None:
     """Logprobs [T] of the first weights; None without a KL term."""
     if not algorithm.kl.coef:
@@ -102,7 +102,7 @@ def _reference(
 
 
 def _before_updates(
-    trainer: Trainer,
+    trainer: RlTrainer,
     batch: RlBatch,
     old: NDArray[np.float32] | None,
     objective: RlObjective,

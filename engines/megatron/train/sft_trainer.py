@@ -62,7 +62,7 @@ class SftTrainer(Training):
 
     def export(self, folder: Path, source: Path) -> None:
         """Write a HF folder like `source` with the current weights; rank 0 writes."""
-        tensors = self.whole_weights()
+        tensors = self.gathered_weights()
         if tensors:
             weights = HfWeights(source)
             if self.shape.is_tied and "lm_head.weight" in weights.file_of:

@@ -26,7 +26,7 @@ from infra.errors import InputError, TrainingStopped
 
 if TYPE_CHECKING:
     from engines.megatron.train.rl_batch import RlBatch
-    from engines.megatron.train.trainer import Trainer
+    from engines.megatron.train.trainer import RlTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TeacherScores:
 class Teachers:
     """One frozen model a domain."""
 
-    def __init__(self, trainer: Trainer, folders: Mapping[str, Path]) -> None:
+    def __init__(self, trainer: RlTrainer, folders: Mapping[str, Path]) -> None:
         """Load the HF folders' weights, by domain. Raises InputError for another architecture."""
         self._models: dict[str, Reference] = {}
         for domain, folder in folders.items():
@@ -70,7 +70,7 @@ class Teachers:
             )
             self._models[domain] = Reference(trainer.policy, fill)
 
-    def score(self, trainer: Trainer, batch: RlBatch, temperature: float) -> TeacherScores:
+    def score(self, trainer: RlTrainer, batch: RlBatch, temperature: float) -> TeacherScores:
         """Each sample under its domain's teacher. A collective.
 
         Raises TrainingStopped for a sample whose domain has no teacher.

@@ -21,10 +21,10 @@ from engines.types import Sample
 from engines.weight_sync.report import PublishReport
 from infra.errors import EngineError
 
-__all__ = ["Trainer", "start_parallel", "stop_parallel"]
+__all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
 
 
-class Trainer(SftTrainer):
+class RlTrainer(SftTrainer):
     """This process's share of one policy in training."""
 
     _reference: Reference | None = None

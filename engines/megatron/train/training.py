@@ -35,12 +35,11 @@ from engines.megatron import device
 from engines.megatron.flops import mfu, sequence_flops
 from engines.megatron.hf.config import model_shape, read_config
 from engines.megatron.hf.folder import HfWeights
-from engines.megatron.hf.layout import load_weights, whole_tensors
+from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
 from engines.megatron.options import check_layout
 from engines.megatron.parallel import current_layout
-from engines.megatron.spec import Optimizer, Parallel
-from engines.megatron.spec import Trainer as TrainerSpec
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.checkpoint import TrainingState, seed_all
 from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
@@ -65,7 +64,7 @@ class Training:
 
     def __init__(
         self,
-        spec: TrainerSpec,
+        spec: TrainerSettings,
         optimizer: Optimizer,
         parallel: Parallel,
         model: Path,
@@ -182,7 +181,7 @@ class Training:
     def _sum_over_ranks(
         self, objective: Objective, parts: list[tuple[Tensor, Tensor]]
     ) -> StepStats:
-        counts = self.layout.speaks_for_loss
+        counts = self.layout.is_loss_rank
         place = device.device()
         sums = torch.zeros(len(objective.sums), dtype=torch.float64, device=place)
         peaks = torch.zeros(len(objective.peaks), dtype=torch.float64, device=place)
@@ -235,7 +234,7 @@ class Training:
     def gathered(self, scored: Sequence[tuple[Pack, Tensor]], total: int) -> NDArray[np.float32]:
         """All ranks' scores of their packs' trained tokens as one [total] array, everywhere."""
         whole = torch.zeros(total, device=device.device())
-        if self.layout.speaks_for_loss:
+        if self.layout.is_loss_rank:
             for pack, values in scored:
                 whole[torch.from_numpy(pack.targets)] = values
         if self.layout.world > 1:
@@ -258,9 +257,9 @@ class Training:
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, whole tensor) of every weight, on every rank; see hf_map.whole_tensors."""
-        return whole_tensors(self.network, self.shape, self.layout)
+        return gathered_tensors(self.network, self.shape, self.layout)
 
-    def whole_weights(self) -> dict[str, Tensor]:
+    def gathered_weights(self) -> dict[str, Tensor]:
         """Copies on the CPU of all of them, on rank 0; empty elsewhere. All ranks call it."""
         if self.layout.rank == 0:
             return {name: tensor.cpu().clone() for name, tensor in self.hf_tensors()}

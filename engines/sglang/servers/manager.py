@@ -31,7 +31,7 @@ from infra.errors import EngineError, OutOfMemory
 LEASE_TTL_S = 60.0
 _PREPARE_S = 900.0
 """a new lease's first term, in which its servers start; over every bound on starting them"""
-_SWEEP_S = 1.0
+_WATCH_S = 1.0
 _ASK_EVERY_S = 5.0
 HUNG_S = 30.0
 """longest that a server's scheduler leaves a question open; it answers between two batches"""
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ServerGrant:
     """A lease on servers as its holder sees it."""
 
     lease_id: str
@@ -104,13 +104,13 @@ class FleetManager:
         self._restarts = 0
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def lease(self, request: Request) -> Grant:
+    async def lease(self, request: Request) -> ServerGrant:
         """Servers for the request's holder, serving its model as version 0.
 
         Raises EngineError if they do not come free in time or do not start.
         """
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep())
+            self._sweeper = asyncio.create_task(self._watch_leases())
         lease = await self._wait(request)
         try:
             router = await asyncio.to_thread(
@@ -124,7 +124,7 @@ class FleetManager:
             raise
         self._fleets[lease.id] = _Fleet(request, request.model, 0, 0)
         urls = tuple(self._slots[name].url for name in lease.units)
-        return Grant(lease.id, lease.token, router.url, urls, self._ttl_s)
+        return ServerGrant(lease.id, lease.token, router.url, urls, self._ttl_s)
 
     async def ping(self) -> None:
         """Answered by a keeper that does not hang."""
@@ -132,7 +132,7 @@ class FleetManager:
     async def renew(self, lease_id: str, token: int) -> None:
         self._book.renew(lease_id, token, self._ttl_s, time.monotonic())
 
-    async def is_whole(self, lease_id: str, token: int) -> bool:
+    async def is_healthy(self, lease_id: str, token: int) -> bool:
         """Whether every server of the lease runs, and none is being restarted."""
         lease = self._book.check(lease_id, token, time.monotonic())
         slots = [self._slots[name] for name in lease.units]
@@ -200,15 +200,15 @@ class FleetManager:
         chosen = sorted(free[: request.servers])
         return self._book.grant(chosen, request.holder, _PREPARE_S, time.monotonic())
 
-    async def _sweep(self) -> None:
+    async def _watch_leases(self) -> None:
         """Reclaim leases and repair fleets, as long as the manager lives."""
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(_WATCH_S)
             try:
                 await self._reclaim()
                 for lease in self._book.leases:
                     if lease.id in self._fleets:
-                        await self._mend(lease, self._fleets[lease.id])
+                        await self._repair(lease, self._fleets[lease.id])
             except Exception:
                 _log.exception("a check of the fleets failed; it will be repeated")
 
@@ -221,7 +221,7 @@ class FleetManager:
         if ended:
             self._waiting.changed()
 
-    async def _mend(self, lease: Lease, fleet: _Fleet) -> None:
+    async def _repair(self, lease: Lease, fleet: _Fleet) -> None:
         """Take dead servers out, restart them, put them back when they serve what others do."""
         for name in lease.units:
             alive = await asyncio.to_thread(lambda slot: slot.is_alive, self._slots[name])

@@ -9,7 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from infra.processes.leftovers import claim_private_folder, remove_traces, trace_name, traces
+from infra.processes.leftovers import (
+    claim_private_folder,
+    leftovers_of,
+    remove_leftovers,
+    trace_name,
+)
 
 
 def adopt() -> None:
@@ -30,4 +35,4 @@ def adopt() -> None:
 
 def clear(pid: int) -> None:
     """Remove what the server that had this pid left; it has ended."""
-    remove_traces(traces(pid))
+    remove_leftovers(leftovers_of(pid))

@@ -26,6 +26,7 @@ from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
+UNIFIED = "unified"
 UNIFYING = ("distill", "unified-sft", "unified-opd")
 """stages that a plan holds or not, by what `unify` says"""
 
@@ -44,6 +45,11 @@ class PlannedStage:
     resources: StageResources
     expert: str = ""
     """expert of the stage; empty for stages of the whole recipe"""
+    model: str = ""
+    """the model that it makes a version of: an expert's name or `unified`; empty where it makes
+    data, scores or what no stage trained"""
+    scored_as: str = ""
+    """what scores call that version"""
 
     @property
     def kind(self) -> str:
@@ -62,9 +68,19 @@ class _Draft:
     recipe: Recipe
     stages: list[PlannedStage] = field(default_factory=list[PlannedStage])
 
-    def add(self, name: str, spec: StageSpec, expert: str = "", **inputs: str) -> str:
+    def add(
+        self,
+        name: str,
+        spec: StageSpec,
+        expert: str = "",
+        *,
+        model_of: str = "",
+        scored_as: str = "",
+        **inputs: str,
+    ) -> str:
         resources = self.recipe.resources.of(name)
-        self.stages.append(PlannedStage(name, spec, inputs, resources, expert))
+        stage = PlannedStage(name, spec, inputs, resources, expert, model_of, scored_as)
+        self.stages.append(stage)
         return name
 
     def base(self) -> str:
@@ -78,8 +94,10 @@ class _Draft:
     def expert(self, name: str, base: str) -> dict[str, str]:
         """The expert's models by the names they have in scores."""
         expert = self.recipe.experts[name]
-        cold = self.add(f"{name}-sft", self._cold_start(expert), name, model=base)
-        best = self.add(f"{name}-rl", self._expert_rl(expert), name, model=cold)
+        as_cold = {"model_of": name, "scored_as": f"{name}-sft"}
+        cold = self.add(f"{name}-sft", self._cold_start(expert), name, **as_cold, model=base)
+        as_best = {"model_of": name, "scored_as": name}
+        best = self.add(f"{name}-rl", self._expert_rl(expert), name, **as_best, model=cold)
         for number in range(1, expert.rounds + 1):
             best = self.round(name, number, base, best)
         return {f"{name}-sft": cold, name: best}
@@ -98,7 +116,7 @@ class _Draft:
             domains=[domain],
             start=number * expert.rl.most_problems,
         )
-        return self.add(f"{name}-rl-r{number}", rl, name, model=cold)
+        return self.add(f"{name}-rl-r{number}", rl, name, model_of=name, scored_as=name, model=cold)
 
     def distill(self, experts: Mapping[str, str]) -> str:
         return self.add("distill", self._distill(self.recipe.domains), **experts)
@@ -114,19 +132,23 @@ class _Draft:
             best = models["unified-sft"] = self.unified_sft(settings.sft, base, data)
         if "opd" in operators and settings.opd is not None:
             best = models["unified-opd"] = self.unified_opd(settings.opd, best, experts)
-        return models | {"unified": self.unified_rl(settings.rl, best)}
+        return models | {UNIFIED: self.unified_rl(settings.rl, best)}
 
     def unified_sft(self, settings: SftSettings, base: str, data: str) -> str:
-        return self.add("unified-sft", self._sft(settings), model=base, data=data)
+        spec = self._sft(settings)
+        return self._unified("unified-sft", spec, "unified-sft", model=base, data=data)
 
     def unified_opd(self, settings: OpdSettings, student: str, teachers: Mapping[str, str]) -> str:
         recipe = self.recipe
         spec = OpdSpec(seed=recipe.seed, settings=settings, domains=recipe.domains)
-        return self.add("unified-opd", spec, **{STUDENT: student, **teachers})
+        return self._unified("unified-opd", spec, "unified-opd", **{STUDENT: student, **teachers})
 
     def unified_rl(self, settings: RlSettings, model: str) -> str:
         spec = RlSpec(seed=self.recipe.seed, settings=settings, domains=self.recipe.domains)
-        return self.add("unified-rl", spec, model=model)
+        return self._unified("unified-rl", spec, UNIFIED, model=model)
+
+    def _unified(self, name: str, spec: StageSpec, scored_as: str, **inputs: str) -> str:
+        return self.add(name, spec, model_of=UNIFIED, scored_as=scored_as, **inputs)
 
     def evaluate(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.reports.page import report_path, write_page
@@ -11,11 +11,13 @@ from flows.running.run import RecipeRun
 from infra.store.artifacts import ArtifactRecord
 
 
-def conclude(run: RecipeRun, artifacts: Mapping[str, ArtifactRecord]) -> None:
+def conclude(
+    run: RecipeRun, plan: Sequence[PlannedStage], artifacts: Mapping[str, ArtifactRecord]
+) -> None:
     """Called while the run still counts as running: a failure here is the run's failure."""
     scores = read_scores(run.record, run.record.stage("evaluate")).get("scores", {})
     run.tracked.scores(scores)
-    run.tracked.register(artifacts, scores)
+    run.tracked.register(plan, artifacts, scores)
     run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})
 
 

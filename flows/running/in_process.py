@@ -55,7 +55,7 @@ class InProcessRun:
     def _work(self) -> None:
         try:
             with recorded(self._record, self._run.tracked.links()):
-                conclude(self._run, _run_stages(self._run, self._plan, self._say))
+                conclude(self._run, self._plan, _run_stages(self._run, self._plan, self._say))
         except BaseException as error:
             self._error = error
         finally:

@@ -65,7 +65,7 @@ def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, 
         after.callback(_publish, opened, plan)
         record.add_links(opened.tracked.links())
         _show_links(opened)
-        conclude(opened, _run_stages(opened, plan))
+        conclude(opened, plan, _run_stages(opened, plan))
     return build_report(record, [stage.name for stage in plan]).model_dump()
 
 

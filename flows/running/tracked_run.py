@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -26,6 +25,8 @@ class Tracked:
     def __init__(self, tracker: Tracker | None, recipe: Recipe, run: str, flow: str) -> None:
         self.tracker, self._recipe, self.parent = tracker, recipe, ""
         self._runs: dict[str, str] = {}
+        self._policies: list[str] = []
+        """stages that train a policy on its own samples: their curves are compared"""
         if tracker is not None:
             params = {
                 "recipe": recipe.name,
@@ -64,7 +65,7 @@ class Tracked:
         tags |= {f"tributary.input.{role}": r.digest for role, r in work.inputs.items()}
         with _tolerated(f"stage {planned.name}"):
             run = self.tracker.stage_run(self.parent, planned.name, work.digest, tags)
-            self._runs[planned.name] = run
+            self._note(planned, run)
             return run
         with _tolerated(f"stage {planned.name}"):
             return self.tracker.later_stage_run(self.parent, planned.name, work.digest, tags)
@@ -73,31 +74,36 @@ class Tracked:
     def made(self, planned: PlannedStage, record: ArtifactRecord) -> None:
         """A stage of this run that finished while nothing followed it."""
         if self.tracker is not None and record.mlflow_run_id:
-            self._runs[planned.name] = record.mlflow_run_id
+            self._note(planned, record.mlflow_run_id)
             self.tracker.finish(record.mlflow_run_id, "FINISHED")
 
     def cached(self, planned: PlannedStage, record: ArtifactRecord) -> None:
         if self.tracker is None:
             return
         with _tolerated(f"stage {planned.name}"):
-            run = self.tracker.cached_stage(self.parent, planned.name, record)
-            self._runs[planned.name] = run
+            self._note(planned, self.tracker.cached_stage(self.parent, planned.name, record))
+
+    def _note(self, planned: PlannedStage, run: str) -> None:
+        self._runs[planned.name] = run
+        if planned.spec.policy is not None:
+            self._policies.append(planned.name)
 
     def register(
         self,
+        plan: Sequence[PlannedStage],
         artifacts: Mapping[str, ArtifactRecord],
         scores: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Register each expert's and the unified model's stages; @best is the best scored one."""
-        for model in [*self._recipe.experts, "unified"]:
-            made = trained(model, artifacts)
+        """Register the last version of each model by each kind of stage, under the kind's name as
+        alias; @best is the best scored one."""
+        for model, versions in versions_of(plan).items():
+            made = {kind: stage for kind, stage in versions.items() if stage.name in artifacts}
             if not made:
                 continue
-            # what the scores call them
-            names = {"sft": f"{model}-sft", "opd": f"{model}-opd", "rl": model}
-            best = max(made, key=lambda a: _own_score(scores.get(names[a], {}), model))
-            for alias, stage in [*made.items(), ("best", made[best])]:
-                self._register(f"{self._recipe.name}-{model}", stage, artifacts[stage], alias)
+            best = max(made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model))
+            for alias, stage in [*made.items(), ("best", best)]:
+                record = artifacts[stage.name]
+                self._register(f"{self._recipe.name}-{model}", stage.name, record, alias)
 
     def _register(self, name: str, stage: str, record: ArtifactRecord, alias: str) -> None:
         if self.tracker is None or stage not in self._runs:
@@ -110,7 +116,7 @@ class Tracked:
     def links(self) -> dict[str, str]:
         if self.tracker is None:
             return {}
-        compared = [run for stage, run in self._runs.items() if "-rl" in stage or "-opd" in stage]
+        compared = [self._runs[stage] for stage in self._policies if stage in self._runs]
         with _tolerated("links"):
             everything = self.tracker.url()
             return {
@@ -139,15 +145,15 @@ class Tracked:
             self.tracker.flush()
 
 
-def trained(model: str, stages: Collection[str]) -> dict[str, str]:
-    """The stages of a model by alias: its SFT, its distillation on-policy, RL of its last round.
+def versions_of(plan: Sequence[PlannedStage]) -> dict[str, dict[str, PlannedStage]]:
+    """The last stage of each kind that makes a version of a model, by model and kind.
 
-    Example: {"sft": "agent-sft", "rl": "agent-rl-r2"}
+    Example: {"agent": {"sft": ..."agent-sft", "rl": ..."agent-rl-r2"}}
     """
-    rounds = [s for s in stages if re.fullmatch(rf"{model}-rl(-r\d+)?", s)]
-    found = {kind: f"{model}-{kind}" for kind in ("sft", "opd") if f"{model}-{kind}" in stages}
-    if rounds:
-        found["rl"] = max(rounds, key=lambda s: int(s.rpartition("-r")[2]) if "-rl-r" in s else 0)
+    found: dict[str, dict[str, PlannedStage]] = {}
+    for stage in plan:
+        if stage.model:
+            found.setdefault(stage.model, {})[stage.kind] = stage
     return found
 
 

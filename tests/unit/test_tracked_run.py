@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.load import load_recipe
-from flows.plan import plan_post_train
-from flows.running.tracked_run import Tracked, trained
+from flows.plan import plan_distill_rounds, plan_post_train
+from flows.running.tracked_run import Tracked, versions_of
 from infra.processes.ports import free_ports
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.tracker import Tracker
@@ -19,10 +19,18 @@ RECIPE = load_recipe("cpu-smoke")
 
 
 def test_rl_is_the_last_round_and_sft_the_cold_start() -> None:
-    stages = ["agent-sft", "agent-rl", "agent-sft-r1", "agent-rl-r2", "agent-rl-r10", "agent-rl-x"]
-    assert trained("agent", stages) == {"sft": "agent-sft", "rl": "agent-rl-r10"}
-    assert trained("agent", ["agent-rl"]) == {"rl": "agent-rl"}
-    assert trained("gent", stages) == {}
+    plan = plan_distill_rounds(load_recipe("cpu-demo"), "agent", 8)
+    names = {kind: stage.name for kind, stage in versions_of(plan)["agent"].items()}
+    assert names == {"sft": "agent-sft", "rl": "agent-rl-r8"}
+
+
+def test_each_kind_of_stage_gives_a_model_one_version() -> None:
+    versions = versions_of(plan_post_train(load_recipe("cpu-demo", ["unify=sft+opd"])))
+    assert list(versions) == ["reasoning", "agent", "general", "unified"]
+    assert {kind: stage.name for kind, stage in versions["unified"].items()} == {
+        "sft": "unified-sft", "opd": "unified-opd", "rl": "unified-rl",
+    }  # fmt: skip
+    assert versions["unified"]["rl"].scored_as == "unified"
 
 
 def _work() -> StageWork:
@@ -37,7 +45,8 @@ def _use_all(tracked: Tracked) -> None:
         assert work.mlflow_run == ""
     tracked.cached(base, record)
     tracked.made(base, record)
-    tracked.register({"agent-sft": record, "agent-rl": record}, {})
+    made = {"agent-sft": record, "agent-rl": record}
+    tracked.register(plan_post_train(RECIPE), made, {})
     tracked.scores({"base": {"agent": 0.5}})
     assert tracked.links() == {}
     assert tracked.stage_url("base") == ""

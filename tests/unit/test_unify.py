@@ -13,7 +13,6 @@ from flows.load import load_recipe
 from flows.plan import PlannedStage, plan_post_train
 from flows.recipe import Recipe
 from flows.reports.report import Report, notes
-from flows.running.tracked_run import trained
 from infra.errors import InputError
 from tasks.opd.body import _as_rl, check_same_tokens
 from tasks.opd.spec import OpdSettings, OpdSpec
@@ -140,13 +139,6 @@ def test_the_report_says_what_each_part_did() -> None:
     assert "on its way, mean over domains: unified-sft 0.600, unified-opd 0.750." in said
     without = report.model_copy(update={"scores": {"unified-sft": {"a": 0.5}}})
     assert not any("on its way" in line for line in notes(without, recipe("sft")))
-
-
-def test_its_model_is_registered_beside_the_others() -> None:
-    stages = ["unified-sft", "unified-opd", "unified-rl"]
-    assert trained("unified", stages) == {
-        "sft": "unified-sft", "opd": "unified-opd", "rl": "unified-rl"
-    }  # fmt: skip
 
 
 def test_a_teacher_must_read_the_students_tokens_as_the_student_does(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ consumes: `StepBatch`     produces: policy version + 1, metrics
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.batch import StepBatch
 from engines.rollout.producer import trainable
 from engines.rollout.protocols import PolicyTrainer, Publish, ValueTrainer
+from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.run_both import run_both
 
@@ -76,7 +77,7 @@ class Consumer:
         samples = self._trainable(batch)
         if not samples:
             return {}
-        return await self._trainer.agreement(samples, self._algorithm)
+        return await self._trainer.agreement(StepInputs(samples, self._algorithm))
 
     def _trainable(self, batch: StepBatch) -> list[Sample]:
         """Empty where nothing of the batch has a token to train on."""
@@ -90,7 +91,9 @@ class Consumer:
         if too_few or not samples:
             return StepResult(step, self._version, batch)
         began = time.monotonic()
-        trained, of_critic = await self._train(step, samples, gate=batch.version == self._version)
+        gate = batch.version == self._version
+        inputs = StepInputs(samples, self._algorithm, gate, self._version)
+        trained, of_critic = await self._train(step, inputs)
         result = StepResult(step, self._version, batch, trained, of_critic)
         result.train_seconds = time.monotonic() - began
         if trained:
@@ -98,27 +101,19 @@ class Consumer:
         return result
 
     async def _train(
-        self, step: int, samples: list[Sample], *, gate: bool
+        self, step: int, inputs: StepInputs
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy's update and of the critic's; empty where there was none.
-
-        `gate`: the present weights sampled the batch, so the engine must agree with the trainer.
-        """
-        trainer, algorithm = self._trainer, self._algorithm
+        """Metrics of the policy's update and of the critic's; empty where there was none."""
         if self._critic is None:
-            metrics = await trainer.rl_step(samples, algorithm, gate=gate, version=self._version)
-            return metrics, {}
-        values = await self._critic.values(samples, algorithm)
-        token_rewards = None
-        if algorithm.kl.coef and algorithm.kl.place == "reward":
-            token_rewards = await trainer.token_rewards(samples, algorithm)
-        learning = self._critic.critic_step(samples, algorithm, values, token_rewards)
+            return await self._trainer.rl_step(inputs), {}
+        inputs = replace(inputs, values=await self._critic.values(inputs))
+        kl = self._algorithm.kl
+        if kl.coef and kl.place == "reward":
+            inputs = replace(inputs, token_rewards=await self._trainer.token_rewards(inputs))
+        learning = self._critic.critic_step(inputs)
         if step <= self._critic_only_steps:
             return {}, await learning
-        return await run_both(
-            trainer.rl_step(samples, algorithm, gate, self._version, values, token_rewards),
-            learning,
-        )
+        return await run_both(self._trainer.rl_step(inputs), learning)
 
     async def _publish(self, result: StepResult) -> None:
         began = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from engines.types import (
     AssistantTurn,
@@ -17,20 +17,13 @@ from engines.types import (
     Generation,
     Message,
     Problem,
-    Sample,
     Sampling,
     Transcript,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from engines.algorithms.spec import Algorithm
+    from engines.step_inputs import StepInputs, Values
     from engines.weight_sync.report import PublishReport
-
-Values: TypeAlias = "NDArray[np.float32]"
-"""a number for each token of a step's trainable samples, end to end"""
 
 
 class Generate(Protocol):
@@ -85,19 +78,11 @@ class Judge(Protocol):
 class PolicyTrainer(Protocol):
     """The trainer as the RL loop sees it."""
 
-    async def rl_step(
-        self,
-        samples: list[Sample],
-        algorithm: Algorithm,
-        gate: bool,
-        version: int | None = None,
-        values: Values | None = None,
-        token_rewards: Values | None = None,
-    ) -> dict[str, float]: ...
+    async def rl_step(self, inputs: StepInputs) -> dict[str, float]: ...
 
-    async def token_rewards(self, samples: list[Sample], algorithm: Algorithm) -> Values: ...
+    async def token_rewards(self, inputs: StepInputs) -> Values: ...
 
-    async def agreement(self, samples: list[Sample], algorithm: Algorithm) -> dict[str, float]: ...
+    async def agreement(self, inputs: StepInputs) -> dict[str, float]: ...
 
 
 class Publish(Protocol):
@@ -109,15 +94,9 @@ class Publish(Protocol):
 class ValueTrainer(Protocol):
     """The critic as the RL loop sees it."""
 
-    async def values(self, samples: list[Sample], algorithm: Algorithm) -> Values: ...
+    async def values(self, inputs: StepInputs) -> Values: ...
 
-    async def critic_step(
-        self,
-        samples: list[Sample],
-        algorithm: Algorithm,
-        values: Values,
-        token_rewards: Values | None = None,
-    ) -> dict[str, float]: ...
+    async def critic_step(self, inputs: StepInputs) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)

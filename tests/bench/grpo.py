@@ -28,10 +28,11 @@ from engines.rollout.episode import Roller
 from engines.rollout.journal import RolloutJournal
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
-from engines.rollout.protocols import LiveDomain, Values
+from engines.rollout.protocols import LiveDomain
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
-from engines.types import Sample, Transcript
+from engines.step_inputs import StepInputs, Values
+from engines.types import Transcript
 from engines.weight_sync import PublishReport
 from rewards.rubric import Judgement
 from tests.bench.clock import Clock, Spent
@@ -82,23 +83,15 @@ class HereTrainer:
     trainer: RlTrainer
     seen: list[int] = field(default_factory=list[int])
 
-    async def rl_step(
-        self,
-        samples: list[Sample],
-        algorithm: Algorithm,
-        gate: bool,
-        version: int | None = None,
-        values: Values | None = None,
-        token_rewards: Values | None = None,
-    ) -> dict[str, float]:
-        self.seen.append(sum(sample.num_trained_tokens for sample in samples))
-        return self.trainer.rl_step(samples, algorithm, gate, version, values, token_rewards)
+    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+        self.seen.append(sum(sample.num_trained_tokens for sample in inputs.samples))
+        return self.trainer.rl_step(inputs)
 
-    async def token_rewards(self, samples: list[Sample], algorithm: Algorithm) -> Values:
-        return self.trainer.token_rewards(samples, algorithm)
+    async def token_rewards(self, inputs: StepInputs) -> Values:
+        return self.trainer.token_rewards(inputs)
 
-    async def agreement(self, samples: list[Sample], algorithm: Algorithm) -> dict[str, float]:
-        return self.trainer.agreement(samples, algorithm)
+    async def agreement(self, inputs: StepInputs) -> dict[str, float]:
+        return self.trainer.agreement(inputs)
 
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         report = self.trainer.publish(endpoints, version)

@@ -11,6 +11,7 @@ import statistics
 from engines.algorithms.choices import DistillationAdvantage, GaeAdvantage
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
+from engines.step_inputs import StepInputs
 from tests.bench.clock import Spent, median_ratio, timed
 from tests.bench.rows import Row
 from tests.bench.trainer import rl_samples
@@ -28,7 +29,9 @@ def measure(bench: Workbench) -> list[Row]:
     # The first round warms up.
     for _ in range(ROUNDS + 1):
         for name, algorithm in chosen.items():
-            spent[name].append(timed(lambda a=algorithm: trainer.rl_step(samples, a, gate=False)))
+            spent[name].append(
+                timed(lambda a=algorithm: trainer.rl_step(StepInputs(samples, a, gate=False)))
+            )
     return [_row(name, of[1:], spent[BASELINE][1:]) for name, of in spent.items()]
 
 

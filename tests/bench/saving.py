@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from engines.algorithms.spec import Algorithm
+from engines.step_inputs import StepInputs
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import Bounds, RlSpec
 from tasks.stage import Resources
@@ -39,7 +40,10 @@ def _processor(bench: Workbench) -> Row:
     """CPU seconds of one save: the rank's part, then checksums, store and retention."""
     trainer = bench.trainer()
     samples = rl_samples(bench, trainer)
-    step = min(timed(lambda: trainer.rl_step(samples, Algorithm(), gate=False)).cpu for _ in "abc")
+    step = min(
+        timed(lambda: trainer.rl_step(StepInputs(samples, Algorithm(), gate=False))).cpu
+        for _ in "abc"
+    )
     context = stage_context(bench.folder, "save", {})
     ranks: list[float] = []
     store: list[float] = []

@@ -23,6 +23,7 @@ from engines.batching import TokenSequence, plan_micro_batches
 from engines.megatron.train.pack import FlatSequences, build_pack
 from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.trainer import RlTrainer
+from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from tests.bench.bare_megatron import BareLoop, MicroBatch, clipped_policy, cross_entropy
 from tests.bench.clock import Spent, median_ratio, timed
@@ -70,7 +71,9 @@ def _rl(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
     bare_loss: list[float] = []
 
     def ours() -> None:
-        ours_loss.append(trainer.rl_step(_handed_over(samples), algorithm, gate=True)["loss"])
+        ours_loss.append(
+            trainer.rl_step(StepInputs(_handed_over(samples), algorithm, gate=True))["loss"]
+        )
 
     def reference() -> None:
         bare_loss.append(statistics.mean(bare.step(step, clipped_policy) for step in steps))

@@ -15,6 +15,7 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.trainer import RlTrainer
+from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import AgreementError
 from infra.user_files import install_hooks, read_hooks
@@ -71,7 +72,7 @@ def test_every_preset_trains(preset: str, folder: Path) -> None:
     trainer = trainer_of(folder)
     before = weights_of(trainer)
     algorithm = Algorithm.model_validate({"preset": preset})
-    metrics = trainer.rl_step(rollouts(trainer), algorithm, True, 0)
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True, 0))
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["grad_norm"] > 0
     assert metrics["mismatch_max"] < 2e-5
@@ -85,7 +86,7 @@ def test_recomputed_old_logprobs_make_the_first_ratio_one(folder: Path) -> None:
         trainer = trainer_of(folder)
         algorithm = Algorithm.model_validate({"mini_batches": 1, "old_logprobs": old})
         # The engine thought every token less likely by 0.3 nats.
-        metrics = trainer.rl_step(rollouts(trainer, -0.3), algorithm, False)
+        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False))
         assert metrics["ratio_mean"] == pytest.approx(ratio, rel=1e-4)
         assert metrics["mismatch_k1"] == pytest.approx(-0.3, abs=1e-4)
         assert metrics["mismatch_ratio_p50"] == pytest.approx(np.exp(0.3), rel=1e-4)
@@ -95,7 +96,9 @@ def test_the_gate_holds_before_the_trainers_own_old_logprobs_hide_a_mismatch(fol
     trainer = trainer_of(folder)
     before = weights_of(trainer)
     with pytest.raises(AgreementError, match="trainer and engine disagree"):
-        trainer.rl_step(rollouts(trainer, -0.3), Algorithm(old_logprobs="trainer"), True)
+        trainer.rl_step(
+            StepInputs(rollouts(trainer, -0.3), Algorithm(old_logprobs="trainer"), True)
+        )
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
 
 
@@ -110,7 +113,7 @@ def test_a_weight_scales_the_step_and_a_rejection_takes_it_away(folder: Path) ->
         algorithm = Algorithm.model_validate(
             {"mini_batches": 1, "old_logprobs": "trainer", "correction": correction}
         )
-        metrics = trainer.rl_step(rollouts(trainer, -0.3), algorithm, False)
+        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False))
         norms[name] = metrics["grad_norm"]
     # Every ratio is exp(0.3) = 1.35: inside the weight's bounds, outside the band.
     assert norms["weighed"] == pytest.approx(np.exp(0.3) * norms["none"], rel=1e-3)
@@ -124,14 +127,14 @@ def test_the_reference_is_the_first_model_and_leaves_the_policy_alone(folder: Pa
     flat = flat_of(0)
     first = trainer.score(flat, 1.0)
     algorithm = Algorithm(kl={"coef": 0.5}, mini_batches=1)
-    metrics = trainer.rl_step(rollouts(trainer), algorithm, True)
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))
     # Nothing has moved yet: no distance, no gradient of it.
     assert metrics["reference_kl"] == pytest.approx(0, abs=1e-6)
     before = weights_of(trainer)
     assert np.abs(trainer.reference_score(flat, 1.0) - first).max() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
     assert np.abs(trainer.score(flat, 1.0) - first).max() > 1e-3
-    assert trainer.rl_step(rollouts(trainer), algorithm, True)["reference_kl"] > 1e-6
+    assert trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))["reference_kl"] > 1e-6
 
 
 def test_a_strong_pull_to_the_reference_keeps_the_policy_near(folder: Path) -> None:
@@ -140,7 +143,7 @@ def test_a_strong_pull_to_the_reference_keeps_the_policy_near(folder: Path) -> N
         trainer = trainer_of(folder)
         algorithm = Algorithm.model_validate({"kl": {"coef": coef, "unbiased": coef > 0}})
         for _ in range(3):
-            trainer.rl_step(rollouts(trainer), algorithm, True)
+            trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))
         flat = flat_of(3)
         distance[coef] = float(
             np.abs(trainer.score(flat, 1.0) - trainer.reference_score(flat, 1.0)).mean()
@@ -153,7 +156,7 @@ def test_an_entropy_bonus_raises_the_entropy(folder: Path) -> None:
     for bonus in (0.0, 1.0):
         trainer = trainer_of(folder)
         algorithm = Algorithm(entropy_bonus=bonus, mini_batches=1)
-        steps = [trainer.rl_step(rollouts(trainer), algorithm, True) for _ in range(4)]
+        steps = [trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)) for _ in range(4)]
         entropy[bonus] = [step["entropy"] for step in steps]
     assert entropy[0.0][0] == pytest.approx(entropy[1.0][0])
     assert entropy[1.0][-1] > entropy[0.0][-1] + 1e-3
@@ -169,6 +172,6 @@ def test_custom_parts_train(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "loss": {"kind": "custom", "path": "soft_clip:loss", "options": {"width": 0.5}},
         }
     )
-    metrics = trainer.rl_step(rollouts(trainer), algorithm, True)
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))
     assert metrics["grad_norm"] > 0
     assert metrics["loss"] == pytest.approx(0, abs=1e-2)

@@ -11,6 +11,7 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel
+from engines.step_inputs import StepInputs
 from engines.types import Sample
 from tests.integration.megatron_models import make_model, samples, sequences
 from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
@@ -35,8 +36,8 @@ def learn(critic: Any, steps: int, algorithm: Algorithm = PPO) -> dict[str, Any]
     """So many steps on one batch; the values before each, its metrics, the weights at the end."""
     values, metrics = [], []
     for _ in range(steps):
-        values.append(critic.values(rollouts(), algorithm))
-        metrics.append(critic.critic_step(rollouts(), algorithm, values[-1]))
+        values.append(critic.values(StepInputs(rollouts(), algorithm)))
+        metrics.append(critic.critic_step(StepInputs(rollouts(), algorithm, values=values[-1])))
     return {"values": values, "metrics": metrics, "weights": weights(critic)}
 
 
@@ -54,11 +55,11 @@ def load_and_learn(critic: Any, folder: Path) -> dict[str, Any]:
 def learn_and_export(critic: Any, folder: Path, source: Path) -> np.ndarray:
     learn(critic, 3)
     critic.export(folder, source)
-    return critic.values(rollouts(), PPO)
+    return critic.values(StepInputs(rollouts(), PPO))
 
 
 def only_values(critic: Any) -> np.ndarray:
-    return critic.values(rollouts(), PPO)
+    return critic.values(StepInputs(rollouts(), PPO))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engines.algorithms.spec import Algorithm
+from engines.step_inputs import StepInputs
 from tests.integration.megatron_models import make_model, samples, sequences, varied
 from tests.integration.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
 
@@ -52,7 +53,7 @@ def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
     if algorithm.advantage.kind == "distillation":
         rollouts[0].domain = "lone"  # fewer samples of it than ranks
         trainer.load_teachers({"lone": teacher, "test": teacher})
-    reinforced = trainer.rl_step(rollouts, algorithm, False)
+    reinforced = trainer.rl_step(StepInputs(rollouts, algorithm, False))
     return {
         "logprobs": first,
         "supervised": supervised,

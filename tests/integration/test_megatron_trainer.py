@@ -18,6 +18,7 @@ from engines.megatron.hf.folder import HfWeights
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences, build_pack
 from engines.megatron.train.trainer import RlTrainer
+from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from infra.errors import AgreementError, InputError, TrainingStopped
 from tests.integration.megatron_models import make_model, one_rank, samples, sequences
@@ -219,7 +220,7 @@ def test_the_first_mini_batch_sees_ratio_one_and_no_mismatch(
     models: dict[str, tuple[Path, Any]],
 ) -> None:
     trainer = trainer_of(models["qwen3"][0])
-    metrics = trainer.rl_step(rollouts(trainer), Algorithm(mini_batches=1), True)
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), Algorithm(mini_batches=1), True))
     assert metrics["mismatch_max"] < 2e-5
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert metrics["clip_fraction"] == 0
@@ -233,10 +234,10 @@ def test_the_trainer_scores_at_the_temperature_of_sampling(
     trainer = trainer_of(models["qwen3"][0])
     batch = rollouts(trainer, temperature=0.7)
     warm = Algorithm(mini_batches=1, temperature=0.7)
-    assert trainer.rl_step(batch, warm, True)["mismatch_max"] < 2e-5
+    assert trainer.rl_step(StepInputs(batch, warm, True))["mismatch_max"] < 2e-5
     trainer = trainer_of(models["qwen3"][0])
     with pytest.raises(AgreementError):
-        trainer.rl_step(batch, Algorithm(mini_batches=1), True)
+        trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True))
 
 
 def test_the_gate_says_which_token_differs_and_leaves_the_weights(
@@ -248,12 +249,14 @@ def test_the_gate_says_which_token_differs_and_leaves_the_weights(
     batch[2].logprobs[20] = exact - 3.0
     before = weights_of(trainer)
     with pytest.raises(AgreementError) as caught:
-        trainer.rl_step(batch, Algorithm(mini_batches=1), True)
+        trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True))
     message = str(caught.value)
     assert "sample 2 of p0 (rollout r2), token position 20" in message
     assert f"trainer {exact:.5f}, engine {exact - 3:.5f}" in message
     assert largest_difference(weights_of(trainer), before) == 0
-    assert trainer.rl_step(batch, Algorithm(mini_batches=1), False)["mismatch_max"] > 2.9
+    assert (
+        trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), False))["mismatch_max"] > 2.9
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
@@ -264,7 +267,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(
     batch[0].logprobs[-1] = math.nan
     before = weights_of(trainer)
     with pytest.raises(TrainingStopped, match="the loss is nan"):
-        trainer.rl_step(batch, Algorithm(mini_batches=1), False)
+        trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), False))
     assert largest_difference(weights_of(trainer), before) == 0
 
 
@@ -281,12 +284,12 @@ def test_samples_that_cannot_be_trained_on_change_nothing(
             failed.status, failed.reward = Status.FAILED, math.nan
             masked.loss_mask, masked.reward = [0] * len(masked.tokens), 9.0
             batch += [aborted, failed, masked]
-        metrics = trainer.rl_step(batch, Algorithm(), False)
+        metrics = trainer.rl_step(StepInputs(batch, Algorithm(), False))
         results.append((metrics["loss"], metrics["grad_norm"], weights_of(trainer)))
     assert results[0][:2] == results[1][:2]
     assert largest_difference(results[0][2], results[1][2]) == 0
     with pytest.raises(TrainingStopped, match="none of the step's 2 samples"):
-        trainer.rl_step([aborted, failed], Algorithm(), False)
+        trainer.rl_step(StepInputs([aborted, failed], Algorithm(), False))
 
 
 def test_samples_of_one_rollout_count_once_in_their_group(

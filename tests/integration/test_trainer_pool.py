@@ -31,6 +31,7 @@ from engines.megatron.ranks.rank import (
 from engines.megatron.ranks.trainer_group import TrainerGroup, prewarm
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.raylink import connect
+from engines.step_inputs import StepInputs
 from infra.errors import (
     AgreementError,
     EngineError,
@@ -69,7 +70,7 @@ class StandInRank:
             raise InputError("no such model")
         self.job, self.rank = job, rank
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, method: str, arguments: tuple[Any, ...], samples: Any = None) -> Any:
         assert self.job is not None
         if method in ("logprobs", "values"):
             return [[os.getpid(), self.rank, self.gpu]] if self.rank == 0 else None
@@ -224,7 +225,10 @@ async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: An
             job(), job(critic=CriticSettings()), 2, holder, wait_s=60.0, pool=pool
         )
         held = len((await pool.status.remote()).leases)
-        pids = {await pid(roles[0]), int((await roles[1].values([], Algorithm()))[0][0])}
+        pids = {
+            await pid(roles[0]),
+            int((await roles[1].values(StepInputs([], Algorithm())))[0][0]),
+        }
         await roles[1].release()
         assert held == 1
         return len(pids)
@@ -307,9 +311,9 @@ from engines.batching import TokenSequence
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.megatron.ranks.find_pool import open_pool
 from engines.megatron.ranks.rank import TrainerJob
-from engines.megatron.spec import Optimizer, Parallel, Trainer
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 async def main():
-    job = TrainerJob(Trainer(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10)
+    job = TrainerJob(TrainerSettings(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10)
     group = await TrainerGroup.lease(job, 1, "victim", pool=open_pool(name={name!r}))
     print(int((await group.logprobs([[0]]))[0][0]), flush=True)
     await asyncio.Event().wait()

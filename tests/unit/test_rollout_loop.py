@@ -30,26 +30,28 @@ class Trainer:
         self.tokens: list[list[list[int]]] = []
         self.gated: list[bool] = []
         self.events: list[str] = []
-        self.heard = (None, None)
+        self.given = (None, None)
 
-    async def rl_step(self, samples, algorithm, gate, version, values=None, token_rewards=None):
-        self.heard = (values, token_rewards)
+    async def rl_step(self, inputs):
+        samples = inputs.samples
+        self.given = (inputs.values, inputs.token_rewards)
         asked = len(self.policy.calls)
         for _ in range(self.slow):
             await asyncio.sleep(0)
         assert len(self.policy.calls) == asked, "nothing is sampled while weights are trained"
         self.trained.append([s.oldest_version for s in samples])
         self.tokens.append([s.tokens for s in samples])
-        self.gated.append(gate)
-        self.events.append(f"train {samples[0].oldest_version} at {version}")
+        self.gated.append(inputs.gate)
+        self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
         return {"entropy": 0.5, "tokens": 10.0}
 
-    async def agreement(self, samples, algorithm):
+    async def agreement(self, inputs):
+        samples = inputs.samples
         self.events.append(f"sampled {samples[0].oldest_version}")
         assert {s.oldest_version for s in samples} == {self.policy.version}
         return {"engine_mismatch_mean": self.policy.version / 100}
 
-    async def token_rewards(self, samples, algorithm):
+    async def token_rewards(self, inputs):
         return "token rewards"
 
     async def publish(self, version):
@@ -261,13 +263,13 @@ class Critic:
 
     def __init__(self):
         self.steps = 0
-        self.heard = []
+        self.given = []
 
-    async def values(self, samples, algorithm):
+    async def values(self, inputs):
         return self.steps
 
-    async def critic_step(self, samples, algorithm, values, token_rewards=None):
-        self.heard.append((values, token_rewards))
+    async def critic_step(self, inputs):
+        self.given.append((inputs.values, inputs.token_rewards))
         self.steps += 1
         return {"value_loss": 0.25}
 
@@ -300,15 +302,15 @@ async def test_in_its_warm_up_the_critic_alone_learns_and_nothing_is_published()
 async def test_both_roles_learn_from_the_values_before_the_step():
     *parts, trainer, critic = with_critic()
     await run([*parts, trainer], 4)
-    assert critic.heard == [(0, None), (1, None), (2, None), (3, None)]
-    assert trainer.heard == (3, None)
+    assert critic.given == [(0, None), (1, None), (2, None), (3, None)]
+    assert trainer.given == (3, None)
 
 
 async def test_both_roles_hear_of_a_kl_in_the_reward():
     kl = {"coef": 0.1, "estimator": "k1", "place": "reward"}
     *parts, trainer, critic = with_critic(kl=kl)
     await run([*parts, trainer], 3)
-    assert critic.heard[-1] == trainer.heard == (2, "token rewards")
+    assert critic.given[-1] == trainer.given == (2, "token rewards")
 
 
 async def test_an_error_of_the_critic_ends_the_loop_as_it_is():

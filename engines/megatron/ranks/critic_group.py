@@ -1,52 +1,35 @@
 """The driver's side of a critic: ranks that learn what a token's state is worth.
 
 trainer, critic = await lease_with_critic(...)
-values = await critic.values(samples, algorithm)
-metrics = await critic.critic_step(samples, algorithm, values)
+values = await critic.values(inputs)
+metrics = await critic.critic_step(replace(inputs, values=values))
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines.megatron.ranks.lease import RankLease
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import STEP_S, RankGroup
 from engines.megatron.ranks.trainer_group import TrainerGroup
-from engines.types import Sample
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from engines.algorithms.spec import Algorithm
+from engines.step_inputs import StepInputs, Values
 
 
 class CriticGroup(RankGroup):
     """A critic in training, on ranks of its policy's lease."""
 
-    async def values(
-        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
-    ) -> NDArray[np.float32]:
+    async def values(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> Values:
         """The present values of the trainable samples' tokens, end to end."""
-        return await self._call("values", samples, algorithm, timeout_s=timeout_s)
+        return await self._step("values", inputs, timeout_s=timeout_s)
 
     async def critic_step(
-        self,
-        samples: Sequence[Sample],
-        algorithm: Algorithm,
-        values: NDArray[np.float32],
-        token_rewards: NDArray[np.float32] | None = None,
-        *,
-        timeout_s: float = STEP_S,
+        self, inputs: StepInputs, *, timeout_s: float = STEP_S
     ) -> dict[str, float]:
-        """Learn from one batch of rollouts, of which the critic said `values` before. Raises
+        """Learn from one batch of rollouts, with the values that the critic gave before. Raises
         TrainingStopped on NaN."""
-        return await self._call(
-            "critic_step", samples, algorithm, values, token_rewards, timeout_s=timeout_s
-        )
+        return await self._step("critic_step", inputs, timeout_s=timeout_s)
 
 
 async def lease_with_critic(

@@ -7,6 +7,7 @@ stages could hold one and wait for the other's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from engines.megatron.ranks.calls import answers
 from engines.megatron.ranks.find_pool import open_pool
 from engines.megatron.ranks.pool import LEASE_TTL_S, RankGrant
 from engines.raylink import driver_id
+from engines.types import Sample
 from infra.errors import EngineError, InputError, LeaseLost, TributaryError
 
 POOL_S = 30.0
@@ -28,6 +30,7 @@ class RankLease:
         self.fault: TributaryError | None = None
         self._pool = pool
         self._released = False
+        self._shipped: tuple[Sequence[Sample], Any] = ((), None)
         self._renewal = asyncio.create_task(self._renew())
 
     @classmethod
@@ -59,6 +62,14 @@ class RankLease:
             raise EngineError(
                 f"this trainer group broke before and must be released: {self.fault}"
             ) from self.fault
+
+    def shipped(self, samples: Sequence[Sample]) -> Any:
+        """A reference to a step's samples in Ray's store: put there once, freed by the next."""
+        if self._shipped[0] is not samples or self._shipped[1] is None:
+            import ray
+
+            self._shipped = (samples, ray.put(samples))
+        return self._shipped[1]
 
     async def release(self) -> None:
         """Give the ranks back; they are killed if a call failed. Safe to call twice."""

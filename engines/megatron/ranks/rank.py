@@ -13,7 +13,7 @@ import socket
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen
+from engines.types import Sample
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder
@@ -87,8 +88,13 @@ class Rank(Protocol):
         """Join the process group and build the Trainer or Critic; all ranks at once."""
         ...
 
-    def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """Call a method of the Trainer; only rank 0 answers, the others return None."""
+    def call(
+        self, method: str, arguments: Sequence[Any], samples: Sequence[Sample] | None = None
+    ) -> Any:
+        """Call a method of the Trainer; only rank 0 answers, the others return None.
+
+        `samples` travel apart from the `StepInputs` that they belong to: several calls use them.
+        """
         ...
 
     def stop(self) -> None:
@@ -131,9 +137,13 @@ class TrainerRank:
             install_hooks(job.hooks)
             self._trainer = _joined_trainer(job, rank, rendezvous, listener)
 
-    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+    def call(
+        self, method: str, arguments: Sequence[Any], samples: Sequence[Sample] | None = None
+    ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
+        if samples is not None:
+            arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():
             answer = getattr(self._trainer, method)(*arguments)
         return answer if self._rank == 0 else None

@@ -7,12 +7,14 @@ ranks' state is unknown: the lease refuses further calls, and its ranks are kill
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.megatron.ranks.calls import answers
 from engines.megatron.ranks.lease import POOL_S, RankLease
 from engines.megatron.ranks.rank import TrainerJob
+from engines.step_inputs import StepInputs
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 
@@ -66,7 +68,18 @@ class RankGroup:
             self._lease.fault = error
             raise
 
-    async def _call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+    async def _step(self, method: str, inputs: StepInputs, *, timeout_s: float) -> Any:
+        """Rank 0's answer to `method` of a step; its samples are serialized once, for all ranks and
+        all calls of the step."""
+        self._lease.check()
+        samples = self._lease.shipped(inputs.samples)
+        return await self._call(
+            method, replace(inputs, samples=()), samples=samples, timeout_s=timeout_s
+        )
+
+    async def _call(
+        self, method: str, *arguments: Any, timeout_s: float, samples: Any = None
+    ) -> Any:
         """Rank 0's answer to `method`; the arguments are serialized once for all ranks."""
         lease = self._lease
         lease.check()
@@ -74,7 +87,7 @@ class RankGroup:
 
         shared = ray.put(arguments) if len(self._ranks) > 1 else arguments
         try:
-            calls = [actor.call.remote(method, shared) for actor in self._ranks]
+            calls = [actor.call.remote(method, shared, samples) for actor in self._ranks]
             return (await answers(calls, timeout_s, method, self._places))[0]
         except TributaryError as error:
             if isinstance(lease.fault, LeaseLost):  # why the ranks were killed under the call

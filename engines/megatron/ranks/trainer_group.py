@@ -1,7 +1,7 @@
 """The driver's side of training: ranks leased from the pool that work as one trainer.
 
 async with await TrainerGroup.lease(job, ...) as trainer:
-    metrics = await trainer.rl_step(samples, algorithm, gate=True)
+    metrics = await trainer.rl_step(StepInputs(samples, algorithm, gate=True))
     report = await trainer.publish(server_urls, version)
 """
 
@@ -17,14 +17,10 @@ from engines.megatron.ranks.find_pool import open_pool
 from engines.megatron.ranks.lease import POOL_S, RankLease
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import STEP_S, WEIGHTS_S, RankGroup
-from engines.types import Sample
+from engines.step_inputs import StepInputs, Values
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from engines.algorithms.spec import Algorithm
     from engines.batching import TokenSequence
     from engines.weight_sync.report import PublishReport
 
@@ -71,41 +67,23 @@ class TrainerGroup(RankGroup):
         """One optimizer step a batch; metrics of each."""
         return await self._call("sft_steps", batches, timeout_s=timeout_s)
 
-    async def rl_step(
-        self,
-        samples: Sequence[Sample],
-        algorithm: Algorithm,
-        gate: bool,
-        version: int | None = None,
-        values: NDArray[np.float32] | None = None,
-        token_rewards: NDArray[np.float32] | None = None,
-        *,
-        timeout_s: float = STEP_S,
-    ) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> dict[str, float]:
         """Train on one batch of rollouts (`algorithm.mini_batches` optimizer steps).
 
-        `version` is the policy's; None: the newest sample's. `values` are the critic's, where the
-        advantage asks for them. Raises AgreementError beyond the gate and TrainingStopped on NaN.
+        Raises AgreementError beyond the gate and TrainingStopped on NaN.
         """
-        return await self._call(
-            *("rl_step", samples, algorithm, gate, version, values, token_rewards),
-            timeout_s=timeout_s,
-        )
+        return await self._step("rl_step", inputs, timeout_s=timeout_s)
 
-    async def token_rewards(
-        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
-    ) -> NDArray[np.float32]:
+    async def token_rewards(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> Values:
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
-        return await self._call("token_rewards", samples, algorithm, timeout_s=timeout_s)
+        return await self._step("token_rewards", inputs, timeout_s=timeout_s)
 
-    async def agreement(
-        self, samples: Sequence[Sample], algorithm: Algorithm, *, timeout_s: float = STEP_S
-    ) -> dict[str, float]:
+    async def agreement(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> dict[str, float]:
         """How far the engine is from the weights that it sampled with, which are the present ones.
 
         Raises AgreementError beyond the gate.
         """
-        return await self._call("agreement", samples, algorithm, timeout_s=timeout_s)
+        return await self._step("agreement", inputs, timeout_s=timeout_s)
 
     async def load_teachers(
         self, folders: Mapping[str, Path], *, timeout_s: float = WEIGHTS_S

@@ -7,7 +7,7 @@ The value of a token is that of the state it was chosen in: of the tokens before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.spec import Algorithm
 from engines.algorithms.value_loss import value_loss
 from engines.megatron.hf.folder import HfWeights, write_critic_folder
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
@@ -27,7 +26,7 @@ from engines.megatron.train.pack import Pack
 from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.stopwatch import Began
 from engines.megatron.train.training import StepStats, Training
-from engines.types import Sample
+from engines.step_inputs import StepInputs
 
 Floats = NDArray[np.float32]
 
@@ -59,27 +58,23 @@ class CriticTrainer(Training):
         )
         self._critic = critic
 
-    def values(self, samples: Sequence[Sample], algorithm: Algorithm) -> Floats:
+    def values(self, inputs: StepInputs) -> Floats:
         """The present values of the trainable samples' tokens, end to end; 0 where none is needed.
 
         Raises TrainingStopped if no sample is trainable.
         """
-        return self.read(RlBatch.of(samples, algorithm).valued(algorithm), {})
+        algorithm = inputs.algorithm
+        return self.read(RlBatch.of(inputs.samples, algorithm).valued(algorithm), {})
 
-    def critic_step(
-        self,
-        samples: Sequence[Sample],
-        algorithm: Algorithm,
-        values: Floats,
-        token_rewards: Floats | None = None,
-    ) -> dict[str, float]:
-        """Learn from one batch of rollouts, of which the critic said `values` before.
-
-        `token_rewards` are what a KL term adds to the rewards. Raises TrainingStopped.
-        """
+    def critic_step(self, inputs: StepInputs) -> dict[str, float]:
+        """Learn from one batch of rollouts, with the values that the critic gave before. Raises
+        TrainingStopped."""
         began = Began.now()
-        batch = RlBatch.of(samples, algorithm)
-        returns = batch.returns(algorithm, values, token_rewards)
+        algorithm, values = inputs.algorithm, inputs.values
+        if values is None:
+            raise ValueError("a critic learns from the values that it gave before the step")
+        batch = RlBatch.of(inputs.samples, algorithm)
+        returns = batch.returns(algorithm, values, inputs.token_rewards)
         objective = ValueObjective(values, returns, self._critic.clip)
         steps: list[StepStats] = []
         norms: list[float] = []

@@ -5,7 +5,6 @@ samples -> old, reference, teachers' logprobs -> advantages, weights -> mini-bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,33 +16,25 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch, check_agreement
 from engines.megatron.train.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Began
-from engines.types import Sample
+from engines.step_inputs import StepInputs
 
 if TYPE_CHECKING:
     from engines.megatron.train.trainer import RlTrainer
     from engines.megatron.train.training import StepStats
 
 
-def train_on(
-    trainer: RlTrainer,
-    samples: Sequence[Sample],
-    algorithm: Algorithm,
-    *,
-    gate: bool,
-    version: int | None,
-    values: NDArray[np.float32] | None = None,
-    token_rewards: NDArray[np.float32] | None = None,
-) -> dict[str, float]:
+def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
     """See `RlTrainer.rl_step`."""
     began = Began.now()
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
-    batch = RlBatch.of(samples, algorithm)
+    algorithm, token_rewards = inputs.algorithm, inputs.token_rewards
+    batch = RlBatch.of(inputs.samples, algorithm)
     old = _old(trainer, batch, algorithm)
     reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
     teachers = None
     if trainer.teachers is not None:
         teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
-    targets = batch.targets(algorithm, old, reference, values, token_rewards, teachers)
+    targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers)
     mismatch: dict[str, float] = {}
     steps: list[StepStats] = []
     norms: list[float] = []
@@ -52,8 +43,8 @@ def train_on(
         stats = trainer.forward_backward(batch.flat, indices, objective)
         if not steps:
             ours, places = _before_updates(trainer, batch, old, objective, indices)
-            mismatch = _mismatch(batch, ours, places, version)
-            if gate:
+            mismatch = _mismatch(batch, ours, places, inputs.version)
+            if inputs.gate:
                 mean = mismatch["mismatch_mean"]
                 check_agreement(ours, places, mean, algorithm.agreement_gate, batch)
         objective.seen.clear()
@@ -64,11 +55,10 @@ def train_on(
     return {**means, **mismatch, **targets.metrics, **rates}
 
 
-def agreement_of(
-    trainer: RlTrainer, samples: Sequence[Sample], algorithm: Algorithm
-) -> dict[str, float]:
+def agreement_of(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
     """See `RlTrainer.agreement`."""
-    batch = RlBatch.of(samples, algorithm)
+    algorithm = inputs.algorithm
+    batch = RlBatch.of(inputs.samples, algorithm)
     ours, places = trainer.score(batch.flat, algorithm.temperature), batch.trained()
     found = _mismatch(batch, ours, places, None)
     check_agreement(ours, places, found["mismatch_mean"], algorithm.agreement_gate, batch)
@@ -76,11 +66,10 @@ def agreement_of(
     return {f"engine_{name}": found[name] for name in kept}
 
 
-def token_rewards_of(
-    trainer: RlTrainer, samples: Sequence[Sample], algorithm: Algorithm
-) -> NDArray[np.float32]:
+def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float32]:
     """See `RlTrainer.token_rewards`."""
-    batch = RlBatch.of(samples, algorithm)
+    algorithm = inputs.algorithm
+    batch = RlBatch.of(inputs.samples, algorithm)
     old, reference = _old(trainer, batch, algorithm), _reference(trainer, batch, algorithm)
     return batch.kl_rewards(algorithm, old, reference)
 

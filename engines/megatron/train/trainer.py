@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.algorithms.spec import Algorithm
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
@@ -17,7 +16,7 @@ from engines.megatron.train.reference import Reference
 from engines.megatron.train.rl_step import agreement_of, token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
-from engines.types import Sample
+from engines.step_inputs import StepInputs
 from engines.weight_sync.report import PublishReport
 from infra.errors import EngineError
 
@@ -37,42 +36,24 @@ class RlTrainer(SftTrainer):
 
     # Training
 
-    def rl_step(
-        self,
-        samples: Sequence[Sample],
-        algorithm: Algorithm,
-        gate: bool,
-        version: int | None = None,
-        values: NDArray[np.float32] | None = None,
-        token_rewards: NDArray[np.float32] | None = None,
-    ) -> dict[str, float]:
+    def rl_step(self, inputs: StepInputs) -> dict[str, float]:
         """Train on one batch of rollouts: `algorithm.mini_batches` optimizer steps.
 
         What becomes of samples that cannot be trained on: `engines.algorithms.sample_rules`. With
         `gate`, the mean difference between trainer and engine logprobs, before any update, must
-        not pass `algorithm.agreement_gate`. `version` is the policy's; None: the newest sample's.
-        `values` are the critic's, where the advantage asks for them, and `token_rewards` what the
-        method of that name said, if it was asked. Raises AgreementError, TrainingStopped.
+        not pass `algorithm.agreement_gate`. Raises AgreementError, TrainingStopped.
         """
-        return train_on(
-            self,
-            samples,
-            algorithm,
-            gate=gate,
-            version=version,
-            values=values,
-            token_rewards=token_rewards,
-        )
+        return train_on(self, inputs)
 
-    def token_rewards(self, samples: Sequence[Sample], algorithm: Algorithm) -> NDArray[np.float32]:
+    def token_rewards(self, inputs: StepInputs) -> NDArray[np.float32]:
         """What the KL term adds to each token's reward, as flat as the trainable samples' tokens:
         a critic learns the same rewards. For `kl.place: reward`."""
-        return token_rewards_of(self, samples, algorithm)
+        return token_rewards_of(self, inputs)
 
-    def agreement(self, samples: Sequence[Sample], algorithm: Algorithm) -> dict[str, float]:
+    def agreement(self, inputs: StepInputs) -> dict[str, float]:
         """`engine_mismatch_*`: metrics of the engine against the present weights, which must have
         sampled all of it. One forward pass, no update. Raises AgreementError beyond the gate."""
-        return agreement_of(self, samples, algorithm)
+        return agreement_of(self, inputs)
 
     # Scoring
 

@@ -1,0 +1,37 @@
+"""StepInputs: what one training step is made from, on its way from the loop to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from engines.types import Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from engines.algorithms.spec import Algorithm
+
+Values: TypeAlias = "NDArray[np.float32]"
+"""a number for each token of a step's trainable samples, end to end"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One batch of rollouts and how to learn from it; later calls of a step know more of it.
+
+    Example: StepInputs(samples, Algorithm(), gate=True, version=3)
+    """
+
+    samples: Sequence[Sample]
+    algorithm: Algorithm
+    gate: bool = False
+    """the present weights sampled the batch: the engine must agree with the trainer"""
+    version: int | None = None
+    """the policy's; None: the newest sample's"""
+    values: Values | None = None
+    """the critic's, from before the step; where the advantage asks for them"""
+    token_rewards: Values | None = None
+    """what the KL term adds to each token's reward, where it is placed there"""

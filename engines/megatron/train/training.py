@@ -256,7 +256,7 @@ class Training:
         self.steps_done = self._state.load(folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, whole tensor) of every weight, on every rank; see hf_map.whole_tensors."""
+        """(HF name, whole tensor) of every weight, on every rank; see `gathered_tensors`."""
         return gathered_tensors(self.network, self.shape, self.layout)
 
     def gathered_weights(self) -> dict[str, Tensor]:

@@ -57,13 +57,13 @@ class RlBatch:
                 f"none of the step's {len(samples)} samples is trainable: all failed, were"
                 " aborted, are masked as truncated, or have no trained token"
             )
-        heard = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
+        reward_only = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
         flat = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
         return RlBatch(
-            samples=[*kept, *heard],
+            samples=[*kept, *reward_only],
             flat=flat,
             num_trained=flat.num_trained,
-            rollouts=_numbered([(s.group_id, s.rollout_id) for s in [*kept, *heard]]),
+            rollouts=_numbered([(s.group_id, s.rollout_id) for s in [*kept, *reward_only]]),
             engine_logprobs=flatten([s.logprobs for s in kept], np.float32, len(flat.tokens)),
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
-from engines.sglang.servers import server_files as footprint
+from engines.sglang.servers import server_files
 from engines.sglang.servers.host import prepare_environment
 from infra.access import LOOPBACK, required_key
 from infra.cuda import has_cuda
@@ -93,7 +93,7 @@ def serve(options: dict[str, Any]) -> None:
     keys = {"api_key": key, "admin_api_key": key} if key else {}
     if key:
         keep_from_logs(key)
-    footprint.adopt()
+    server_files.adopt()
     try:
         run_server(ServerArgs(**options, **keys))
     finally:

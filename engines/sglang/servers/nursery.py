@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
-from engines.sglang.servers import server_files as footprint
+from engines.sglang.servers import server_files
 from infra.cuda import has_cuda
 
 _PR_SET_PDEATHSIG = 1
@@ -103,7 +103,7 @@ class Nursery:
             self._ended[pid] = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(ProcessLookupError):  # what it left in its group
                 os.killpg(pid, signal.SIGKILL)
-            footprint.clear(pid)
+            server_files.clear(pid)
 
 
 def _become_child(nursery: int, log: str, body: Callable[[], None]) -> NoReturn:

@@ -92,7 +92,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "max_entropy": "spec",
         "max_failed_share": "spec",
     },
-    "engines/rollout/gallery.py:Gallery": {"_rows": "rollouts.parquet", "_chat": "handle"},
+    "engines/rollout/records/gallery.py:Gallery": {"_rows": "rollouts.parquet", "_chat": "handle"},
     "engines/rollout/source.py:ProblemSource": {
         "_turn": "state.json",
         "_starts": "state.json",
@@ -111,7 +111,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_temperature": "spec",
         "_needs_spread": "spec",
     },
-    "engines/rollout/journal.py:RolloutJournal": {
+    "engines/rollout/records/journal.py:RolloutJournal": {
         "_notes": "notes",
         "_every_s": "spec",
         "_waiting": "empty",

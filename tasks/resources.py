@@ -17,8 +17,8 @@ from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.rollout.journal import RolloutJournal
     from engines.rollout.protocols import LiveDomain
+    from engines.rollout.records.journal import RolloutJournal
     from engines.sglang.fleet import Fleet
     from tasks.live_domain import OpenDomain
 
@@ -51,7 +51,7 @@ async def lease_fleet(
 
 def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
     """Where a sweep's rollouts are durable as they finish; the last ones when the stack ends."""
-    from engines.rollout.journal import RolloutJournal
+    from engines.rollout.records.journal import RolloutJournal
 
     journal = RolloutJournal(context.checkpoints, every_s=NOTE_SECONDS)
     stack.push_async_callback(journal.flush)

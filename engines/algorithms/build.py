@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
-from engines.algorithms.whitening import whitened
+from engines.algorithms.statistics.whitening import whitened
 from infra.config import Choice
 from infra.hooks import check_options, resolve
 

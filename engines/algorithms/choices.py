@@ -157,7 +157,7 @@ Advantage = Annotated[
 class ClipLoss(PartWithCode):
     """-min(ratio x A, clip(ratio, 1 - clip_low, 1 + clip_high) x A) (PPO; asymmetric in DAPO)."""
 
-    code: ClassVar[str] = "engines.algorithms.clip:clip_loss"
+    code: ClassVar[str] = "engines.algorithms.losses.clip:clip_loss"
     kind: Literal["clip"]
     clip_low: Share = 0.2
     """ratio is clipped below 1 - clip_low"""
@@ -170,7 +170,7 @@ class ClipLoss(PartWithCode):
 class GspoLoss(PartWithCode):
     """The clipped loss with one ratio per sequence; its clip range is about 1000 times narrower."""
 
-    code: ClassVar[str] = "engines.algorithms.gspo:gspo_loss"
+    code: ClassVar[str] = "engines.algorithms.losses.gspo:gspo_loss"
     kind: Literal["gspo"]
     clip_low: Share = 3e-4
     clip_high: PositiveFloat = 4e-4
@@ -179,7 +179,7 @@ class GspoLoss(PartWithCode):
 class CispoLoss(PartWithCode):
     """-clip(ratio) x A x logprob, the clipped ratio constant."""
 
-    code: ClassVar[str] = "engines.algorithms.cispo:cispo_loss"
+    code: ClassVar[str] = "engines.algorithms.losses.cispo:cispo_loss"
     kind: Literal["cispo"]
     clip_low: Share = 1.0
     """1: no lower bound, as in MiniMax-M1"""
@@ -190,7 +190,7 @@ class CispoLoss(PartWithCode):
 class DisLoss(PartWithCode):
     """-ratio x A x logprob where 1 - clip_low < ratio to the engine < 1 + clip_high, else 0."""
 
-    code: ClassVar[str] = "engines.algorithms.dis:dis_loss"
+    code: ClassVar[str] = "engines.algorithms.losses.dis:dis_loss"
     kind: Literal["dis"]
     clip_low: Share = 0.3
     """SAO: 0.3 for reasoning with tools, 0.8 for coding agents"""
@@ -201,7 +201,7 @@ class DisLoss(PartWithCode):
 class ReinforceLoss(PartWithCode):
     """-A x logprob: for one update per batch."""
 
-    code: ClassVar[str] = "engines.algorithms.reinforce:reinforce_loss"
+    code: ClassVar[str] = "engines.algorithms.losses.reinforce:reinforce_loss"
     kind: Literal["reinforce"]
 
 
@@ -231,7 +231,7 @@ Level = Literal["token", "sequence", "geometric"]
 class Weight(PartWithCode):
     """Each token's loss times trainer's / engine's probability, within bounds (TIS, MIS)."""
 
-    code: ClassVar[str] = "engines.algorithms.correction:corrected"
+    code: ClassVar[str] = "engines.algorithms.corrections.correction:corrected"
     level: Level = "token"
     """the token's own ratio, that of the whole sequence, or its geometric mean per token"""
     low: float = Field(default=0.0, ge=0)
@@ -250,7 +250,7 @@ class Weight(PartWithCode):
 class Band(PartWithCode):
     """Rejects where the ratio leaves [low, high]: IcePop by token, MIS by sequence."""
 
-    code: ClassVar[str] = "engines.algorithms.correction:corrected"
+    code: ClassVar[str] = "engines.algorithms.corrections.correction:corrected"
     kind: Literal["ratio"]
     level: Level = "token"
     low: float = Field(default=0.5, ge=0)
@@ -266,7 +266,7 @@ class Band(PartWithCode):
 class Veto(PartWithCode):
     """Rejects a sequence if the ratio of any of its tokens is below a floor."""
 
-    code: ClassVar[str] = "engines.algorithms.correction:corrected"
+    code: ClassVar[str] = "engines.algorithms.corrections.correction:corrected"
     kind: Literal["veto"]
     floor: Share = 1e-4
 
@@ -274,7 +274,7 @@ class Veto(PartWithCode):
 class Opsm(PartWithCode):
     """Off-policy sequence masking: rejects tokens with A < 0 in sequences far from the policy."""
 
-    code: ClassVar[str] = "engines.algorithms.off_policy:off_policy_sequences"
+    code: ClassVar[str] = "engines.algorithms.corrections.off_policy:off_policy_sequences"
     kind: Literal["opsm"]
     delta: PositiveFloat = 1e-4
     """a sequence is far if its mean of engine's - current logprob is above this, in nats"""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engines.algorithms.sequence_sums import sequence_sums
+from engines.algorithms.statistics.sequence_sums import sequence_sums
 
 
 @dataclass(frozen=True, slots=True)

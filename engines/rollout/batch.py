@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from engines.rollout.records import dump_problem, load_problem, to_sample
+from engines.rollout.records.json_text import dump_problem, load_problem, to_sample
 from engines.rollout.source import Cursor
 from engines.types import Group
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.rollout.journal import Finished
 from engines.rollout.protocols import ChatFormat, Generate, LiveDomain
+from engines.rollout.records.journal import Finished
 from engines.rollout.seeds import sampling_seed
 from engines.rollout.session import TokenSession
 from engines.types import (

@@ -22,7 +22,7 @@ from functools import partial
 from engines.rollout.batch import StepBatch
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.episode import Roller, Rollout
-from engines.rollout.journal import Finished, RolloutJournal
+from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.source import Drawn, ProblemSource
 from engines.types import TRAINABLE, Group
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from engines.rollout.episode import Roller, Rollout
-from engines.rollout.journal import Finished, RolloutJournal
 from engines.rollout.protocols import LiveDomain
+from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.types import Problem
 from infra.errors import EngineError
 

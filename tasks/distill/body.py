@@ -11,10 +11,10 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.draws import draw_problems
-from engines.rollout.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.episode import Roller, Rollout
-from engines.rollout.filters import sift
 from engines.rollout.protocols import LiveDomain
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.rollout.records.filters import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.sglang.fleet import Fleet
 from infra.errors import TrainingStopped

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from engines.draws import draw_problems
 from engines.rollout.episode import Roller, Rollout
-from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.protocols import LiveDomain
+from engines.rollout.records.gallery import Gallery
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Status
 from tasks.evaluate.spec import EvaluateSpec

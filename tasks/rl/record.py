@@ -12,8 +12,8 @@ from typing import Any
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
-from engines.rollout.gallery import Gallery
 from engines.rollout.metrics import batch_samples, mean, most_frequent_reason, step_metrics
+from engines.rollout.records.gallery import Gallery
 from engines.rollout.source import Cursor
 from tasks.stage import Reporter
 

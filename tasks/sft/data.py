@@ -15,7 +15,7 @@ from infra.errors import InputError
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.rollout.dataset import DistilledRow
+    from engines.rollout.records.dataset import DistilledRow
     from tasks.sft.spec import SftSpec
 
 
@@ -97,7 +97,7 @@ def _demonstrations(spec: SftSpec, chat: Chat) -> Iterator[_Solved]:
 
 def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
     """Tokens as the experts sampled them; text is not tokenised again."""
-    from engines.rollout.dataset import read_dataset
+    from engines.rollout.records.dataset import read_dataset
 
     if dataset is None:
         raise InputError("supervised training needs a `curriculum` or the input `data`")

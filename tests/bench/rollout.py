@@ -20,9 +20,9 @@ import aiohttp
 import orjson
 
 from engines.rollout.episode import Roller
-from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import LiveDomain
+from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.source import ProblemSource
 from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient

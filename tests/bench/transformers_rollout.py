@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from engines.rollout.episode import Roller
-from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
+from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from tests.bench.clock import Clock, Spent, median_ratio, timed

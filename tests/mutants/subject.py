@@ -27,7 +27,7 @@ LEFT_OUT = ("test_trl.py", "test_table.py")
 """loads TRL anew for each mutant; looks at pages"""
 IN_RANKS = {
     "engines/algorithms/linear_logprobs.py": "tests/unit/test_linear_logprobs_ranks.py",
-    "engines/algorithms/sequence_sums.py": "tests/proof/test_ranks.py",
+    "engines/algorithms/statistics/sequence_sums.py": "tests/proof/test_ranks.py",
 }
 """source file -> tests that run it in other processes, where no line is watched"""
 

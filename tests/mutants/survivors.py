@@ -89,14 +89,14 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a sum over one rank is that rank's: only a call is saved",
         ),
     ],
-    "engines/algorithms/gae.py": [
+    "engines/algorithms/statistics/gae.py": [
         Survivor(
             "for back in range(1, max(descending, default=0)):",
             ("constant: 0 -> 1",),
             "range(1, 1) is as empty as range(1, 0)",
         ),
     ],
-    "engines/algorithms/mismatch.py": [
+    "engines/algorithms/corrections/mismatch.py": [
         Survivor(
             "return dict(zip(QUANTILES, found.tolist(), strict=True))",
             (
@@ -209,21 +209,21 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "one more sum, which no rollout reads",
         ),
     ],
-    "engines/algorithms/groups.py": [
+    "engines/algorithms/statistics/groups.py": [
         Survivor(
             "return int(group_N.max()) + 1 if len(group_N) else 0",
             ("constant: 1 -> 2", "constant: 0 -> 1"),
             "one more group, which no rollout reads",
         ),
     ],
-    "engines/algorithms/clip.py": [
+    "engines/algorithms/losses/clip.py": [
         Survivor(
             "is_over_R = (advantages_R < 0) & (loss_R > ceiling_R)",
             ("comparison: advantages_R < 0 -> advantages_R <= 0",),
             "at advantage 0 the loss and its ceiling are 0, and neither is above the other",
         ),
     ],
-    "engines/algorithms/value_loss.py": [
+    "engines/algorithms/losses/value_loss.py": [
         Survivor(
             "is_held_R = (moved_R.abs() > clip) & (bounded_R > error_R)",
             ("comparison: bounded_R > error_R -> bounded_R >= error_R",),
@@ -236,7 +236,7 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "a value exactly on the bound is its own bounded value",
         ),
     ],
-    "engines/algorithms/sequence_sums.py": [
+    "engines/algorithms/statistics/sequence_sums.py": [
         Survivor(
             "if group is None or group.size() == 1:",
             ("constant: 1 -> 0",),
@@ -355,14 +355,14 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "every share counts in the same steps",
         ),
     ],
-    "engines/algorithms/correction.py": [
+    "engines/algorithms/corrections/correction.py": [
         Survivor(
             "if TYPE_CHECKING:",
             ("return: if TYPE_CHECKING -> if False",),
             "for type checkers only",
         ),
     ],
-    "engines/algorithms/reinforce.py": [
+    "engines/algorithms/losses/reinforce.py": [
         Survivor(
             "never_R = torch.zeros_like(tokens.advantages_R, dtype=torch.bool)",
             (

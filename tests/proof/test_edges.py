@@ -13,15 +13,15 @@ from engines.algorithms import choices
 from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import advantages, critic_targets, policy_loss
-from engines.algorithms.correction import corrected
+from engines.algorithms.corrections.correction import corrected
+from engines.algorithms.corrections.off_policy import off_policy_sequences
 from engines.algorithms.distillation import distillation_advantages, top_k_divergence
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import kl_estimate, unbiased_kl
-from engines.algorithms.off_policy import off_policy_sequences
+from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses.value_loss import value_loss
 from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.supervised import supervised_loss
-from engines.algorithms.value_loss import value_loss
-from engines.algorithms.whitening import whitened
+from engines.algorithms.statistics.whitening import whitened
 from tests.proof.cases import advantage_cases, doubles, loss_cases, replies, step_of
 
 pytestmark = pytest.mark.unit

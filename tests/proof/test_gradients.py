@@ -15,8 +15,8 @@ from engines.algorithms.build import policy_loss
 from engines.algorithms.choices import ClipLoss
 from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.supervised import supervised_loss
-from engines.algorithms.value_loss import value_loss
+from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses.value_loss import value_loss
 from tests.proof import reference
 from tests.proof.cases import doubles, flat, loss_cases, micro
 

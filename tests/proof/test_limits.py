@@ -13,16 +13,16 @@ from engines.algorithms import choices
 from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import advantages, policy_loss
-from engines.algorithms.correction import corrected
+from engines.algorithms.corrections.correction import corrected
+from engines.algorithms.corrections.mismatch import mismatch_metrics
+from engines.algorithms.corrections.off_policy import off_policy_sequences
 from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import kl_estimate, unbiased_kl
 from engines.algorithms.linear_logprobs import linear_logprobs
-from engines.algorithms.mismatch import mismatch_metrics
-from engines.algorithms.off_policy import off_policy_sequences
+from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses.value_loss import value_loss
 from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.supervised import supervised_loss
-from engines.algorithms.value_loss import value_loss
-from engines.algorithms.whitening import whitened
+from engines.algorithms.statistics.whitening import whitened
 from tests.proof.cases import doubles, flat, loss_cases, micro, replies, step_of
 
 pytestmark = pytest.mark.unit

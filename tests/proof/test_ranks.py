@@ -17,12 +17,12 @@ from torch import Tensor
 from engines.algorithms import choices
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import policy_loss
+from engines.algorithms.corrections.off_policy import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
-from engines.algorithms.off_policy import off_policy_sequences
-from engines.algorithms.sequence_sums import sequence_sums
-from engines.algorithms.supervised import supervised_loss
-from engines.algorithms.value_loss import value_loss
+from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses.value_loss import value_loss
+from engines.algorithms.statistics.sequence_sums import sequence_sums
 from tests.gloo_ranks import over_ranks
 from tests.proof.cases import loss_cases, micro
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from engines.algorithms import choices
 from engines.algorithms.aggregation import Mean, shares
 from engines.algorithms.build import policy_loss
+from engines.algorithms.corrections.off_policy import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import kl_estimate, unbiased_kl
-from engines.algorithms.off_policy import off_policy_sequences
 from tests.proof.cases import Micro, micro
 
 pytestmark = pytest.mark.unit

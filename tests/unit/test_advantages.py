@@ -13,12 +13,12 @@ from engines.algorithms import choices
 from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.build import advantages, critic_targets
 from engines.algorithms.distillation import distillation_advantages, top_k_divergence
-from engines.algorithms.gae import discounted_returns, gae, terminal_rewards
-from engines.algorithms.group_relative import group_advantages
 from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
-from engines.algorithms.leave_one_out import leave_one_out_advantages
 from engines.algorithms.overlong import overlong_penalty
-from engines.algorithms.whitening import whitened
+from engines.algorithms.statistics.gae import discounted_returns, gae, terminal_rewards
+from engines.algorithms.statistics.group_relative import group_advantages
+from engines.algorithms.statistics.leave_one_out import leave_one_out_advantages
+from engines.algorithms.statistics.whitening import whitened
 
 pytestmark = pytest.mark.unit
 

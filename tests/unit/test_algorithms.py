@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from engines.algorithms.aggregation import shares
-from engines.algorithms.clip import clip_loss
-from engines.algorithms.group_relative import group_advantages
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.algorithms.losses.clip import clip_loss
+from engines.algorithms.statistics.group_relative import group_advantages
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = (
-    *sorted((ROOT / "engines" / "rollout").glob("*.py")),
+    *sorted((ROOT / "engines" / "rollout").rglob("*.py")),
     *(
         ROOT / f"tasks/{name}.py"
         for name in (

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.choices import Band, Correction, Opsm, Veto, Weight
-from engines.algorithms.correction import corrected, importance_weights, kept
-from engines.algorithms.importance import importance_ratio
+from engines.algorithms.corrections.correction import corrected, importance_weights, kept
+from engines.algorithms.corrections.importance import importance_ratio
+from engines.algorithms.corrections.mismatch import effective_share, mismatch_metrics, quantiles
+from engines.algorithms.corrections.off_policy import off_policy_sequences
 from engines.algorithms.inputs import LossInputs
-from engines.algorithms.mismatch import effective_share, mismatch_metrics, quantiles
-from engines.algorithms.off_policy import off_policy_sequences
 
 pytestmark = pytest.mark.unit
 

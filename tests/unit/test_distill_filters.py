@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engines.rollout.dataset import DistilledRow, read_dataset, write_dataset
-from engines.rollout.duplicates import duplicates, jaccard
 from engines.rollout.episode import Rollout
-from engines.rollout.filters import has_loop, sift
+from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
+from engines.rollout.records.duplicates import duplicates, jaccard
+from engines.rollout.records.filters import has_loop, sift
 from engines.types import Message, Problem, Sample, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
 from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]

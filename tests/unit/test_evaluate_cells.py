@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engines.rollout.gallery import Gallery, read_rollouts
-from engines.rollout.journal import RolloutJournal
+from engines.rollout.records.gallery import Gallery, read_rollouts
+from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from infra.errors import EngineError
 from tasks.domain import Domain

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from engines.algorithms import choices
 from engines.algorithms.build import policy_loss
-from engines.algorithms.clip import clip_loss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
 from engines.algorithms.kl import kl_estimate, unbiased_kl
-from engines.algorithms.supervised import supervised_loss
-from engines.algorithms.value_loss import value_loss
+from engines.algorithms.losses.clip import clip_loss
+from engines.algorithms.losses.supervised import supervised_loss
+from engines.algorithms.losses.value_loss import value_loss
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import pytest
 from engines.rollout.batch import StepBatch
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
-from engines.rollout.gallery import Gallery, read_rollouts
+from engines.rollout.records.gallery import Gallery, read_rollouts
 from engines.rollout.source import Cursor
 from engines.types import Group, Problem, Sample, Status
 from infra.errors import TrainingStopped

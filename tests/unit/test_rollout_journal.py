@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from engines.rollout.episode import Rollout
-from engines.rollout.journal import RolloutJournal
 from engines.rollout.producer import Producer
+from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.rollout.source import ProblemSource
 from engines.types import Sample, Sampling, Status

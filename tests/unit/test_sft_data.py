@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat import Chat
-from engines.rollout.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Message, Problem
 from infra.errors import InputError
 from tasks.sft.data import batches_for_steps, load_data

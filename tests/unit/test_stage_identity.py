@@ -125,17 +125,17 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("tasks/sft/data.py", ALL - {"base"}),
         ("tasks/rl/body.py", EXPERTS_RL | UNIFIED),
         # one estimator
-        ("engines/algorithms/group_relative.py", EXPERTS_RL | UNIFIED),
-        ("engines/algorithms/clip.py", EXPERTS_RL | UNIFIED),
-        ("engines/algorithms/leave_one_out.py", set()),
-        ("engines/algorithms/gae.py", set()),
+        ("engines/algorithms/statistics/group_relative.py", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/losses/clip.py", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/statistics/leave_one_out.py", set()),
+        ("engines/algorithms/statistics/gae.py", set()),
         ("engines/algorithms/advantages/critic.py", set()),
-        ("engines/algorithms/cispo.py", set()),
+        ("engines/algorithms/losses/cispo.py", set()),
         ("engines/algorithms/kl.py", set()),
         ("engines/algorithms/overlong.py", set()),
-        ("engines/algorithms/off_policy.py", set()),
+        ("engines/algorithms/corrections/off_policy.py", set()),
         ("engines/algorithms/distillation.py", {"unified-opd", "unified-rl", "evaluate"}),
-        ("engines/algorithms/correction.py", {"unified-opd", "unified-rl", "evaluate"}),
+        ("engines/algorithms/corrections/correction.py", {"unified-opd", "unified-rl", "evaluate"}),
         # one reward, one curriculum
         ("rewards/math.py", {"reasoning-rl"} | UNIFIED),
         # `math` uses its check of a reply's form
@@ -168,7 +168,7 @@ def test_an_edit_of_our_code_runs_again_what_uses_it(
 def test_an_estimator_counts_where_the_algorithm_names_it(tree: Path) -> None:
     preset = "experts.general.rl.algorithm={preset: rloo}"
     before = digests(preset, root=tree)
-    with edited(tree / "engines/algorithms/leave_one_out.py"):
+    with edited(tree / "engines/algorithms/statistics/leave_one_out.py"):
         changed = rerun(before, digests(preset, root=tree))
     assert changed == {"general-rl"} | UNIFIED - {"unified-opd"}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engines.algorithms.gae import gae, terminal_rewards
 from engines.algorithms.inputs import StepTokens, sequence_lengths
+from engines.algorithms.statistics.gae import gae, terminal_rewards
 
 if TYPE_CHECKING:
     # What a person writes is pydantic; the functions need torch alone.

@@ -7,8 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from engines.algorithms.advantages.rollouts import of_rollouts
-from engines.algorithms.group_relative import group_advantages
 from engines.algorithms.inputs import StepTokens
+from engines.algorithms.statistics.group_relative import group_advantages
 
 
 def advantages(tokens: StepTokens, *, std: bool) -> Tensor:

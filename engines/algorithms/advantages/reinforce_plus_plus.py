@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engines.algorithms.gae import discounted_returns, terminal_rewards
 from engines.algorithms.inputs import StepTokens
+from engines.algorithms.statistics.gae import discounted_returns, terminal_rewards
 
 
 def advantages(tokens: StepTokens, *, gamma: float) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from engines.algorithms.advantages.rollouts import per_rollout
-from engines.algorithms.groups import deviations
 from engines.algorithms.inputs import StepTokens
+from engines.algorithms.statistics.groups import deviations
 
 
 def advantages(tokens: StepTokens) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engines.algorithms.advantages.rollouts import of_rollouts
 from engines.algorithms.inputs import StepTokens
-from engines.algorithms.leave_one_out import leave_one_out_advantages
+from engines.algorithms.statistics.leave_one_out import leave_one_out_advantages
 
 
 def advantages(tokens: StepTokens) -> Tensor:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.algorithms.value_loss import value_loss
+from engines.algorithms.losses.value_loss import value_loss
 from engines.megatron.hf.folder import HfWeights, write_critic_folder
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.objectives import Part, stacked

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from engines.algorithms.supervised import supervised_loss
+from engines.algorithms.losses.supervised import supervised_loss
 from engines.megatron.train.pack import Pack
 
 

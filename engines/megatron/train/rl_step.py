@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engines.algorithms.mismatch import mismatch_metrics
+from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch, check_agreement
 from engines.megatron.train.rl_objective import RlObjective

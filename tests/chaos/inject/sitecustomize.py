@@ -35,7 +35,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     ),
     "starting": ("tasks.rl.body", "run", lambda spec, context: True),
     "mid-generation": (
-        "engines.rollout.journal",
+        "engines.rollout.records.journal",
         "RolloutJournal._note",
         lambda self, step, samples: step == 3,
     ),

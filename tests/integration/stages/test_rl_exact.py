@@ -15,7 +15,7 @@ import pytest
 import ray
 from safetensors.numpy import load_file
 
-from engines.rollout.gallery import read_rollouts
+from engines.rollout.records.gallery import read_rollouts
 from infra.errors import AgreementError
 from tasks.rl.body import run as run_rl
 from tasks.stage import StageContext, Stopped

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.rollout.dataset import read_dataset
-from engines.rollout.gallery import read_rollouts
+from engines.rollout.records.dataset import read_dataset
+from engines.rollout.records.gallery import read_rollouts
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
 from tasks.distill.body import run as run_distill

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engines.algorithms.importance import importance_ratio
+from engines.algorithms.corrections.importance import importance_ratio
 
 if TYPE_CHECKING:
     # What a person writes is pydantic; the functions need torch alone.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engines.rollout.duplicates import duplicates
 from engines.rollout.episode import Rollout
+from engines.rollout.records.duplicates import duplicates
 from engines.types import Status
 
 ORDER = ("failed", "truncated", "short", "repeated", "reasoning", "wrong", "tool", "duplicate")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from engines.rollout.records import dump_turns, load_turns, to_sample
+from engines.rollout.records.json_text import dump_turns, load_turns, to_sample
 from engines.types import Message, Sample, Status
 
 

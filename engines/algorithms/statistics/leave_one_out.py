@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.algorithms.groups import deviations, per_group
+from engines.algorithms.statistics.groups import deviations, per_group
 
 
 def leave_one_out_advantages(rewards_N: Tensor, group_N: Tensor) -> Tensor:

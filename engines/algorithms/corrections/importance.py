@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engines.algorithms.sequence_sums import sequence_sums
+from engines.algorithms.statistics.sequence_sums import sequence_sums
 
 Level = Literal["token", "sequence", "geometric"]
 

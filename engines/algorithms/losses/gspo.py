@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from engines.algorithms.clip import clip_loss
 from engines.algorithms.inputs import LossInputs, PolicyLoss
+from engines.algorithms.losses.clip import clip_loss
 
 
 def gspo_loss(tokens: LossInputs, *, clip_low: float, clip_high: float) -> PolicyLoss:

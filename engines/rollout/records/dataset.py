@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.rollout.records import dump_problem, dump_turns, load_problem, load_turns
+from engines.rollout.records.json_text import dump_problem, dump_turns, load_problem, load_turns
 from engines.types import Message, Problem
 from infra.errors import InputError
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engines.megatron.spec import TrainerSettings
     from engines.sglang.spec import FleetSpec
     from tasks.domain import Domain, ScoredDomain
-    from tasks.rl.spec import PolicySettings
+    from tasks.policy import PolicySettings
 
 
 class StageSpec(Config):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engines.algorithms.choices import ReinforcePlusPlusAdvantage
 from engines.algorithms.combinations import refusals
 from flows.plan import PlannedStage
-from tasks.rl.spec import PolicySettings
+from tasks.policy import PolicySettings
 
 _HALF_TYPES = ("bfloat16", "float16", "half")
 _HALF_GATE = 0.01

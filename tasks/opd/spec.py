@@ -13,7 +13,7 @@ from engines.megatron.spec import TrainerSettings
 from engines.sglang.spec import FleetSpec
 from infra.config import PerStep
 from tasks.domain import Domain
-from tasks.rl.spec import PolicySettings
+from tasks.policy import PolicySettings
 from tasks.stage import StageSpec
 
 STUDENT = "model"

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from engines.algorithms.spec import Algorithm
 from engines.step_inputs import StepInputs
+from tasks.policy import Bounds
 from tasks.rl.body import run as run_rl
-from tasks.rl.spec import Bounds, RlSpec
+from tasks.rl.spec import RlSpec
 from tasks.stage import Resources
 from tests.bench.clock import timed
 from tests.bench.rows import Row

@@ -13,7 +13,6 @@ from engines.algorithms.choices import (
     Aggregation,
     ClipLoss,
     Correction,
-    GaeAdvantage,
     GroupAdvantage,
     Kl,
     Loss,
@@ -68,7 +67,7 @@ class Algorithm(Config):
     @property
     def has_critic(self) -> bool:
         """Whether its advantage compares rewards with a critic's values."""
-        return isinstance(self.advantage, GaeAdvantage)
+        return "critic" in self.advantage.needs
 
     @property
     def compares_engines(self) -> bool:
@@ -80,7 +79,7 @@ class Algorithm(Config):
     @property
     def needs_group_spread(self) -> bool:
         """Whether a group of equal rewards gives no gradient with its advantage."""
-        return self.advantage.needs_group_spread
+        return "spread" in self.advantage.needs
 
     @model_validator(mode="before")
     @classmethod

@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from flows.checks.recipe import check_recipe
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from infra.home import SOURCE_ROOT
 from tests.chaos.cells import matrix
 from tests.chaos.compare import differences, made_from
+from tests.chaos.ground import STALL_S
 from tests.chaos.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.unit
@@ -75,3 +80,9 @@ def test_the_matrix_has_its_hundred_cells_in_an_order_of_the_seeds() -> None:
     assert len(names) == len(cells) >= 100
     assert {cell.how.scenario for cell in cells} == set(SCENARIOS)
     assert names == {cell.name for cell in matrix(1)}
+
+
+def test_the_recipe_can_run_where_a_hung_stage_is_soon_found() -> None:
+    stall = f"resources.default.stall_seconds={STALL_S}"
+    recipe = load_recipe(str(SOURCE_ROOT / "tests/chaos/recipe.yaml"), [stall])
+    check_recipe(recipe, plan_post_train(recipe))

@@ -47,17 +47,15 @@ class PartWithCode(Part, Choice):
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-Need = Literal["spread", "critic", "teachers"]
-"""what an advantage cannot do without. spread: rewards that differ within a group, so that a group
-of equal rewards teaches nothing and fresh problems replace it; critic: the value of each token;
-teachers: how likely each token is to them"""
+# Advantages. Each says whether it learns only from rewards that differ within a group: a group of
+# equal rewards then teaches nothing, and fresh problems replace it.
 
 
 class GroupAdvantage(PartWithCode):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.group:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["group"]
     std: bool = True
     """divide by the group's standard deviation; turn it off if the rewards' spread differs widely
@@ -70,7 +68,7 @@ class RlooAdvantage(PartWithCode):
     """reward - mean of the group's other rollouts."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.rloo:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["rloo"]
     whiten: bool = False
 
@@ -79,7 +77,7 @@ class ReinforcePlusPlusAdvantage(PartWithCode):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
     """discount per token; below 1, the reward hardly reaches the first tokens of a long reply"""
@@ -90,7 +88,7 @@ class ReinforcePlusPlusBaselineAdvantage(PartWithCode):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus_baseline:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    needs_group_spread: ClassVar[bool] = True
     kind: Literal["reinforce++-baseline"]
     whiten: bool = True
 
@@ -99,7 +97,7 @@ class GaeAdvantage(PartWithCode):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.critic:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ("critic",)
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
@@ -118,7 +116,7 @@ class DistillationAdvantage(PartWithCode):
     """Teacher's - student's logprob of each sampled token; rewards are not used."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.distillation:advantages"
-    needs: ClassVar[tuple[Need, ...]] = ("teachers",)
+    needs_group_spread: ClassVar[bool] = False
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
     """largest absolute advantage of a token, in nats; None: no limit"""
@@ -136,10 +134,6 @@ class CustomAdvantage(Part):
     """true: it needs rewards that differ within a group, and groups of equal rewards are replaced;
     false: every group is kept, and a group of one is enough"""
     whiten: bool = False
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("spread",) if self.needs_group_spread else ()
 
     @property
     def parts(self) -> tuple[str, ...]:

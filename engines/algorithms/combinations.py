@@ -30,13 +30,12 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
 
 def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
     advantage = algorithm.advantage
-    if "teachers" in advantage.needs and not has_teachers:
+    if isinstance(advantage, DistillationAdvantage) and not has_teachers:
         yield (
             "advantage: distillation (preset opd) needs teachers, which `rl` does not have; use an"
             " `opd` stage (`unify: sft+opd`)"
         )
-    uses_them = "teachers" in advantage.needs or isinstance(advantage, CustomAdvantage)
-    if has_teachers and not uses_them:
+    if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
         yield (
             f"advantage: {advantage.kind} does not use the teachers that an `opd` stage"
             " learns from; write `algorithm: {preset: opd}` and the fields that should differ"
@@ -46,7 +45,7 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
 
 def _group(algorithm: Algorithm, group_size: int, has_teachers: bool) -> Iterator[str]:
     advantage = algorithm.advantage
-    if "spread" not in advantage.needs or has_teachers or group_size > 1:
+    if not advantage.needs_group_spread or has_teachers or group_size > 1:
         return
     way_out = "set group_size to 2 or more"
     if isinstance(advantage, CustomAdvantage):

@@ -13,6 +13,7 @@ from engines.algorithms.choices import (
     Aggregation,
     ClipLoss,
     Correction,
+    GaeAdvantage,
     GroupAdvantage,
     Kl,
     Loss,
@@ -67,7 +68,7 @@ class Algorithm(Config):
     @property
     def has_critic(self) -> bool:
         """Whether its advantage compares rewards with a critic's values."""
-        return "critic" in self.advantage.needs
+        return isinstance(self.advantage, GaeAdvantage)
 
     @property
     def compares_engines(self) -> bool:
@@ -79,7 +80,7 @@ class Algorithm(Config):
     @property
     def needs_group_spread(self) -> bool:
         """Whether a group of equal rewards gives no gradient with its advantage."""
-        return "spread" in self.advantage.needs
+        return self.advantage.needs_group_spread
 
     @model_validator(mode="before")
     @classmethod

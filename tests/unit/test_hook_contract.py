@@ -31,7 +31,7 @@ pytestmark = pytest.mark.unit
     ids=lambda spec: spec.kind,
 )
 def test_our_advantages_keep_it(spec: choices.Advantage) -> None:
-    compares = "group" if "spread" in spec.needs else "batch"
+    compares = "group" if spec.needs_group_spread else "batch"
     assert advantage_faults(lambda tokens: advantages(spec, tokens), compares) == []
 
 

@@ -132,7 +132,7 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     assert counts["sampled"] == 12
     assert counts["kept"] == len(rows) == metrics["general/kept"]
     assert sum(counts.values()) == 12 + 12
-    assert {r.artifact_digest for r in rows} == {"d" * 64}
+    assert {r.artifact_digest for r in rows} == {"d" * 64}, counts
     assert all(r.problem.id.startswith("general/distill/") for r in rows)
 
     cut = stage_context(root, "distill-cut", **given)

@@ -48,12 +48,12 @@ class StageSpec(Config):
     @property
     def trainer(self) -> TrainerSettings | None:
         """How they train; None where nothing is trained."""
-        return None
+        return self.policy and self.policy.trainer
 
     @property
     def fleet(self) -> FleetSpec | None:
         """The servers that it generates with; None where nothing is generated."""
-        return None
+        return self.policy and self.policy.fleet
 
     @property
     def sampled_domains(self) -> Sequence[Domain | ScoredDomain]:

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import TrainerSettings
-from engines.sglang.spec import FleetSpec
 from infra.config import PerStep
 from tasks.domain import Domain
 from tasks.policy import PolicySettings
@@ -40,14 +38,6 @@ class OpdSpec(StageSpec):
     @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("policy",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
 
     @property
     def sampled_domains(self) -> Sequence[Domain]:

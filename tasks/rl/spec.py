@@ -10,8 +10,7 @@ from pydantic import Field
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import CriticSettings, TrainerSettings
-from engines.sglang.spec import FleetSpec
+from engines.megatron.spec import CriticSettings
 from tasks.domain import Domain
 from tasks.policy import PolicySettings
 from tasks.stage import StageSpec
@@ -55,14 +54,6 @@ class RlSpec(StageSpec):
     @property
     def trained_roles(self) -> tuple[Role, ...]:
         return ("policy", "critic") if self.settings.algorithm.has_critic else ("policy",)
-
-    @property
-    def trainer(self) -> TrainerSettings:
-        return self.settings.trainer
-
-    @property
-    def fleet(self) -> FleetSpec:
-        return self.settings.fleet
 
     @property
     def sampled_domains(self) -> Sequence[Domain]:

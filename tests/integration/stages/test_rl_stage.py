@@ -27,7 +27,8 @@ pytestmark = pytest.mark.integration
 
 SHORT = {**STEADY, "max_new_tokens": 12}
 # Every group gets a spread, without which no step updates.
-DOMAIN = {**SHORT, "rewards": [STEADY["rewards"][0], {"name": "tests.stage_parts:parity"}]}
+GRADED = {"name": "tests.stage_parts:grade_of_content"}
+DOMAIN = {**SHORT, "rewards": [STEADY["rewards"][0], GRADED]}
 
 
 class StopsAfterNote(StageCheckpoints):
@@ -122,18 +123,22 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     domain = scored({**STEADY, "max_new_tokens": 200})
     spec = DistillSpec.model_validate(
         {
-            "settings": {"problems": 12, "min_outcome": 0.0},
+            "settings": {"problems": 32, "min_outcome": 0.0},
             "domains": [domain, {**domain, "name": "base"}],
         }
     )
     metrics = await run_distill(spec, context)
-    counts = json.loads((context.out / "counts.json").read_text())["general"]
-    rows = [r for r in read_dataset(context.out) if r.expert == "general"]
-    assert counts["sampled"] == 12
-    assert counts["kept"] == len(rows) == metrics["general/kept"]
-    assert sum(counts.values()) == 12 + 12
-    assert {r.artifact_digest for r in rows} == {"d" * 64}, counts
-    assert all(r.problem.id.startswith("general/distill/") for r in rows)
+    counts = json.loads((context.out / "counts.json").read_text())
+    rows = list(read_dataset(context.out))
+    # a random model rarely ends its answer, and more rarely with its thought closed
+    assert rows, counts
+    for name in ("general", "base"):
+        of_expert = [r for r in rows if r.expert == name]
+        assert counts[name]["sampled"] == 32
+        assert counts[name]["kept"] == len(of_expert) == metrics[f"{name}/kept"]
+        assert sum(counts[name].values()) == 32 + 32
+        assert {r.artifact_digest for r in of_expert} <= {records[name]["digest"]}
+        assert all(r.problem.id.startswith("general/distill/") for r in of_expert)
 
     cut = stage_context(root, "distill-cut", **given)
     cut.checkpoints = StopsAfterNote(cut, root / "distill-cut")
@@ -141,7 +146,7 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
         await run_distill(spec, cut)
     resumed = stage_context(root, "distill-cut", **given)
     metrics = await run_distill(spec, resumed)
-    assert 0 < metrics["rollouts_recovered"] < 24
+    assert 0 < metrics["rollouts_recovered"] < 64
     for name in ("data.parquet", "counts.json"):
         assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
 

@@ -37,31 +37,31 @@ lint: install
 	$(BIN)/pyright
 
 bench: install
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.programs.bench
 
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0
 chaos: install
-	$(BIN)/python -m tests.chaos --seed $(SEED)
-	$(BIN)/python -m tests.chaos.beside
+	$(BIN)/python -m tests.programs.chaos --seed $(SEED)
+	$(BIN)/python -m tests.programs.chaos.beside
 
 # Runs for half an hour and kills a part every minute.
 soak: install
-	$(BIN)/python -m tests.chaos.soak --seed $(SEED)
+	$(BIN)/python -m tests.programs.chaos.soak --seed $(SEED)
 
 proof: install
-	$(BIN)/python -m tests.proof
+	$(BIN)/python -m tests.programs.proof
 
 # The sandbox under each confinement that a kernel may offer; `make test` has the main ones.
 sandbox: install
 	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/test_sandbox.py tests/integration/test_sandbox_attacks.py
 
 mutants: install
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.programs.mutants
 
 # Installs and runs cpu-smoke in a minimal Debian, with and without a local torch wheel. Needs root.
 fresh: install
-	$(BIN)/python -m tests.fresh
+	$(BIN)/python -m tests.programs.fresh
 
 # Resolves locks/*.toml into locks/*.txt for Python 3.11 to 3.13; versions that still fit are kept.
 lock: install

@@ -18,7 +18,7 @@ from install.lock_file import read_lock
 from install.pip_settings import pip_options, settings_for_uv
 from install.torch_sources import install_torch
 from install.uv import InstallError, Uv
-from tests.fresh.debian import mirror
+from tests.programs.fresh.debian import mirror
 
 pytestmark = pytest.mark.unit
 

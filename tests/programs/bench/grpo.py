@@ -1,0 +1,222 @@
+"""GRPO steps against TRL's GRPOTrainer: same weights, prompts, group size, rewards and tokens.
+
+No answer ends early, so both sides generate and train the same number of tokens. Ours is the whole
+loop (producer with its journal, one SGLang server behind a router, Megatron-core, weights published
+every step), TRL one process; each process computes with one thread. CPU seconds count every process
+of a side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engines.algorithms.spec import Algorithm
+from engines.megatron.train.trainer import RlTrainer
+from engines.rollout.buffer import RolloutBuffer
+from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.episode import Roller
+from engines.rollout.loop import train_loop
+from engines.rollout.producer import Producer
+from engines.rollout.protocols import LiveDomain
+from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.source import ProblemSource
+from engines.sglang.client import GenerationClient
+from engines.step_inputs import StepInputs, Values
+from engines.types import Transcript
+from engines.weight_sync import PublishReport
+from rewards.rubric import Judgement
+from tests.programs.bench.clock import Clock, Spent
+from tests.programs.bench.rows import Row
+from tests.programs.bench.servers import Servers
+from tests.programs.bench.trl_grpo import WARMUP
+from tests.programs.bench.workbench import Workbench
+from tests.stage_parts import stage_context
+
+PROMPTS, GROUP, NEW_TOKENS = 32, 8, 32
+STEPS = 8
+SEED = 0
+CONTEXT = 512
+TRL_LIMIT_S = 240
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Medians over steps, in seconds; `tokens` generated a step."""
+
+    wall: float
+    cpu: float
+    generation: float
+    """of `wall`"""
+    tokens: int
+
+    def split(self) -> str:
+        rest = self.wall - self.generation
+        return f"{self.wall:.2f} s a step: {self.generation:.2f} generating, {rest:.2f} the rest"
+
+
+class Checksum:
+    """A reward that depends on the answer and on nothing else, as TRL's side computes it too."""
+
+    async def judge(self, transcript: Transcript) -> Judgement:
+        reward = checksum(transcript.raw)
+        return Judgement(reward, {"outcome": reward})
+
+
+def checksum(text: str) -> float:
+    return zlib.crc32(text.encode()) % 97 / 97
+
+
+@dataclass(slots=True)
+class HereTrainer:
+    """The trainer of this very process, where a stage has one behind Ray."""
+
+    trainer: RlTrainer
+    seen: list[int] = field(default_factory=list[int])
+
+    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+        self.seen.append(sum(sample.num_trained_tokens for sample in inputs.samples))
+        return self.trainer.rl_step(inputs)
+
+    async def token_rewards(self, inputs: StepInputs) -> Values:
+        return self.trainer.token_rewards(inputs)
+
+    async def agreement(self, inputs: StepInputs) -> dict[str, float]:
+        return self.trainer.agreement(inputs)
+
+    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
+        report = self.trainer.publish(endpoints, version)
+        if report is None or report.refused:
+            raise RuntimeError(f"the servers did not take the weights: {report}")
+        return report
+
+
+def measure(bench: Workbench, engines: Servers) -> list[Row]:
+    ours = asyncio.run(_ours(bench, engines))
+    trl = _trl(bench)
+    if ours.tokens != trl.tokens:
+        raise RuntimeError(f"ours trained {ours.tokens} tokens a step, TRL {trl.tokens}")
+    samples = PROMPTS * GROUP
+    size = f"{PROMPTS} prompts x {GROUP}, {NEW_TOKENS} tokens each, median of {STEPS} steps"
+    return [
+        Row("GRPO samples/s, ours", samples / ours.wall, "1/s", note=ours.split()),
+        Row("GRPO samples/s, TRL", samples / trl.wall, "1/s", note=trl.split()),
+        Row(
+            "GRPO CPU seconds a sample, ours",
+            ours.cpu / samples,
+            "s",
+            note=f"all processes; {size}",
+        ),
+        Row("GRPO CPU seconds a sample, TRL", trl.cpu / samples, "s"),
+        Row(
+            "GRPO samples/s, ours over TRL", trl.wall / ours.wall, "ratio", note=_reason(ours, trl)
+        ),
+        Row("GRPO CPU seconds a sample, TRL over ours", trl.cpu / ours.cpu, "ratio"),
+    ]
+
+
+def _reason(ours: StepCost, trl: StepCost) -> str:
+    """In which part of a step the ratio arises; why, only a profile of that part can say."""
+    rest = (trl.wall - trl.generation) / (ours.wall - ours.generation)
+    return (
+        f"generating (SGLang / transformers) {trl.generation / ours.generation:.2f} times as fast,"
+        f" training and the rest (Megatron-core / torch) {rest:.2f} times"
+    )
+
+
+async def _ours(bench: Workbench, engines: Servers) -> StepCost:
+    router, urls = await asyncio.to_thread(engines.serve, bench.endless, 1)
+    trainer = HereTrainer(bench.trainer(bench.endless))
+    taken: list[Spent] = []
+    results: list[StepResult] = []
+    clock = Clock()
+
+    async def after_step(result: StepResult) -> bool:
+        nonlocal clock
+        taken.append(clock.spent())
+        results.append(result)
+        clock = Clock()
+        return False
+
+    last = WARMUP + STEPS
+    async with GenerationClient(router) as client:
+        await train_loop(
+            _producer(bench, client),
+            Consumer(
+                trainer=trainer,
+                publish=partial(trainer.publish, urls),
+                algorithm=Algorithm(mini_batches=1),
+                version=0,
+            ),
+            RolloutBuffer(max_staleness=0, version=0),
+            first=1,
+            last=last,
+            after_step=after_step,
+        )
+    return StepCost(
+        wall=statistics.median(spent.wall for spent in taken[WARMUP:]),
+        cpu=statistics.median(spent.cpu for spent in taken[WARMUP:]),
+        generation=statistics.median(result.batch.seconds for result in results[WARMUP:]),
+        tokens=round(statistics.mean(trainer.seen)),
+    )
+
+
+def _producer(bench: Workbench, client: GenerationClient) -> Producer:
+    return Producer(
+        roller=Roller(
+            generate=client.generate,
+            chat=bench.endless_chat(),
+            context_length=CONTEXT,
+            seed=SEED,
+        ),
+        source=ProblemSource([endless_domain(bench)], split="rl", seed=SEED),
+        groups_per_step=PROMPTS,
+        group_size=GROUP,
+        oversample=1.0,
+        rounds=1,
+        temperature=1.0,
+        journal=RolloutJournal(stage_context(bench.folder, "grpo", {}).checkpoints),
+    )
+
+
+def endless_domain(bench: Workbench) -> LiveDomain:
+    """Of answers that take their whole budget, with a reward that TRL's side can compute."""
+    domain = bench.domain("reasoning")
+    return replace(domain, judge=Checksum(), max_new_tokens=NEW_TOKENS)
+
+
+def _trl(bench: Workbench) -> StepCost:
+    """The same problems in the same order, in a process of its own."""
+    steps = WARMUP + STEPS + 1
+    problems = endless_domain(bench).curriculum.problems("rl", PROMPTS * steps, SEED)
+    prompts = [
+        {"text": bench.chat.decode(ids), "ids": ids}
+        for ids in (bench.chat.prompt_ids(problem) for problem in problems)
+    ]
+    file = bench.folder / "prompts.json"
+    file.write_text(json.dumps(prompts))
+    answer = _run(bench.endless, file)
+    return StepCost(answer["wall_s"], answer["cpu_s"], answer["generation_s"], answer["tokens"])
+
+
+def _run(model: Path, prompts: Path) -> dict[str, Any]:
+    sizes = [str(size) for size in (PROMPTS, GROUP, NEW_TOKENS, STEPS)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.bench.trl_grpo", str(model), str(prompts), *sizes],
+        capture_output=True,
+        text=True,
+        timeout=TRL_LIMIT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"TRL's side failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,88 @@
+"""The kill matrix's own parts: what counts as a difference, and which cells there are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.checks.recipe import check_recipe
+from flows.load import load_recipe
+from flows.plan import plan_post_train
+from infra.home import SOURCE_ROOT
+from tests.programs.chaos.cells import matrix
+from tests.programs.chaos.compare import differences, made_from
+from tests.programs.chaos.ground import STALL_S
+from tests.programs.chaos.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.unit
+
+
+def _write(store: Path, kind: str, inputs: dict[str, str], **metrics: float) -> Path:
+    """An artifact of one file, whose digest is its kind; -> the file."""
+    folder = store / "artifacts" / kind / kind
+    (folder / "a1").mkdir(parents=True)
+    data = f"weights of {kind}".encode()
+    (folder / "a1" / "model").write_bytes(data)
+    checksum = hashlib.sha256(data).hexdigest()
+    manifest: dict[str, Any] = {
+        "kind": kind,
+        "digest": kind,
+        "attempt": 1,
+        "identity": {},
+        "inputs": inputs,
+        "seeds": {},
+        "metrics": metrics,
+        "files": [{"path": "model", "size": len(data), "sha256": checksum}],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder / "a1" / "model"
+
+
+def _run(store: Path, **metrics: float) -> Path:
+    """Three stages in a row; -> the last one's file."""
+    _write(store, "sft", {})
+    _write(store, "rl", {"model": "sft"})
+    return _write(store, "evaluate", {"model": "rl"}, **metrics)
+
+
+def test_runs_that_differ_only_in_times_are_equal(tmp_path: Path) -> None:
+    _run(tmp_path / "one", score=0.5, work_seconds=1.0, tokens_per_s=9.0)
+    _run(tmp_path / "other", score=0.5, work_seconds=2.0, tokens_per_s=8.0)
+    assert differences(tmp_path / "one", tmp_path / "other") == ""
+
+
+def test_every_artifact_is_compared(tmp_path: Path) -> None:
+    _run(tmp_path / "one", score=0.5)
+    file = _run(tmp_path / "other", score=0.25)
+    _write(tmp_path / "other", "distill", {})
+    (tmp_path / "other" / "artifacts" / "sft" / "sft" / "manifest.json").unlink()
+    file.write_bytes(b"damaged")
+    assert differences(tmp_path / "one", tmp_path / "other").split(", ") == [
+        "sft/sft is missing",
+        "distill/distill is strange",
+        "evaluate/evaluate: score differs",
+        "evaluate/evaluate: model is not what its manifest says",
+    ]
+
+
+def test_what_was_made_from_the_stage_that_is_hit_is_made_again(tmp_path: Path) -> None:
+    _run(tmp_path)
+    assert made_from(tmp_path, "rl") == {"rl/rl", "evaluate/evaluate"}
+
+
+def test_the_matrix_has_its_hundred_cells_in_an_order_of_the_seeds() -> None:
+    cells = matrix(0)
+    names = {cell.name for cell in cells}
+    assert len(names) == len(cells) >= 100
+    assert {cell.how.scenario for cell in cells} == set(SCENARIOS)
+    assert names == {cell.name for cell in matrix(1)}
+
+
+def test_the_recipe_can_run_where_a_hung_stage_is_soon_found() -> None:
+    stall = f"resources.default.stall_seconds={STALL_S}"
+    recipe = load_recipe(str(SOURCE_ROOT / "tests/programs/chaos/recipe.yaml"), [stall])
+    check_recipe(recipe, plan_post_train(recipe))

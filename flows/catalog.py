@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flows.distill_rounds import FLOW as DISTILL_ROUNDS
+from flows.distill_rounds import plan_distill_rounds
+from flows.evaluate import plan_evaluate
+from flows.expert import plan_expert
 from flows.explain import nearest
-from flows.plan import (
-    PlannedStage,
-    plan_distill_rounds,
-    plan_evaluate,
-    plan_expert,
-    plan_post_train,
-)
+from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 
-FLOWS = ("post-train", "expert", "distill-rounds", "evaluate")
+FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate")
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:

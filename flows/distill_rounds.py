@@ -1,37 +1,121 @@
 """Iterative self-distillation of one expert: its verified answers teach a fresh cold start.
 
-    base -> sft -> rl -> (distill -> sft -> rl) x rounds -> evaluate in its domain
+    base -> the expert's path up to its first `distill` -> round 1 -> round 2 ... -> evaluate
 
+A round is `distill` and what follows it up to the next. The rounds that the path holds come first,
+and the last of them again for those after; a path without one gets `distill` and itself again.
 Schedulable: each trigger continues from the newest round of the same settings, on problems that no
-round used before, and with the curriculum options that `round_options` gives the round.
+round used before.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from prefect import flow
-from pydantic import Field
-
+from flows.expert import plan_expert
+from flows.path import PathStage
+from flows.plan import PlannedStage
 from flows.recipe import Recipe
-from flows.running.prefect_run import run_flow, stop_stages, task_runner
+from flows.running.records import DONE, RunRecord, StageRecord, runs_of, store_of
+from infra.errors import InputError
+from tasks.stage import StageSpec
 
-Rounds = Annotated[int, Field(ge=1, le=8)]
+FLOW = "distill-rounds"
+DERIVED = ("after",)
+"""arguments that a run of it has on record and nobody writes"""
+DISTILL = "distill"
 
 
-@flow(
-    name="distill-rounds",
-    flow_run_name="{recipe.name}-{expert}-rounds",
-    task_runner=task_runner(),
-    on_cancellation=[stop_stages],
-    persist_result=False,
-)
-def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
-    """Train one expert again on its own verified answers; train it first if necessary.
+def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
+    """So many rounds in all, whatever the expert's path holds."""
+    return plan_expert(recipe, expert, _path(recipe, expert, rounds))
 
-    Args:
-        recipe: The recipe that holds the expert.
-        expert: Which expert, e.g. `reasoning`.
-        rounds: How many rounds this run adds to the existing ones.
+
+def _path(recipe: Recipe, expert: str, rounds: int) -> list[PathStage]:
+    first, *written = _split(recipe.experts[expert].path)
+    if not written:
+        written = [[_distill_of(recipe), *first]]
+    wanted = [*written, *[written[-1]] * rounds][:rounds]
+    return [*first, *(stage for one in wanted for stage in one)]
+
+
+def _split(path: list[PathStage]) -> list[list[PathStage]]:
+    """What comes before the first round, and each round."""
+    parts: list[list[PathStage]] = [[]]
+    for stage in path:
+        if stage.kind == DISTILL:
+            parts.append([])
+        parts[-1].append(stage)
+    return parts
+
+
+def _distill_of(recipe: Recipe) -> PathStage:
+    """As the unified model's path says it; else by default."""
+    path = recipe.unified.path if recipe.unified is not None else []
+    found = [stage for stage in path if stage.kind == DISTILL]
+    return found[0] if found else PathStage.model_validate({DISTILL: {}})
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Finished rounds. Example: Earlier(2, {"base": StageRecord(...), ...})"""
+
+    rounds: int = 0
+    stages: Mapping[str, StageRecord] = field(default_factory=dict[str, StageRecord])
+    """of the rounds and what comes before them, by name"""
+
+
+def earlier_rounds(recipe: Recipe, expert: str) -> Earlier:
+    """The most rounds of this expert that any run on record finished under these settings.
+
+    A new run reuses their digests, so that a change of our code does not train them again.
     """
-    return run_flow("distill-rounds", recipe, {"expert": expert, "rounds": rounds})
+    best = Earlier()
+    for record in runs_of(recipe.name, store_of(recipe.storage)):
+        found = _finished(record, recipe, expert)
+        if found.rounds > best.rounds:
+            best = found
+    return best
+
+
+def take_over(record: RunRecord, earlier: Earlier) -> None:
+    """Let a new run find the stages of earlier rounds as they are."""
+    for stage in earlier.stages.values():
+        record.put_stage(StageRecord(name=stage.name, kind=stage.kind, digest=stage.digest))
+
+
+def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's arguments as the flow takes them."""
+    return {name: value for name, value in arguments.items() if name not in DERIVED}
+
+
+def _finished(record: RunRecord, recipe: Recipe, expert: str) -> Earlier:
+    """The rounds of one run whose stages, and those before them, have the same settings here."""
+    head = record.head()
+    if head.flow != FLOW or head.arguments["expert"] != expert:
+        return Earlier()
+    try:
+        theirs = record.recipe()
+    except InputError:  # of a version that wrote recipes in another way
+        return Earlier()
+    stages = record.stages()
+    rounds = 0
+    while _is_done(_specs(theirs, expert, rounds + 1), stages):
+        rounds += 1
+    ours = _specs(recipe, expert, rounds)
+    known = {name: stages[name] for name in ours if name in stages}
+    same = _specs(theirs, expert, rounds) == ours and len(known) == len(ours)
+    return Earlier(rounds, known) if same else Earlier()
+
+
+def _is_done(specs: Mapping[str, StageSpec], stages: Mapping[str, StageRecord]) -> bool:
+    known = [stages.get(name) for name in specs]
+    return all(stage is not None and stage.state in DONE for stage in known)
+
+
+def _specs(recipe: Recipe, expert: str, rounds: int) -> dict[str, StageSpec]:
+    """What the stages up to a round are made of; each reads the ones before it."""
+    planned = plan_distill_rounds(recipe, expert, rounds)
+    return {stage.name: stage.spec for stage in planned if stage.expert or not stage.inputs}

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from prefect import flow
-
+from flows.plan import Plan, PlannedStage
 from flows.recipe import Recipe
-from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 
-@flow(
-    name="evaluate",
-    flow_run_name="{recipe.name}-evaluate",
-    task_runner=task_runner(),
-    on_cancellation=[stop_stages],
-    persist_result=False,
-)
-def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
-    """Score models on a recipe's held-out problems.
-
-    Args:
-        recipe: Gives the domains and how to evaluate.
-        models: HF folders (any fsspec URL), keyed by their names in the scores.
-    """
-    return run_flow("evaluate", recipe, {"models": models})
+def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
+    """HF folders by name, on the recipe's domains."""
+    plan = Plan(recipe)
+    imported = {name: plan.imported(name, folder) for name, folder in models.items()}
+    everywhere = [domain.name for domain in recipe.domains]
+    plan.evaluate(imported, dict.fromkeys(models, everywhere), recipe.domains)
+    return plan.stages

@@ -1,27 +1,22 @@
-"""One expert: base -> sft -> rl (-> distill -> sft -> rl) x rounds -> evaluate in its domain."""
+"""One expert: base -> its path -> evaluate in its domain."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from prefect import flow
-
+from flows.path import PathStage
+from flows.plan import BASE, Plan, PlannedStage
 from flows.recipe import Recipe
-from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 
-@flow(
-    name="expert",
-    flow_run_name="{recipe.name}-{name}",
-    task_runner=task_runner(),
-    on_cancellation=[stop_stages],
-    persist_result=False,
-)
-def expert(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Train one expert of a recipe.
-
-    Args:
-        recipe: The recipe that holds the expert.
-        name: Which expert, e.g. `reasoning`.
-    """
-    return run_flow("expert", recipe, {"name": name})
+def plan_expert(
+    recipe: Recipe, name: str, path: Sequence[PathStage] | None = None
+) -> list[PlannedStage]:
+    """The expert alone, on its own path or on another one."""
+    plan = Plan(recipe)
+    domain = recipe.experts[name].domain
+    base = plan.base()
+    walked = plan.expert(name, base, path)
+    models = {BASE: base, **walked.versions}
+    plan.evaluate(models, {key: [domain.name] for key in models}, [domain])
+    return plan.stages

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from flows.path import PathStage, form_with
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean `x`?`, or nothing when no known word is near."""
@@ -61,6 +63,8 @@ def _step(annotation: Any, part: Any) -> Any:
     if chosen is not None:
         return chosen
     model = _model_of(annotation)
+    if model is PathStage:
+        model = form_with(str(part))
     if model is not None:
         field = model.model_fields.get(str(part))
         return None if field is None else field.annotation

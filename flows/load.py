@@ -114,7 +114,8 @@ def set_field(data: dict[str, Any], change: str) -> None:
         here = _child(here, part, change)
     value = parse_yaml(text)
     if isinstance(here, list):
-        here[_index(here, last, change)] = value
+        here, last = _entry(here, last, change)
+        here[last] = value
     elif isinstance(here, dict):
         here[last] = value
     else:
@@ -130,7 +131,8 @@ def _unshared(value: Any) -> Any:
 
 def _child(here: Any, part: str, change: str) -> Any:
     if isinstance(here, list):
-        return here[_index(here, part, change)]
+        here, key = _entry(here, part, change)
+        return here[key]
     if not isinstance(here, dict):
         raise InputError(f"--set {change}: `{part}` is below a value that has no fields")
     if here.get(part) is None:
@@ -138,10 +140,24 @@ def _child(here: Any, part: str, change: str) -> Any:
     return here[part]
 
 
-def _index(items: list[Any], part: str, change: str) -> int:
-    if not part.isdigit() or int(part) >= len(items):
-        raise InputError(f"--set {change}: `{part}` is no index of a list of {len(items)}")
-    return int(part)
+def _entry(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
+    """What holds the item of a list, and its key there: by its position, or by a key that only one
+    of the items has, e.g. `path.rl` for the path's only `rl`."""
+    if part.isdigit() and int(part) < len(items):
+        return items, int(part)
+    found = [item for item in items if isinstance(item, dict) and part in item]
+    if len(found) == 1:
+        return found[0], part
+    places = [str(i) for i, item in enumerate(items) if isinstance(item, dict) and part in item]
+    if places:
+        raise InputError(
+            f"--set {change}: {len(places)} items have `{part}`; say which by its position, e.g."
+            f" {places[0]}.{part}"
+        )
+    raise InputError(
+        f"--set {change}: `{part}` is no position in a list of {len(items)}, and a key of none of"
+        " its items"
+    )
 
 
 def _absolute(paths: Any, folder: Path) -> Any:

@@ -1,34 +1,29 @@
-"""The recipe, top to bottom, as stages: pure, so that `check`, the flows and the report share it.
+"""A plan: what a flow runs, as stages of which each stands after its inputs.
 
-    base -> {expert: sft -> rl (-> distill -> sft -> rl) x rounds}
-         -> distill -> unified-sft (from base)   `unify: sft` or `sft+opd`
-         -> unified-opd (experts as teachers)    `unify: opd` or `sft+opd`
-         -> unified-rl -> evaluate
-
-A plan is a list of `PlannedStage` in which each stage stands after its inputs.
+Pure, so that `check`, the flows and the report share it. Each flow's own plan is in a file of its
+name (`post_train.py`, `expert.py` ...); here is what they are made with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.megatron.spec import Parallel
-from flows.recipe import Expert, Recipe, Unified
+from flows.path import PathStage, domains_at
+from flows.recipe import Recipe
+from infra.errors import InputError
 from tasks.base.spec import BaseSettings, BaseSpec
-from tasks.distill.spec import DistillSpec
-from tasks.domain import Domain, RewardSpec, ScoredDomain
+from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
-from tasks.opd.spec import STUDENT, OpdSettings, OpdSpec
-from tasks.rl.spec import RlSettings, RlSpec
-from tasks.sft.spec import SftSettings, SftSpec
+from tasks.place import Place
+from tasks.registry import spec_of
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
-UNIFIED = "unified"
-UNIFYING = ("distill", "unified-sft", "unified-opd")
-"""stages that a plan holds or not, by what `unify` says"""
+BASE, EVALUATE = "base", "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +38,8 @@ class PlannedStage:
     inputs: Mapping[str, str]
     """role -> the stage that produces its artifact"""
     resources: StageResources
+    where: str = ""
+    """where the recipe says its settings, e.g. `experts.agent.path.1.rl`"""
     expert: str = ""
     """expert of the stage; empty for stages of the whole recipe"""
     model: str = ""
@@ -61,9 +58,19 @@ class PlannedStage:
         return self.resources.of_critic if "critic" in self.spec.trained_roles else None
 
 
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What a path comes to."""
+
+    model: str
+    """the stage that made its last model; the base of an empty path"""
+    versions: Mapping[str, str]
+    """every model on the way: the stage that made it, by what scores call it"""
+
+
 @dataclass(slots=True)
-class _Draft:
-    """Collects stages; each method adds one and returns its name, for others to build on."""
+class Plan:
+    """Collects stages; each method adds some and returns their names, for others to build on."""
 
     recipe: Recipe
     stages: list[PlannedStage] = field(default_factory=list[PlannedStage])
@@ -72,176 +79,121 @@ class _Draft:
         self,
         name: str,
         spec: StageSpec,
-        expert: str = "",
+        inputs: Mapping[str, str],
         *,
-        model_of: str = "",
+        where: str,
+        expert: str = "",
+        model: str = "",
         scored_as: str = "",
-        **inputs: str,
     ) -> str:
         resources = self.recipe.resources.of(name)
-        stage = PlannedStage(name, spec, inputs, resources, expert, model_of, scored_as)
+        stage = PlannedStage(name, spec, inputs, resources, where, expert, model, scored_as)
+        for other in self.stages:
+            if {name, scored_as} & {other.name, other.scored_as} - {""}:
+                raise InputError(
+                    f"{where.rpartition('.path')[0] or where}: the name would collide with a"
+                    f" stage's: there are two of {name}; choose another"
+                )
         self.stages.append(stage)
         return name
 
     def base(self) -> str:
+        """The model that every path starts from."""
         settings = self.recipe.base
         if settings.folder is not None:  # nothing is drawn
-            return self.add("base", BaseSpec(settings=settings))
+            return self.add(BASE, BaseSpec(settings=settings), {}, where="base")
         curricula = [domain.curriculum for domain in self.recipe.domains]
         spec = BaseSpec(seed=self.recipe.seed, settings=settings, curricula=curricula)
-        return self.add("base", spec)
+        return self.add(BASE, spec, {}, where="base")
 
-    def expert(self, name: str, base: str) -> dict[str, str]:
-        """The expert's models by the names they have in scores."""
+    def expert(self, name: str, base: str, path: Sequence[PathStage] | None = None) -> Walked:
+        """An expert's path, or another path in its place."""
         expert = self.recipe.experts[name]
-        as_cold = {"model_of": name, "scored_as": f"{name}-sft"}
-        cold = self.add(f"{name}-sft", self._cold_start(expert), name, **as_cold, model=base)
-        as_best = {"model_of": name, "scored_as": name}
-        best = self.add(f"{name}-rl", self._expert_rl(expert), name, **as_best, model=cold)
-        for number in range(1, expert.rounds + 1):
-            best = self.round(name, number, base, best)
-        return {f"{name}-sft": cold, name: best}
+        stages = expert.path if path is None else path
+        return self._walk(name, stages, f"experts.{name}", [expert.domain], base, expert=name)
 
-    def round(self, name: str, number: int, base: str, teacher: str) -> str:
-        """One round of self-distillation: the expert's own verified answers, SFT, RL again."""
-        expert = self.recipe.experts[name]
-        domain = expert.domain_of_round(number)
-        # Each round goes on in the problems where the one before ended at the latest.
-        distill = self._distill([domain], start=(number - 1) * self.recipe.distill.problems)
-        data = self.add(f"{name}-distill-r{number}", distill, name, **{name: teacher})
-        cold = self.add(f"{name}-sft-r{number}", self._sft(expert.sft), name, model=base, data=data)
-        rl = RlSpec(
-            seed=self.recipe.seed,
-            settings=expert.rl,
-            domains=[domain],
-            start=number * expert.rl.most_problems,
-        )
-        return self.add(f"{name}-rl-r{number}", rl, name, model_of=name, scored_as=name, model=cold)
+    def unified(self, name: str, base: str, experts: Mapping[str, str]) -> Walked:
+        assert self.recipe.unified is not None
+        path, domains = self.recipe.unified.path, self.recipe.domains
+        return self._walk(name, path, name, domains, base, experts=experts)
 
-    def distill(self, experts: Mapping[str, str]) -> str:
-        return self.add("distill", self._distill(self.recipe.domains), **experts)
+    def _walk(
+        self,
+        owner: str,
+        path: Sequence[PathStage],
+        where: str,
+        domains: list[Domain],
+        base: str,
+        *,
+        expert: str = "",
+        experts: Mapping[str, str] | None = None,
+    ) -> Walked:
+        """Add a path's stages, each with what the ones before it made."""
+        kinds = [spec_of(stage.kind) for stage in path]
+        last = max((i for i, kind in enumerate(kinds) if kind.makes == "model"), default=-1)
+        seen, drawn = Counter[str](), Counter[str]()
+        versions: dict[str, str] = {}
+        model, data, best, unused = base, "", base, ""
+        for index, (stage, kind) in enumerate(zip(path, kinds, strict=True)):
+            seen[kind.kind] += 1
+            number = seen[kind.kind]
+            name = f"{owner}-{kind.kind}" + (f"-{number}" if number > 1 else "")
+            at = f"{where}.path.{index}.{stage.kind}"
+            seen_domains = domains_at(path, index, domains)
+            start = drawn[kind.kind]
+            place = Place(self.recipe.seed, seen_domains, base, model, data, experts or {}, start)
+            try:
+                spec, inputs = kind.in_path(stage.settings, place)
+            except InputError as error:
+                raise InputError(f"{at}: {error}") from None
+            drawn[kind.kind] += spec.most_problems
+            makes_model = kind.makes == "model"
+            scored_as = (owner if index == last else name) if makes_model else ""
+            version = {"model": owner, "scored_as": scored_as} if makes_model else {}
+            self.add(name, spec, inputs, where=at, expert=expert, **version)
+            if data in inputs.values():
+                unused = ""
+            elif unused and kind.makes != "nothing":
+                raise InputError(
+                    f"{unused}: what follows does not learn from its data; put `sft` after it"
+                )
+            if makes_model:
+                best, model, data = name, name, ""
+                versions[scored_as] = name
+            elif kind.makes == "data":
+                model, data, unused = base, name, at
+        return Walked(best, versions)
 
-    def unified(self, settings: Unified, base: str, experts: Mapping[str, str]) -> dict[str, str]:
-        """The unified model's stages by the names their models have in scores."""
-        models: dict[str, str] = {}
-        best = base
-        operators = self.recipe.unify.split("+")
-        if "sft" in operators and settings.sft is not None:
-            data = self.distill(experts)
-            # From the base again, not from an expert: no domain has a head start.
-            best = models["unified-sft"] = self.unified_sft(settings.sft, base, data)
-        if "opd" in operators and settings.opd is not None:
-            best = models["unified-opd"] = self.unified_opd(settings.opd, best, experts)
-        return models | {UNIFIED: self.unified_rl(settings.rl, best)}
-
-    def unified_sft(self, settings: SftSettings, base: str, data: str) -> str:
-        spec = self._sft(settings)
-        return self._unified("unified-sft", spec, "unified-sft", model=base, data=data)
-
-    def unified_opd(self, settings: OpdSettings, student: str, teachers: Mapping[str, str]) -> str:
-        recipe = self.recipe
-        spec = OpdSpec(seed=recipe.seed, settings=settings, domains=recipe.domains)
-        return self._unified("unified-opd", spec, "unified-opd", **{STUDENT: student, **teachers})
-
-    def unified_rl(self, settings: RlSettings, model: str) -> str:
-        spec = RlSpec(seed=self.recipe.seed, settings=settings, domains=self.recipe.domains)
-        return self._unified("unified-rl", spec, UNIFIED, model=model)
-
-    def _unified(self, name: str, spec: StageSpec, scored_as: str, **inputs: str) -> str:
-        return self.add(name, spec, model_of=UNIFIED, scored_as=scored_as, **inputs)
+    def imported(self, name: str, folder: str) -> str:
+        """A model of any folder, to be compared."""
+        spec = BaseSpec(settings=BaseSettings(folder=folder))
+        return self.add(f"{MODEL}{name}", spec, {}, where=f"models.{name}")
 
     def evaluate(
         self,
         models: Mapping[str, str],
-        home: dict[str, list[str]],
-        domains: list[Domain],
-        nothink: list[str],
+        home: Mapping[str, Sequence[str]],
+        domains: Sequence[Domain],
+        nothink: Sequence[str] = (),
     ) -> str:
+        """Models by name; `home` are the domains in which each is sampled in full."""
         spec = EvaluateSpec(
             seed=self.recipe.seed,
             settings=self.recipe.evaluate,
-            domains=[_scored(domain) for domain in domains],
-            home=home,
-            nothink=nothink,
+            domains=[ScoredDomain.of(domain) for domain in domains],
+            home={name: list(domains) for name, domains in home.items()},
+            nothink=list(nothink),
         )
-        return self.add("evaluate", spec, **models)
-
-    def _cold_start(self, expert: Expert) -> SftSpec:
-        curriculum = expert.domain.curriculum
-        return SftSpec(seed=self.recipe.seed, settings=expert.sft, curriculum=curriculum)
-
-    def _sft(self, settings: SftSettings) -> SftSpec:
-        """On a dataset, which holds as many demonstrations as it does."""
-        unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
-        return SftSpec(seed=self.recipe.seed, settings=settings.model_copy(update=unread))
-
-    def _expert_rl(self, expert: Expert) -> RlSpec:
-        return RlSpec(seed=self.recipe.seed, settings=expert.rl, domains=[expert.domain])
-
-    def _distill(self, domains: list[Domain], start: int = 0) -> DistillSpec:
-        scored = [_scored(domain) for domain in domains]
-        return DistillSpec(
-            seed=self.recipe.seed, settings=self.recipe.distill, domains=scored, start=start
-        )
+        return self.add(EVALUATE, spec, models, where=EVALUATE)
 
 
-def _scored(domain: Domain) -> ScoredDomain:
-    outcome = next(term for term in domain.rewards if term.outcome)
-    return ScoredDomain(
-        name=domain.name,
-        curriculum=domain.curriculum,
-        outcome=RewardSpec(**outcome.model_dump(include=set(RewardSpec.model_fields))),
-        max_new_tokens=domain.max_new_tokens,
-        max_turns=domain.max_turns,
-        timeout_s=domain.timeout_s,
-    )
+def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:
+    """Every version of each model, in order, as scores call it.
 
-
-def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
-    """Expert-then-unified; the experts alone where the recipe says nothing of a unified model."""
-    draft = _Draft(recipe)
-    everywhere = [domain.name for domain in recipe.domains]
-    base = draft.base()
-    models, home = {"base": base}, {"base": everywhere}
-    for name, expert in recipe.experts.items():
-        made = draft.expert(name, base)
-        models |= made
-        home |= {key: [expert.domain.name] for key in made}
-    if recipe.unified is None:
-        draft.evaluate(models, home, recipe.domains, nothink=[])
-        return draft.stages
-    unified = draft.unified(recipe.unified, base, {name: models[name] for name in recipe.experts})
-    models |= unified
-    home |= dict.fromkeys(unified, everywhere)
-    draft.evaluate(models, home, recipe.domains, nothink=["unified"])
-    return draft.stages
-
-
-def plan_expert(recipe: Recipe, expert: str) -> list[PlannedStage]:
-    """One expert alone, evaluated in its own domain."""
-    draft = _Draft(recipe)
-    base = draft.base()
-    models = {"base": base} | draft.expert(expert, base)
-    domain = recipe.experts[expert].domain
-    home = {name: [domain.name] for name in models}
-    draft.evaluate(models, home, [domain], nothink=[])
-    return draft.stages
-
-
-def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
-    """`rounds` rounds of self-distillation of one expert in all, whatever its recipe says."""
-    changed = recipe.experts[expert].model_copy(update={"rounds": rounds})
-    experts = recipe.experts | {expert: changed}
-    return plan_expert(recipe.model_copy(update={"experts": experts}), expert)
-
-
-def plan_evaluate(recipe: Recipe, models: Mapping[str, str]) -> list[PlannedStage]:
-    """Compare any HF folders on the recipe's domains: each is imported, then all are evaluated."""
-    draft = _Draft(recipe)
-    stages = {
-        name: draft.add(f"{MODEL}{name}", BaseSpec(settings=BaseSettings(folder=folder)))
-        for name, folder in models.items()
-    }
-    home = {name: [domain.name for domain in recipe.domains] for name in models}
-    draft.evaluate(stages, home, recipe.domains, nothink=[])
-    return draft.stages
+    Example: {"agent": ["agent-sft", "agent"]}
+    """
+    found: dict[str, list[str]] = {}
+    for stage in plan:
+        if stage.model:
+            found.setdefault(stage.model, []).append(stage.scored_as)
+    return found

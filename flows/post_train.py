@@ -1,33 +1,36 @@
-"""Expert-then-unified:
-
-    base -> {expert: sft -> rl} -> distill -> unified-sft (from base) -> unified-rl -> evaluate
-
-With `unify: sft+opd` the experts score the unified model's own answers before its RL; with `opd`
-that takes the place of distill and SFT.
-`flows.plan.plan_post_train` says it top to bottom; here it runs.
-"""
+"""Expert-then-unified: base -> each expert's path -> the unified model's path -> evaluate."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect import flow
-
+from flows.plan import BASE, Plan, PlannedStage
 from flows.recipe import Recipe
-from flows.running.prefect_run import run_flow, stop_stages, task_runner
+
+UNIFIED = "unified"
 
 
-@flow(
-    name="post-train",
-    flow_run_name="{recipe.name}",
-    task_runner=task_runner(),
-    on_cancellation=[stop_stages],
-    persist_result=False,
-)
-def post_train(recipe: Recipe) -> dict[str, Any]:
-    """Train every expert, unify them, evaluate all models.
+def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
+    """Train every expert, unify them, evaluate all models on the way."""
+    plan = Plan(recipe)
+    everywhere = [domain.name for domain in recipe.domains]
 
-    Args:
-        recipe: What to train, where, and where to store it.
-    """
-    return run_flow("post-train", recipe, {})
+    base = plan.base()
+    models, home = {BASE: base}, {BASE: everywhere}
+
+    experts: dict[str, str] = {}
+    for name, expert in recipe.experts.items():
+        walked = plan.expert(name, base)
+        experts[expert.domain.name] = walked.model
+        models |= walked.versions
+        home |= {key: [expert.domain.name] for key in walked.versions}
+
+    if recipe.unified is None:
+        plan.evaluate(models, home, recipe.domains)
+        return plan.stages
+
+    # From the base again, not from an expert: no domain has a head start.
+    walked = plan.unified(UNIFIED, base, experts)
+    models |= walked.versions
+    home |= dict.fromkeys(walked.versions, everywhere)
+    nothink = [name for name in walked.versions if name == UNIFIED]
+    plan.evaluate(models, home, recipe.domains, nothink)
+    return plan.stages

@@ -6,57 +6,36 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from flows.old_form import old_form_problem
+from flows.path import Path
 from infra.config import Config
 from tasks.base.spec import BaseSettings
-from tasks.distill.spec import DistillSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
-from tasks.opd.spec import OpdSettings
-from tasks.rl.spec import RlSettings
-from tasks.sft.spec import SftSettings
 from tasks.stage import Resources
 
+RESERVED = ("base", "unified", "evaluate", "model")
+"""names of stages and of inputs"""
 NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
 """what names of recipes and runs look like: they become folders, pages and stages"""
 
 
 class Expert(Config):
-    """One domain's specialist: a cold start by SFT, then RL, then rounds of self-distillation."""
+    """One domain's specialist."""
 
     domain: Domain
     """the name is optional; the default is the expert's key"""
-    sft: SftSettings
-    """cold start on the curriculum's demonstrations"""
-    rl: RlSettings
-    rounds: int = Field(default=0, ge=0, le=8)
-    """how many times a new SFT from the base trains on the RL expert's own verified answers, then
-    RL again, each time on problems that no round used before"""
-    round_options: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """changes of the curriculum's options in rounds 1, 2, ...; the last applies to later rounds,
-    e.g. `[{}, {levels: [easy, medium]}]`. The evaluation uses the unchanged options"""
-
-    def domain_of_round(self, number: int) -> Domain:
-        """The domain as a round (from 1) sees it."""
-        if not self.round_options:
-            return self.domain
-        changed = self.round_options[min(number, len(self.round_options)) - 1]
-        curriculum = self.domain.curriculum
-        options = {**curriculum.options, **changed}
-        return self.domain.model_copy(
-            update={"curriculum": curriculum.model_copy(update={"options": options})}
-        )
+    path: Path
+    """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
+    base in this domain"""
 
 
 class Unified(Config):
     """The model that unifies all experts."""
 
-    sft: SftSettings | None = None
-    """from the base model, on the experts' verified answers; for `unify: sft` and `sft+opd`"""
-    opd: OpdSettings | None = None
-    """after SFT, or directly from the base, on its own answers with the experts as teachers; for
-    `unify: sft+opd` and `opd`"""
-    rl: RlSettings
-    """last, over all domains in turn"""
+    path: Path = Field(min_length=1)
+    """its stages in order, from the base on, over all domains in turn: `distill` samples the
+    experts' verified answers, which `sft` learns; `opd` has the experts as teachers"""
 
 
 class Storage(Config):
@@ -73,7 +52,7 @@ class Tracking(Config):
 
 
 class Recipe(Config):
-    """base -> experts (SFT, RL) -> unified (SFT from base, OPD, or both; RL) -> evaluate all.
+    """base -> each expert's path -> the unified model's path -> evaluate every model on the way.
 
     Without `unified` it trains its experts and compares them. Several experts may then
     have the same domain (with the same `name`): they are variants of one expert.
@@ -85,10 +64,6 @@ class Recipe(Config):
     """the model every expert and the unified model start from"""
     experts: dict[str, Expert]
     """by name, e.g. `reasoning`; at least one"""
-    distill: DistillSettings = DistillSettings()
-    unify: Literal["sft", "opd", "sft+opd"] = "sft"
-    """how the experts become one model: `sft` trains the base on their verified answers; `opd`
-    trains the base on its own answers, scored by them; `sft+opd` does one after the other"""
     unified: Unified | None = None
     """optional; without it the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -109,6 +84,13 @@ class Recipe(Config):
 
     @model_validator(mode="before")
     @classmethod
+    def _has_paths(cls, data: Any) -> Any:
+        if problem := old_form_problem(data):
+            raise ValueError(problem)
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
     def _name_domains(cls, data: Any) -> Any:
         """An expert's key is its domain's name."""
         if not isinstance(data, dict) or not isinstance(data.get("experts"), dict):
@@ -122,21 +104,12 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _says_how_to_unify(self) -> Recipe:
-        if self.unified is None:
-            # A recipe on record says its default, too.
-            if self.unify != "sft":
+    def _names_are_free(self) -> Recipe:
+        for name in self.experts:
+            if name in RESERVED or name.startswith("unified-"):
                 raise ValueError(
-                    "unify: it needs `unified`; write that section, or leave `unify` out"
+                    f"experts.{name}: the name would collide with a stage's; choose another"
                 )
-            return self
-        written = {"sft": self.unified.sft, "opd": self.unified.opd}
-        missing = [part for part in self.unify.split("+") if written[part] is None]
-        if missing:
-            raise ValueError(
-                f"unify: {self.unify} needs `unified.{missing[0]}`, at least its steps and"
-                " optimizer"
-            )
         return self
 
     @property

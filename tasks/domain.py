@@ -84,3 +84,15 @@ class ScoredDomain(Config):
     max_new_tokens: PositiveInt
     max_turns: PositiveInt
     timeout_s: PositiveFloat
+
+    @classmethod
+    def of(cls, domain: Domain) -> ScoredDomain:
+        outcome = next(term for term in domain.rewards if term.outcome)
+        return cls(
+            name=domain.name,
+            curriculum=domain.curriculum,
+            outcome=RewardSpec(**outcome.model_dump(include=set(RewardSpec.model_fields))),
+            max_new_tokens=domain.max_new_tokens,
+            max_turns=domain.max_turns,
+            timeout_s=domain.timeout_s,
+        )

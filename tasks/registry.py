@@ -1,4 +1,7 @@
-"""The kinds of stage: each is a package `tasks.<kind>` with `spec.py` and `body.py`."""
+"""The kinds of stage: each is a package `tasks.<kind>` with `spec.py` and `body.py`.
+
+`sft`, `rl`, `opd` and `distill` stand in paths; `base` and `evaluate` begin and end every plan.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ Body = Callable[[Any, StageContext], Coroutine[Any, Any, dict[str, float]]]
 SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec for spec in (BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, EvaluateSpec)
 }
+PATH_KINDS = ("sft", "rl", "opd", "distill")
 
 
 def spec_of(kind: str) -> type[StageSpec]:

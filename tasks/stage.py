@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -24,21 +24,34 @@ from infra.store.retention import Retention
 from infra.user_files import UserFiles
 
 if TYPE_CHECKING:
-    from engines.megatron.spec import TrainerSettings
+    from engines.megatron.spec import Optimizer, TrainerSettings
     from engines.sglang.spec import FleetSpec
+    from engines.types import Split
     from tasks.domain import Domain, ScoredDomain
+    from tasks.place import Place
     from tasks.policy import PolicySettings
 
 
 class StageSpec(Config):
     """Base of every stage's spec; each field enters the digest.
 
-    The properties say what a kind does, and nobody asks for its class: a kind overrides those that
+    A kind that can stand in a path has a field `settings`: what a person writes there. The
+    properties say what a kind does, and nobody asks for its class: a kind overrides those that
     differ from a stage without a model.
     """
 
     kind: ClassVar[str]
+    makes: ClassVar[Literal["model", "data", "nothing"]] = "nothing"
+    """what a path goes on with: the `model` that it made; the base and the `data` that it made; or
+    what there was before it"""
     seed: int = 0
+
+    @classmethod
+    def in_path(cls, settings: Any, place: Place) -> tuple[Self, dict[str, str]]:
+        """The spec of a stage at a place of a path, and by role the stages that its inputs come
+        from. Raises InputError for a place where the kind cannot stand."""
+        made = cls.model_validate({"seed": place.seed, "settings": settings})
+        return made, {"model": place.model}
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
@@ -69,6 +82,22 @@ class StageSpec(Config):
     def has_teachers(self) -> bool:
         """Whether models score what the policy samples."""
         return False
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        """Each that is written in its settings: where, and how many updates it makes."""
+        yield from ()
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        """How many problems or demonstrations of a domain's split it needs at once."""
+        return {}
+
+    @property
+    def most_problems(self) -> int:
+        """How many problems it draws of each domain at most: later stages of the kind in its path
+        begin after them."""
+        return 0
 
     @property
     def imported_folder(self) -> str | None:

@@ -22,7 +22,7 @@ SECRETS = {
 }
 """used by every part that reaches the store, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"
-SMOKE = (f"storage.root={STORE}", "unified.rl.steps=8")
+SMOKE = (f"storage.root={STORE}", "unified.path.rl.steps=8")
 """changes of cpu-smoke: its last training takes long enough to be killed in"""
 
 

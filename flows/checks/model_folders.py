@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from flows.plan import MODEL, PlannedStage
+from flows.plan import BASE, PlannedStage
 from infra.errors import StorageError
 from tasks.model_folder.report import ModelReport, report_model
 
@@ -46,6 +46,5 @@ def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
     """Each folder to import, with its place in the recipe or in the flow's parameters."""
     for stage in plan:
         if stage.spec.imported_folder is not None:
-            compared = stage.name.startswith(MODEL)
-            where = f"models.{stage.name.removeprefix(MODEL)}" if compared else "base.folder"
+            where = f"{BASE}.folder" if stage.where == BASE else stage.where
             yield where, stage.spec.imported_folder

@@ -56,8 +56,8 @@ def try_parts(request: TrialRequest, observer: Observer) -> Findings:
         attempts = Attempts(observer, runner)
         for placed in request.domains:
             _try_domain(placed, request, attempts)
-        for later in request.rounds:
-            _try_round(later, attempts)
+        for changed in request.changed:
+            _try_changed(changed, attempts)
         for part in request.custom:
             _try_custom(part, attempts)
         return attempts.findings()
@@ -126,7 +126,7 @@ def _build(placed: PlacedDomain, attempts: Attempts) -> _Live | None:
     return _Live(where, domain, curriculum, environment, terms)
 
 
-def _try_round(placed: PlacedCurriculum, attempts: Attempts) -> None:
+def _try_changed(placed: PlacedCurriculum, attempts: Attempts) -> None:
     from curricula.registry import build
 
     named = placed.curriculum

@@ -13,13 +13,12 @@ from flows.checks.trial import findings_of
 from flows.checks.trial_request import request_of
 from flows.checks.values import value_problems
 from flows.explain import nearest
-from flows.plan import MODEL, UNIFYING, PlannedStage, plan_post_train
+from flows.plan import BASE, MODEL, PlannedStage
+from flows.post_train import UNIFIED, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.domain import Domain
-
-RESERVED = ("base", "unified", "distill", "evaluate", "model")
-SUFFIXES = ("-sft", "-rl", "-nothink", "-distill")
+from tasks.registry import PATH_KINDS
 
 
 def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = False) -> None:
@@ -27,7 +26,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
 
     `again` tries the user's parts even if they were found good before.
     """
-    problems = [*_names(recipe), *value_problems(recipe), *store_problems(recipe)]
+    problems = [*_names(recipe), *value_problems(recipe, plan), *store_problems(recipe)]
     hooks = list(hook_problems(recipe.hooks, recipe.data))
     problems += hooks
     if not hooks:  # parts can only be tried once their files are there
@@ -47,14 +46,19 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
     yield from store_cautions(recipe)
     yield from findings_of(request_of(recipe, plan)).cautions
-    if recipe.unify == "opd" and recipe.base.random is not None:
-        yield (
-            "unify: opd starts the unified model from the base, which is random here: its answers"
-            " hold nothing that a teacher could correct; use `sft+opd`"
-        )
+    yield from _teachers_of_noise(recipe, plan)
     yield from folder_cautions(plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
+
+
+def _teachers_of_noise(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    for stage in plan:
+        if stage.spec.has_teachers and stage.inputs["model"] == BASE and recipe.base.random:
+            yield (
+                f"{stage.where}: starts from the base, which is random here: its answers hold"
+                " nothing that a teacher could correct; put `distill` and `sft` before it"
+            )
 
 
 def _names(recipe: Recipe) -> Iterator[str]:
@@ -68,18 +72,17 @@ def _names(recipe: Recipe) -> Iterator[str]:
             )
         if expert.domain != domains[name]:
             yield f"experts.{key}.domain: has the name {name}, which another domain already has"
-        if key in RESERVED or key.endswith(SUFFIXES) or key.startswith("unified-"):
-            yield f"experts.{key}: the name would collide with a stage's; choose another"
 
 
 def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     pool = recipe.resources
-    # A recipe serves several flows and operators: what another would run may be named as well.
-    planned = [stage.name for stage in [*plan, *plan_post_train(recipe)]]
-    names = list(dict.fromkeys([*planned, *UNIFYING]))
-    round_of = re.compile(rf"({'|'.join(recipe.experts)})-(distill|sft|rl)-r[1-9]\d*")
+    # A recipe serves several flows and changes: what another would run may be named as well.
+    owners = [*recipe.experts, UNIFIED]
+    other = [f"{owner}-{kind}" for owner in owners for kind in PATH_KINDS]
+    names = dict.fromkeys([*(s.name for s in [*plan, *plan_post_train(recipe)]), *other])
+    again = re.compile(rf"({'|'.join(other)})-[1-9]\d*")
     for name in pool.stages:
-        if name not in names and not round_of.fullmatch(name) and not name.startswith(MODEL):
+        if name not in names and not again.fullmatch(name) and not name.startswith(MODEL):
             yield f"resources.stages.{name}: no such stage{nearest(name, names)}"
     for stage in plan:
         world, servers = stage.resources.trainer.world_size, stage.resources.servers

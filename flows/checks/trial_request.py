@@ -8,6 +8,7 @@ from typing import Any, Literal
 from curricula.built_in import BUILT_IN as CURRICULA
 from engines.algorithms.choices import CustomAdvantage, CustomLoss
 from engines.types import Split
+from flows.path import OPTIONS, domains_at
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.config import Config
@@ -15,6 +16,8 @@ from rewards.built_in import BUILT_IN as REWARDS
 from tasks.base.spec import BaseSettings
 from tasks.domain import CurriculumSpec, Domain
 
+_SHOWN = 8
+"""demonstrations that are looked at where no stage trains on them"""
 _DRAWN = 64
 """most problems of a split that are drawn to look for overlaps"""
 _DRAWN_HELDOUT = 256
@@ -30,7 +33,7 @@ class PlacedDomain(Config):
 
 
 class PlacedCurriculum(Config):
-    """A round's curriculum: one of a domain with other options."""
+    """A domain's curriculum with the options that a stage of a path changes."""
 
     where: str
     curriculum: CurriculumSpec
@@ -54,7 +57,7 @@ class TrialRequest(Config):
     base: BaseSettings
     seed: int
     domains: list[PlacedDomain]
-    rounds: list[PlacedCurriculum]
+    changed: list[PlacedCurriculum]
     custom: list[CustomPart]
 
     @property
@@ -80,46 +83,52 @@ def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:
         data=recipe.data,
         base=recipe.base,
         seed=recipe.seed,
-        domains=_domains(recipe),
-        rounds=_rounds(recipe),
+        domains=_domains(recipe, plan),
+        changed=_changed(recipe),
         custom=list({(p.path, p.kind, repr(p.options)): p for p in reversed(custom)}.values()),
     )
 
 
-def _domains(recipe: Recipe) -> list[PlacedDomain]:
+def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
     """Each domain with its place in the recipe; one that experts share at its first."""
     placed: dict[str, PlacedDomain] = {}
     for key, expert in recipe.experts.items():
+        domain = expert.domain
         place = PlacedDomain(
-            where=f"experts.{key}.domain",
-            domain=expert.domain,
-            counts=_counts(recipe, key),
+            where=f"experts.{key}.domain", domain=domain, counts=_counts(recipe, plan, domain)
         )
-        placed.setdefault(expert.domain.name, place)
+        placed.setdefault(domain.name, place)
     return list(placed.values())
 
 
-def _rounds(recipe: Recipe) -> list[PlacedCurriculum]:
+def _changed(recipe: Recipe) -> list[PlacedCurriculum]:
+    paths = {f"experts.{key}": (e.path, [e.domain]) for key, e in recipe.experts.items()}
+    if recipe.unified is not None:
+        paths["unified"] = (recipe.unified.path, recipe.domains)
     return [
-        PlacedCurriculum(
-            where=f"experts.{key}.round_options.{index}",
-            curriculum=expert.domain_of_round(index + 1).curriculum,
-        )
-        for key, expert in recipe.experts.items()
-        for index in range(len(expert.round_options))
+        PlacedCurriculum(where=f"{owner}.path.{index}.{OPTIONS}", curriculum=domain.curriculum)
+        for owner, (path, domains) in paths.items()
+        for index, stage in enumerate(path)
+        if stage.curriculum_options
+        for domain in domains_at(path, index, domains)
     ]
 
 
-def _counts(recipe: Recipe, key: str) -> dict[Split, int]:
-    expert, unified = recipe.experts[key], recipe.unified
-    counts: dict[Split, int] = {
-        "sft": min(_DRAWN, expert.sft.demonstrations),
-        "rl": min(_DRAWN, expert.rl.problems_per_step),
-        "heldout": min(_DRAWN_HELDOUT, recipe.evaluate.problems),
+def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Split, int]:
+    """What the plan's stages draw of the domain; demonstrations and what is held out always."""
+    most: dict[Split, int] = {}
+    for stage in plan:
+        domains = {sampled.name for sampled in stage.spec.sampled_domains}
+        if stage.expert:
+            domains = {recipe.experts[stage.expert].domain.name}
+        for split, count in stage.spec.drawn.items() if domain.name in domains else ():
+            most[split] = max(count, most.get(split, 1))
+    most.setdefault("sft", _SHOWN)
+    most.setdefault("heldout", recipe.evaluate.problems)
+    return {
+        split: min(count, _DRAWN_HELDOUT if split == "heldout" else _DRAWN)
+        for split, count in most.items()
     }
-    if expert.rounds or (unified is not None and "sft" in recipe.unify):
-        counts["distill"] = min(_DRAWN, recipe.distill.problems)
-    return counts
 
 
 def _custom(stage: PlannedStage) -> list[CustomPart]:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engines.megatron.spec import Optimizer
 from flows.checks.engines import model_config
+from flows.plan import PlannedStage
 from flows.recipe import Recipe
-from tasks.opd.spec import OpdSettings
-from tasks.rl.spec import RlSettings
-from tasks.sft.spec import SftSettings
+from tasks.stage import StageSpec
 
 _RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
 
-Trained = SftSettings | RlSettings | OpdSettings
 
-
-def value_problems(recipe: Recipe) -> Iterator[str]:
+def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Each as `field.path: what it is; what is allowed`."""
     yield from _not_finite(recipe.model_dump(), ())
     yield from _vocabulary(recipe)
-    for where, settings in _trained(recipe):
-        yield from _mini_batches(where, settings)
-        yield from _warmup(where, settings)
-    yield from _context(recipe)
+    for stage in plan:
+        yield from _mini_batches(stage.where, stage.spec)
+        for field, optimizer, updates in stage.spec.optimizers:
+            yield from _fits(f"{stage.where}.{field}", optimizer, updates)
+    yield from _context(recipe, plan)
 
 
 def _not_finite(value: Any, at: tuple[str, ...]) -> Iterator[str]:
@@ -53,39 +51,16 @@ def _vocabulary(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _trained(recipe: Recipe) -> Iterator[tuple[str, Trained]]:
-    for name, expert in recipe.experts.items():
-        yield f"experts.{name}.sft", expert.sft
-        yield f"experts.{name}.rl", expert.rl
-    if recipe.unified is not None:
-        if recipe.unified.sft is not None:
-            yield "unified.sft", recipe.unified.sft
-        if recipe.unified.opd is not None:
-            yield "unified.opd", recipe.unified.opd
-        yield "unified.rl", recipe.unified.rl
-
-
-def _mini_batches(where: str, settings: Trained) -> Iterator[str]:
-    if isinstance(settings, SftSettings):
+def _mini_batches(where: str, spec: StageSpec) -> Iterator[str]:
+    if spec.policy is None:
         return
-    samples = settings.problems_per_step * settings.group_size
-    mini_batches = settings.algorithm.mini_batches
+    samples = spec.policy.problems_per_step * spec.policy.group_size
+    mini_batches = spec.policy.algorithm.mini_batches
     if mini_batches > samples:
         yield (
             f"{where}.algorithm.mini_batches: is {mini_batches}, but a step has {samples} samples"
             f" (problems_per_step x group_size); allowed: 1 to {samples}"
         )
-
-
-def _warmup(where: str, settings: Trained) -> Iterator[str]:
-    updates = settings.steps
-    if not isinstance(settings, SftSettings):
-        updates *= settings.algorithm.mini_batches
-    yield from _fits(f"{where}.optimizer", settings.optimizer, updates)
-    critic = settings.critic_role if isinstance(settings, RlSettings) else None
-    if critic is not None and critic.optimizer is not None:
-        own = updates * critic.steps_per_policy_step
-        yield from _fits(f"{where}.critic.optimizer", critic.optimizer, own)
 
 
 def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
@@ -96,25 +71,30 @@ def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
         )
 
 
-def _context(recipe: Recipe) -> Iterator[str]:
+def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Answers that no context holds; how long the prompts are is seen when parts are tried."""
     own = (model_config(recipe.base) or {}).get("max_position_embeddings")
-    for name, expert in recipe.experts.items():
-        where, length = "the model's context", expert.rl.fleet.context_length or own
-        if expert.rl.fleet.context_length is not None:
-            where = f"experts.{name}.rl.fleet.context_length"
+    placed = {e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items()}
+    for stage in plan:
+        if stage.spec.fleet is None:
+            continue
+        where, field = "the model's context", "base: the model's context"
+        length = stage.spec.fleet.context_length or own
+        if stage.spec.fleet.context_length is not None:
+            where = field = f"{stage.where}.fleet.context_length"
         if not isinstance(length, int):
             continue
         most = length - _RESERVE - 1
         if most < 1:
-            field = where if expert.rl.fleet.context_length else "base: the model's context"
             yield (
                 f"{field} of {length} tokens holds no prompt and answer beside the {_RESERVE} that"
                 f" SGLang keeps free; at least {_RESERVE + 2}, and the prompts' length"
             )
-        elif expert.domain.max_new_tokens > most:
-            yield (
-                f"experts.{name}.domain.max_new_tokens: is {expert.domain.max_new_tokens}, but"
-                f" {where} has {length} tokens, of which SGLang keeps {_RESERVE} free; allowed: 1"
-                f" to {most} minus the prompt's tokens"
-            )
+            continue
+        for domain in stage.spec.sampled_domains:
+            if domain.max_new_tokens > most:
+                yield (
+                    f"{placed[domain.name]}.max_new_tokens: is {domain.max_new_tokens}, but"
+                    f" {where} has {length} tokens, of which SGLang keeps {_RESERVE} free; allowed:"
+                    f" 1 to {most} minus the prompt's tokens"
+                )

@@ -41,7 +41,7 @@ def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
 def _report(record: RunRecord) -> Report:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
-    return build_report(record, [stage.name for stage in plan])
+    return build_report(record, plan)
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
@@ -60,7 +60,12 @@ def _cell(spread: Spread | None) -> str:
 
 def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
     table = Table(
-        "expert", "domain", "gain", "standard errors", "each run", title="RL over its cold start"
+        "expert",
+        "domain",
+        "gain",
+        "standard errors",
+        "each run",
+        title="last version over first",
     )
     for model, row in gains.items():
         for domain, spread in row.items():

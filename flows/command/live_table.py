@@ -80,7 +80,7 @@ def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
 
 def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> int:
     """Scores, notes and links of a run that is over."""
-    report = build_report(record, [stage.name for stage in plan])
+    report = build_report(record, plan)
     console.print(f"{report.run}: {report.state} in {report.seconds:.0f} s", markup=False)
     for title, scores in (("temperature 1", report.scores), ("greedy", report.greedy)):
         if scores:
@@ -91,7 +91,7 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
             console.print(table)
     if report.gains:
         header, rows = training_table(report)
-        table = Table(*header, title="cold start and RL, with 95% intervals")
+        table = Table(*header, title="first and last version, with 95% intervals")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -20,7 +20,7 @@ errors = Console(stderr=True)
 
 Set = Annotated[
     list[str],
-    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.rl.steps=4"),
+    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
 
 

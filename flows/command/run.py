@@ -9,8 +9,8 @@ from rich.console import Console
 
 from flows.catalog import plan_of
 from flows.command.live_table import LiveTable, show_end
+from flows.distill_rounds import written
 from flows.load import load_recipe
-from flows.rounds import written
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run, new_run
 from flows.running.run_lock import is_running

@@ -96,14 +96,14 @@ def _print_reasons(why: dict[str, list[str]], console: Console) -> None:
 
 def _layout(stage: PlannedStage) -> str:
     """Only the dimensions that are spread, e.g. `tp 2 x dp 4`."""
-    if stage.kind not in ("sft", "rl", "opd"):
+    if not stage.spec.trained_roles:
         return ""
     sizes = stage.resources.trainer.model_dump()
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1 rank"
 
 
 def _servers(stage: PlannedStage) -> str:
-    if stage.kind not in ("rl", "opd", "distill", "evaluate"):
+    if stage.spec.fleet is None:
         return ""
     resources = stage.resources
     return f"{resources.servers} x tp {resources.tp_per_server}"
@@ -118,7 +118,7 @@ def show_report(run: str, json: bool, console: Console) -> int:
     if not json:
         show_end(record, plan, console)
         return 0
-    report = build_report(record, [stage.name for stage in plan])
+    report = build_report(record, plan)
     print(json_text.dumps(report.model_dump(), indent=1))
     return 0
 

@@ -55,7 +55,7 @@ class Comparison(Config):
     best_of: dict[str, dict[str, dict[str, Spread]]]
     """k -> model -> domain -> expected best of k samples at temperature 1 (pass@k)"""
     gains: dict[str, dict[str, Spread]]
-    """expert -> domain -> its score minus its cold start's, where both were scored"""
+    """model -> domain -> its last version's score minus its first one's, where both were scored"""
     seconds: dict[str, Spread]
     """stage -> wall time, of the runs that did not find it in the store"""
 
@@ -79,7 +79,7 @@ def compare(reports: Sequence[Report]) -> Comparison:
             for k in reports[0].best_of
             if all(k in report.best_of for report in reports)
         },
-        gains=_spreads([_gains(of) for of in scores]),
+        gains=_spreads([_gains(report) for report in reports]),
         seconds=_seconds(reports),
     )
 
@@ -125,11 +125,13 @@ def _spreads(runs: Sequence[Scores]) -> dict[str, dict[str, Spread]]:
     }
 
 
-def _gains(scores: Scores) -> Scores:
+def _gains(report: Report) -> Scores:
+    """Of models with several versions."""
+    scores = report.scores
     return {
-        model: {domain: row[domain] - cold[domain] for domain in row if domain in cold}
-        for model, row in scores.items()
-        if (cold := scores.get(f"{model}-sft"))
+        model: {domain: scores[model][domain] - first[domain] for domain in first if domain in row}
+        for model, versions in report.versions.items()
+        if len(versions) > 1 and (row := scores.get(model)) and (first := scores.get(versions[0]))
     }
 
 

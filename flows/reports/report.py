@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from curricula.registry import BUILT_IN
+from flows.plan import BASE, EVALUATE, PlannedStage, versions_of
+from flows.post_train import UNIFIED
 from flows.recipe import Recipe
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -36,6 +38,8 @@ class Gain(Config):
     """What training changed in the mean outcome, with its 95% interval; 0 to 1, not points."""
 
     domain: str
+    since: str
+    """the model that it is compared with: the first version, or the base of an only one"""
     before: float
     after: float
     mean: float
@@ -58,14 +62,17 @@ class Report(Config):
     intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
     """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
-    """by expert: RL against its cold start, on the same problems of its domain"""
+    """by expert: its last version against its first, on the same problems of its domain"""
+    versions: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
+    """by model: what scores call its versions, in the order of its path"""
 
 
-def build_report(record: RunRecord, order: list[str]) -> Report:
-    """The report of what the run has done so far; `order` is the plan's stage names."""
+def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
+    """The report of what the run has done so far."""
     stages = record.stages()
-    known = [stages[name] for name in order if name in stages]
-    content = read_scores(record, stages.get("evaluate"))
+    known = [stages[planned.name] for planned in plan if planned.name in stages]
+    content = read_scores(record, stages.get(EVALUATE))
+    versions = versions_of(plan)
     state, now = record.state(), time.time()
     return Report(
         run=record.run,
@@ -86,7 +93,8 @@ def build_report(record: RunRecord, order: list[str]) -> Report:
         greedy=content.get("greedy", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
-        gains=_gains(content, record.recipe()) if content else {},
+        gains=_gains(content, record.recipe(), versions) if content else {},
+        versions=versions,
     )
 
 
@@ -104,8 +112,10 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
     return json.loads((artifacts.local(found) / "scores.json").read_text())
 
 
-def _gains(content: Mapping[str, Any], recipe: Recipe) -> dict[str, Gain]:
-    """RL compared with the cold start in each expert's own domain, if both were sampled."""
+def _gains(
+    content: Mapping[str, Any], recipe: Recipe, versions: Mapping[str, Sequence[str]]
+) -> dict[str, Gain]:
+    """Each expert's last version in its own domain, where it and its first were scored there."""
     means = {
         (cell["model"], cell["domain"]): [mean_of(samples) for samples in cell["outcomes"]]
         for cell in content["cells"]
@@ -113,16 +123,21 @@ def _gains(content: Mapping[str, Any], recipe: Recipe) -> dict[str, Gain]:
     }
     gains: dict[str, Gain] = {}
     for name, expert in recipe.experts.items():
-        domain = expert.domain.name
-        before, after = means.get((f"{name}-sft", domain)), means.get((name, domain))
+        domain, since = expert.domain.name, first_version(versions.get(name, []))
+        before, after = means.get((since, domain)), means.get((name, domain))
         if before is None or after is None:
             continue
         centre, low, high = paired_gain(before, after)
         gains[name] = Gain(
-            domain=domain, before=mean_of(before), after=mean_of(after),
+            domain=domain, since=since, before=mean_of(before), after=mean_of(after),
             mean=centre, low=low, high=high,
         )  # fmt: skip
     return gains
+
+
+def first_version(versions: Sequence[str]) -> str:
+    """What a model's last version is compared with."""
+    return versions[0] if len(versions) > 1 else BASE
 
 
 def mean(row: Mapping[str, float]) -> float:
@@ -149,14 +164,14 @@ def score_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
 
 
 def training_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Each expert's cold start and RL in its own domain: sampled, greedy and best of k."""
+    """Each expert's first and last version in its own domain: sampled, greedy and best of k."""
     kinds = {"temperature 1": ("scores", report.scores), "greedy": ("greedy", report.greedy)}
     if report.best_of:
         k = max(report.best_of, key=int)
         kinds[f"best of {k}"] = (f"best_of_{k}", report.best_of[k])
     rows: list[list[str]] = []
     for expert, gain in report.gains.items():
-        for model in (f"{expert}-sft", expert):
+        for model in (gain.since, expert):
             cells = [
                 _with_interval(scores, report.intervals.get(name, {}), model, gain.domain)
                 for name, scores in kinds.values()
@@ -197,10 +212,10 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
     ]
     if not report.scores:
         return ["The run has no scores yet: its evaluation is not done."]
-    experts = [m for m in report.scores if f"{m}-sft" in report.scores and m != "unified"]
-    if "unified" in report.scores and len(experts) > 1:
-        best = max(mean(report.scores[m]) for m in experts)
-        gain = 100 * (mean(report.scores["unified"]) - best)
+    experts = [name for name in recipe.experts if name in report.scores]
+    if UNIFIED in report.scores and len(experts) > 1:
+        best = max(mean(report.scores[name]) for name in experts)
+        gain = 100 * (mean(report.scores[UNIFIED]) - best)
         said.append(
             f"The unified model's mean over domains is {gain:+.1f} points from the best expert's."
         )
@@ -209,19 +224,19 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
             "Experts of a random base know one domain only, so a large gap between them and the "
             "unified model is by construction."
         )
-    said += _operators(report)
+    said += [line for name in report.versions for line in _on_its_way(name, report)]
     said += _demonstrators(recipe)
-    said += [_rl_gain(name, gain) for name, gain in report.gains.items()]
+    said += [_gain(name, gain) for name, gain in report.gains.items()]
     return said
 
 
-def _operators(report: Report) -> list[str]:
-    """What each part of `sft+opd` did to the mean over domains, e.g. `unified-sft 0.84`."""
-    if "unified-opd" not in report.scores:
+def _on_its_way(model: str, report: Report) -> list[str]:
+    """What each stage of a longer path did, e.g. `agent-sft 0.84, agent-rl 0.86, agent 0.90`."""
+    names = [name for name in report.versions[model] if name in report.scores]
+    if len(names) < 3:
         return []
-    names = [m for m in ("unified-sft", "unified-opd", "unified") if m in report.scores]
     steps = ", ".join(f"{name} {mean(report.scores[name]):.3f}" for name in names)
-    return [f"The unified model on its way, mean over domains: {steps}."]
+    return [f"{model} on its way, mean over domains: {steps}."]
 
 
 def _demonstrators(recipe: Recipe) -> list[str]:
@@ -238,10 +253,10 @@ def _demonstrators(recipe: Recipe) -> list[str]:
     ]
 
 
-def _rl_gain(expert: str, gain: Gain) -> str:
+def _gain(expert: str, gain: Gain) -> str:
     return (
-        f"RL moved {expert} from {gain.before:.2f} to {gain.after:.2f} in its own domain"
-        f" ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
+        f"Since {gain.since}, {expert} moved from {gain.before:.2f} to {gain.after:.2f} in its own"
+        f" domain ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
         f" {100 * gain.high:+.1f})."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flows.plan import PlannedStage
+from flows.plan import EVALUATE, PlannedStage
 from flows.reports.page import report_path, write_page
 from flows.reports.report import Report, build_report, read_scores
 from flows.running.run import RecipeRun
@@ -15,7 +15,7 @@ def conclude(
     run: RecipeRun, plan: Sequence[PlannedStage], artifacts: Mapping[str, ArtifactRecord]
 ) -> None:
     """Called while the run still counts as running: a failure here is the run's failure."""
-    scores = read_scores(run.record, run.record.stage("evaluate")).get("scores", {})
+    scores = read_scores(run.record, run.record.stage(EVALUATE)).get("scores", {})
     run.tracked.scores(scores)
     run.tracked.register(plan, artifacts, scores)
     run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})
@@ -23,7 +23,7 @@ def conclude(
 
 def publish(run: RecipeRun, plan: list[PlannedStage]) -> Report:
     """The report of a run that is over, however it ended."""
-    report = build_report(run.record, [stage.name for stage in plan])
+    report = build_report(run.record, plan)
     write_page(run.record, report)
     run.tracked.finish("FINISHED" if report.state == "completed" else "FAILED")
     return report

@@ -19,8 +19,8 @@ from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows import rounds
-from flows.catalog import plan_of
+from flows.catalog import DISTILL_ROUNDS, plan_of
+from flows.distill_rounds import earlier_rounds, take_over
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.page import markdown
@@ -66,7 +66,7 @@ def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, 
         record.add_links(opened.tracked.links())
         _show_links(opened)
         conclude(opened, plan, _run_stages(opened, plan))
-    return build_report(record, [stage.name for stage in plan]).model_dump()
+    return build_report(record, plan).model_dump()
 
 
 def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any]) -> RunRecord:
@@ -77,11 +77,11 @@ def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any])
         require_same(record.head(), name, recipe, arguments)
         return record
     plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
-    if name != rounds.FLOW:
+    if name != DISTILL_ROUNDS:
         return new_run(recipe, name, arguments, in_process=False)
-    earlier = rounds.earlier_rounds(recipe, arguments["expert"])
+    earlier = earlier_rounds(recipe, arguments["expert"])
     record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, in_process=False)
-    rounds.take_over(record, earlier)
+    take_over(record, earlier)
     return record
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.differences import differences, listed
+from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.recipe import Recipe
-from flows.rounds import written
 from flows.running.records import RunHead
 from infra.errors import InputError
 

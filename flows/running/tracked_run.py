@@ -96,7 +96,7 @@ class Tracked:
     ) -> None:
         """Register the last version of each model by each kind of stage, under the kind's name as
         alias; @best is the best scored one."""
-        for model, versions in versions_of(plan).items():
+        for model, versions in kinds_of(plan).items():
             made = {kind: stage for kind, stage in versions.items() if stage.name in artifacts}
             if not made:
                 continue
@@ -145,7 +145,7 @@ class Tracked:
             self.tracker.flush()
 
 
-def versions_of(plan: Sequence[PlannedStage]) -> dict[str, dict[str, PlannedStage]]:
+def kinds_of(plan: Sequence[PlannedStage]) -> dict[str, dict[str, PlannedStage]]:
     """The last stage of each kind that makes a version of a model, by model and kind.
 
     Example: {"agent": {"sft": ..."agent-sft", "rl": ..."agent-rl-r2"}}

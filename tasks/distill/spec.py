@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field, PositiveInt
 
 from engines.sglang.spec import FleetSpec
+from engines.types import Split
 from infra.config import Config, Count, PerStep
 from tasks.domain import ScoredDomain
+from tasks.place import Place
 from tasks.stage import StageSpec
 
 COUNTS_FILE = "counts.json"
@@ -34,10 +36,27 @@ class DistillSpec(StageSpec):
     """Inputs: one model by each domain's name. Artifact: `data.parquet` and `counts.json`."""
 
     kind: ClassVar[str] = "distill"
+    makes = "data"
     settings: DistillSettings
     domains: list[ScoredDomain] = Field(min_length=1)
     start: int = Field(default=0, ge=0)
-    """position of each domain's first problem: a later round takes problems that none had"""
+    """position of each domain's first problem: a later stage takes problems that none had"""
+
+    @classmethod
+    def in_path(cls, settings: DistillSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        """The experts' answers in the unified model's path; else those of the model before it."""
+        domains = [ScoredDomain.of(domain) for domain in place.domains]
+        spec = cls(seed=place.seed, settings=settings, domains=domains, start=place.start)
+        own = {domain.name: place.model for domain in place.domains}
+        return spec, dict(place.experts or own)
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        return {"distill": self.settings.problems}
+
+    @property
+    def most_problems(self) -> int:
+        return self.settings.problems
 
     @property
     def fleet(self) -> FleetSpec:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from engines.sglang.spec import FleetSpec
+from engines.types import Split
 from infra.config import Config, Count, PerStep
 from tasks.domain import ScoredDomain
 from tasks.stage import StageSpec
@@ -36,6 +37,10 @@ class EvaluateSpec(StageSpec):
     """model name -> domains sampled in full, with greedy"""
     nothink: list[str] = Field(default_factory=list)
     """models evaluated once more with thinking off, as NAME-nothink"""
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        return {"heldout": self.settings.problems}
 
     @property
     def fleet(self) -> FleetSpec:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.ranks.roles import Role
+from engines.megatron.spec import Optimizer
+from engines.types import Split
 from infra.config import PerStep
+from infra.errors import InputError
 from tasks.domain import Domain
+from tasks.place import Place
 from tasks.policy import PolicySettings
 from tasks.stage import StageSpec
 
@@ -31,9 +35,26 @@ class OpdSpec(StageSpec):
     """Inputs: the student as `model`, and one teacher by each domain's name."""
 
     kind: ClassVar[str] = "opd"
+    makes = "model"
     settings: OpdSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
+
+    @classmethod
+    def in_path(cls, settings: OpdSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        if not place.experts:
+            raise InputError("it has no teachers: only `unified.path` has the experts' models")
+        spec = cls(seed=place.seed, settings=settings, domains=list(place.domains))
+        return spec, {STUDENT: place.model, **place.experts}
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        updates = self.settings.steps * self.settings.algorithm.mini_batches
+        yield "optimizer", self.settings.optimizer, updates
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        return {"rl": self.settings.problems_per_step}
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Self
 
 from pydantic import Field
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import CriticSettings
+from engines.megatron.spec import CriticSettings, Optimizer
+from engines.types import Split
 from tasks.domain import Domain
+from tasks.place import Place
 from tasks.policy import PolicySettings
 from tasks.stage import StageSpec
 
@@ -45,11 +47,36 @@ class RlSpec(StageSpec):
     """Input: `model`."""
 
     kind: ClassVar[str] = "rl"
+    makes = "model"
     settings: RlSettings
     domains: list[Domain] = Field(min_length=1)
     """problems of a step are drawn from them in turn"""
     start: int = Field(default=0, ge=0)
-    """position of each domain's first problem: a later round takes problems that none had"""
+    """position of each domain's first problem: a later stage takes problems that none had"""
+
+    @classmethod
+    def in_path(cls, settings: RlSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        spec = cls(
+            seed=place.seed, settings=settings, domains=list(place.domains), start=place.start
+        )
+        return spec, {"model": place.model}
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        updates = self.settings.steps * self.settings.algorithm.mini_batches
+        yield "optimizer", self.settings.optimizer, updates
+        critic = self.settings.critic_role
+        if critic is not None and critic.optimizer is not None:
+            own = updates * critic.steps_per_policy_step
+            yield "critic.optimizer", critic.optimizer, own
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        return {"rl": self.settings.problems_per_step}
+
+    @property
+    def most_problems(self) -> int:
+        return self.settings.most_problems
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

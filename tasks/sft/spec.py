@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt
 
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import Optimizer, TrainerSettings
+from engines.types import Split
 from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
+from infra.errors import InputError
 from tasks.domain import CurriculumSpec
+from tasks.place import Place
 from tasks.stage import StageSpec
 
 
@@ -31,9 +35,34 @@ class SftSpec(StageSpec):
     """Inputs: `model`, and `data` (a distilled dataset) unless `curriculum` is set."""
 
     kind: ClassVar[str] = "sft"
+    makes = "model"
     settings: SftSettings
     curriculum: CurriculumSpec | None = None
     """the curriculum to draw demonstrations from; None: train on the `data` input"""
+
+    @classmethod
+    def in_path(cls, settings: SftSettings, place: Place) -> tuple[Self, dict[str, str]]:
+        """On the dataset before it, if there is one; else on its domain's demonstrations."""
+        if place.data:  # it holds as many demonstrations as it does
+            unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
+            spec = cls(seed=place.seed, settings=settings.model_copy(update=unread))
+            return spec, {"model": place.model, "data": place.data}
+        if len(place.domains) != 1:
+            raise InputError(
+                "it has nothing to train on, as demonstrations are one domain's; put `distill`"
+                " before it"
+            )
+        curriculum = place.domains[0].curriculum
+        spec = cls(seed=place.seed, settings=settings, curriculum=curriculum)
+        return spec, {"model": place.model}
+
+    @property
+    def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
+        yield "optimizer", self.settings.optimizer, self.settings.steps
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        return {} if self.curriculum is None else {"sft": self.settings.demonstrations}
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

@@ -23,8 +23,9 @@ experts:
         - {name: "numerals:Exact", outcome: true}
         - {name: "numerals:letters", weight: 0.1}
       max_new_tokens: 24
-    sft: {steps: 150, optimizer: {lr: 2e-3, warmup_steps: 2}}
-    rl: {steps: 6, problems_per_step: 8, group_size: 8, optimizer: {lr: 2e-4, warmup_steps: 1}}
+    path:
+      - sft: {steps: 150, optimizer: {lr: 2e-3, warmup_steps: 2}}
+      - rl: {steps: 6, problems_per_step: 8, group_size: 8, optimizer: {lr: 2e-4, warmup_steps: 1}}
 evaluate: {problems: 32, samples: 2}
 """
 

@@ -10,7 +10,8 @@ from tests.cases.recipes import RECIPE, check, write
 
 pytestmark = pytest.mark.unit
 
-SFT, RL = "experts.roman.sft", "experts.roman.rl"
+PATH = "experts.roman.path"
+SFT, RL = f"{PATH}.0.sft", f"{PATH}.1.rl"
 DOMAIN, SIZE = "experts.roman.domain", "base.random"
 
 CHANGES: list[tuple[str, str]] = [
@@ -38,6 +39,29 @@ CHANGES: list[tuple[str, str]] = [
     ("name=a/b", "name: string should match pattern"),
     ("name=Roman", "name: string should match pattern"),
     (f"name={'r' * 76}", "name: string should have at most 60 characters"),
+    # paths
+    (f"{PATH}.rl.steps=-5", f"{RL}.steps: input should be greater than 0"),
+    (f"{PATH}.opd.steps=5", "`opd` is no position in a list of 2, and a key of none of its items"),
+    (f"{PATH}.7.rl.steps=5", "`7` is no position in a list of 2"),
+    (f"{PATH}=rl", f"{PATH}: input should be a valid list"),
+    (f"{PATH}=null", f"{PATH}: input should be a valid list"),
+    (f"{PATH}=[rll]", f"{PATH}.0: no stage of kind `rll` stands in a path; known: sft, rl, opd,"),
+    (f"{PATH}=[rll]", "Did you mean 'rl'?"),
+    (f"{PATH}=[evaluate]", "no stage of kind `evaluate` stands in a path"),
+    (f"{PATH}=[rl]", f"{RL.replace('1', '0')}.steps: is missing"),
+    (f"{PATH}=[7]", f"{PATH}.0: write a stage as `kind: settings`, not 7"),
+    (f"{PATH}=[{{}}]", f"{PATH}.0: write a stage as `kind: settings`; kinds: sft"),
+    (f"{PATH}.1={{rl: {{}}, sft: {{}}}}", "one stage has one kind, not rl and sft; begin each"),
+    (f"{PATH}.1.options={{}}", f"{PATH}.1.options: unknown field; known here: curriculum_options"),
+    (f"{PATH}.1.curriculum_options={{topp: 5}}", f"{PATH}.1.curriculum_options: "),
+    (
+        f"{PATH}.1={{opd: {{steps: 1, optimizer: {{lr: 0.1}}}}}}",
+        f"{PATH}.1.opd: it has no teachers",
+    ),
+    (
+        f"{PATH}.0=distill",
+        f"{PATH}.0.distill: what follows does not learn from its data; put `sft`",
+    ),
     # parts
     (f"{RL}.algorithm.preset=grop", f"{RL}.algorithm.preset: input should be 'grpo', 'dapo'"),
     (f"{DOMAIN}.rewards.0.outcome=false", "0 rewards say `outcome: true`; exactly one must"),

@@ -216,7 +216,7 @@ def _one_expert(folder: Path) -> Path:
     """The smoke recipe's first expert alone: every kind of server has work."""
     recipe = yaml.safe_load((SHIPPED / "cpu-smoke.yaml").read_text())
     name, expert = next(iter(recipe["experts"].items()))
-    expert["sft"] |= {"steps": 20, "demonstrations": 100}
+    expert["path"][0]["sft"] |= {"steps": 20, "demonstrations": 100}
     recipe |= {"experts": {name: expert}, "resources": {}}
     del recipe["unified"]
     file = folder / "one-expert.yaml"

@@ -125,7 +125,7 @@ def _check_mlflow(machine: Machine, name: str, report: dict[str, Any]) -> dict[s
     curves = [nested[f"{e}-rl"]["metrics"].keys() for e in EXPERTS]
     assert any(keys >= {"entropy", "grad_norm", "mismatch_mean"} for keys in curves)
 
-    lineage = {"unified-sft": ("data", "distill"), "distill": ("agent", "agent-rl")}
+    lineage = {"unified-sft": ("data", "unified-distill"), "unified-distill": ("agent", "agent-rl")}
     lineage |= {f"{e}-rl": ("model", f"{e}-sft") for e in EXPERTS}
     for stage, (role, source) in lineage.items():
         assert nested[stage]["tags"][f"tributary.input.{role}"] == stages[source]["digest"]

@@ -39,10 +39,10 @@ def test_a_trigger_of_self_distillation_adds_a_round(
 ) -> None:
     """That the next one adds another: `test_rounds.py`."""
     report = run_by_page(machine, page, "distill-rounds", {"recipe": smoke, "expert": "reasoning"})
-    assert made_by(report) == {f"reasoning-{kind}-r1" for kind in ("distill", "sft", "rl")} | {
-        "evaluate"
-    }
-    assert set(report["scores"]) == {"base", "reasoning-sft", "reasoning"}
+    added = {"reasoning-distill", "reasoning-sft-2", "reasoning-rl-2"}
+    assert made_by(report) == added | {"evaluate"}
+    on_the_way = {"reasoning-sft", "reasoning-rl", "reasoning-sft-2"}
+    assert set(report["scores"]) == {"base", *on_the_way, "reasoning"}
 
 
 def test_any_folder_is_evaluated(machine: Machine, page: Page, smoke: dict[str, Any]) -> None:
@@ -59,8 +59,8 @@ def test_a_recipe_of_a_wrong_shape_is_refused_before_a_run_exists(
     page: Page, smoke: dict[str, Any]
 ) -> None:
     before = page.count()
-    sft = {**smoke["unified"]["sft"], "steps": "many"}
-    wrong = {**smoke, "unified": {**smoke["unified"], "sft": sft}}
+    sft = {**smoke["unified"]["path"][1]["sft"], "steps": "many"}
+    wrong = {**smoke, "unified": {"path": [smoke["unified"]["path"][0], {"sft": sft}]}}
     refused = page.submit("post-train", {"recipe": wrong})
     assert refused.status_code in (409, 422)
     assert "steps" in refused.text
@@ -105,7 +105,10 @@ def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
     machine: Machine, page: Page
 ) -> None:
     """One run, one process at a time; the stage's job goes on while nobody looks on."""
-    steps = ["experts.reasoning.rl.steps=2000", "experts.reasoning.rl.checkpoint_every=50"]
+    steps = [
+        "experts.reasoning.path.rl.steps=2000",
+        "experts.reasoning.path.rl.checkpoint_every=50",
+    ]
     recipe = load_recipe("cpu-smoke", [f"storage.root={STORE}", "name=endless", *steps])
     given = {"recipe": recipe.model_dump(mode="json"), "name": "reasoning"}
     flow_run = page.submit("expert", given).raise_for_status().json()["id"]

@@ -13,8 +13,10 @@ from flows.checks.algorithms import algorithm_problems
 from flows.checks.exactness import inexact
 from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.recipe_parts import settings_of
 
 pytestmark = pytest.mark.unit
 
@@ -197,7 +199,7 @@ def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None
     for problems, is_refused in ((1, True), (2, False)):
         recipe = load_recipe(
             "cpu-smoke",
-            [f"unified.rl.{c}" for c in [*changes, f"problems_per_step={problems}"]],
+            [f"unified.path.rl.{c}" for c in [*changes, f"problems_per_step={problems}"]],
         )
         found = [line for s in plan_post_train(recipe) for line in algorithm_problems(s)]
         assert any("which is only one rollout" in line for line in found) == is_refused
@@ -207,8 +209,8 @@ def test_check_names_the_stage_and_every_reason() -> None:
     recipe = load_recipe(
         "cpu-smoke",
         [
-            "experts.agent.rl.algorithm={preset: opd}",
-            "unified.rl.algorithm={correction: {weight: {}}}",
+            "experts.agent.path.rl.algorithm={preset: opd}",
+            "unified.path.rl.algorithm={correction: {weight: {}}}",
         ],
     )
     with pytest.raises(InputError) as caught:
@@ -248,7 +250,7 @@ def test_what_stale_data_would_mislead_is_warned_of(
 
 def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop() -> None:
     def warned(*changes: str) -> list[str]:
-        recipe = load_recipe("cpu-smoke", [f"unified.rl.{change}" for change in changes])
+        recipe = load_recipe("cpu-smoke", [f"unified.path.rl.{change}" for change in changes])
         return list(cautions(recipe, plan_post_train(recipe)))
 
     assert warned("max_staleness=16") == warned("algorithm={preset: gspo}") == []
@@ -264,12 +266,12 @@ def test_check_warns_of_stale_data_and_of_an_engine_that_the_gate_would_stop() -
 
 def test_staleness_is_at_most_16_versions() -> None:
     with pytest.raises(InputError, match="max_staleness"):
-        load_recipe("cpu-smoke", ["unified.rl.max_staleness=17"])
+        load_recipe("cpu-smoke", ["unified.path.rl.max_staleness=17"])
 
 
 def test_a_coarser_engine_may_promise_exact_resumes_as_far_as_it_was_measured() -> None:
     for dtype, reasons in (("bfloat16", 0), ("float16", 1)):
-        change = f"unified.rl.fleet={{sglang: {{dtype: {dtype}}}}}"
+        change = f"unified.path.rl.fleet={{sglang: {{dtype: {dtype}}}}}"
         recipe = load_recipe("cpu-smoke", [change])
         assert len(list(inexact(recipe, plan_post_train(recipe)))) == reasons
 
@@ -279,13 +281,14 @@ def test_the_shipped_recipes_train_as_they_did() -> None:
         recipe = load_recipe(name)
         for key, expert in recipe.experts.items():
             wanted = Algorithm(mini_batches=2, advantage={"std": key != "agent"})
-            assert expert.rl.algorithm == wanted
+            assert settings_of(expert.path, RlSettings).algorithm == wanted
         assert recipe.unified is not None
-        assert recipe.unified.rl.algorithm == Algorithm(mini_batches=2)
+        last = settings_of(recipe.unified.path, RlSettings)
+        assert last.algorithm == Algorithm(mini_batches=2)
 
 
 def test_a_wrong_field_of_a_part_is_named_as_it_was_written() -> None:
     with pytest.raises(InputError) as caught:
-        load_recipe("cpu-demo", ["experts.agent.rl.algorithm.loss.cliphigh=1"])
-    wanted = "agent.rl.algorithm.loss.cliphigh: unknown field; did you mean `clip_high`?"
+        load_recipe("cpu-demo", ["experts.agent.path.rl.algorithm.loss.cliphigh=1"])
+    wanted = "agent.path.1.rl.algorithm.loss.cliphigh: unknown field; did you mean `clip_high`?"
     assert wanted in str(caught.value)

@@ -52,12 +52,15 @@ def test_check_accepts_the_recipes_that_we_ship(
         ("experts.agent.domain.rewards.0.outcome=false", "exactly one must"),
         ("experts.general.domain.max_turns=3", "has no environment"),
         ("resources.stages.agent-tl.servers=1", "did you mean `agent-rl`"),
-        ("resources.stages.agent-tl-r1.servers=1", "no such stage"),
+        ("resources.stages.agent-tl-2.servers=1", "no such stage"),
         ("resources.stages.agent-rl.servers=9", "resources.servers is 2"),
         ("resources.stages.agent-rl.trainer.dp=9", "resources.trainer_ranks is 2"),
         ("resources.stages.agent-rl.trainer={tp: 3}", "stage agent-rl"),
-        ("experts.agent.rl.trainer.megatron={recompute_granularty: full}", "recompute_granularity"),
-        ("experts.agent.rl.fleet.sglang={mem_fraction_statik: 0.5}", "mem_fraction_static"),
+        (
+            "experts.agent.path.rl.trainer.megatron={recompute_granularty: full}",
+            "recompute_granularity",
+        ),
+        ("experts.agent.path.rl.fleet.sglang={mem_fraction_statik: 0.5}", "mem_fraction_static"),
         ("experts.agent.domain.rewards.0.timeout_s=1800", "stall_seconds 1800"),
         ("hooks=[missing.py]", "missing.py is missing"),
         ("experts.agent.domain.name=other", "leave it out"),
@@ -73,7 +76,7 @@ def test_what_cannot_run_is_refused_before_any_job(
 def test_megatron_options_are_checked_though_the_base_is_out_of_reach(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    change = "experts.agent.rl.trainer.megatron={recompute_granularty: full}"
+    change = "experts.agent.path.rl.trainer.megatron={recompute_granularty: full}"
     out_of_reach = "base.folder=memory://nowhere/model"
     assert _exit_code("check", "cluster", "--set", change, "--set", out_of_reach) == 2
     assert "did you mean recompute_granularity" in capsys.readouterr().err
@@ -81,14 +84,14 @@ def test_megatron_options_are_checked_though_the_base_is_out_of_reach(
 
 def test_resources_may_name_stages_of_other_flows() -> None:
     recipe = load_recipe("cpu-smoke", [
-        "resources.stages.agent-rl-r2.trainer.dp=2", "resources.stages.model-mine.servers=2",
+        "resources.stages.agent-rl-3.trainer.dp=2", "resources.stages.model-mine.servers=2",
     ])  # fmt: skip
     check_recipe(recipe, plan_of("post-train", recipe, {}))
     check_recipe(recipe, plan_of("expert", recipe, {"name": "agent"}))
 
 
 def test_a_recipe_that_demands_exactness_is_refused_where_no_engine_keeps_it() -> None:
-    lossy = "experts.agent.rl.fleet.sglang={kv_cache_dtype: fp8_e5m2}"
+    lossy = "experts.agent.path.rl.fleet.sglang={kv_cache_dtype: fp8_e5m2}"
     recipe = load_recipe("cpu-smoke", [lossy])
     assert recipe.determinism == "exact"
     refusal = r"agent-rl: fleet\.sglang\.kv_cache_dtype was not .*; set `determinism: close`"
@@ -96,14 +99,14 @@ def test_a_recipe_that_demands_exactness_is_refused_where_no_engine_keeps_it() -
         check_recipe(recipe, plan_of("post-train", recipe, {}))
     close = load_recipe("cpu-smoke", [lossy, "determinism=close"])
     check_recipe(close, plan_of("post-train", close, {}))
-    same = load_recipe("cpu-smoke", ["experts.agent.rl.fleet.sglang={dtype: float32}"])
+    same = load_recipe("cpu-smoke", ["experts.agent.path.rl.fleet.sglang={dtype: float32}"])
     check_recipe(same, plan_of("post-train", same, {}))
 
 
 def test_a_layout_is_checked_for_the_flow_that_runs() -> None:
-    recipe = load_recipe("cpu-smoke", ["resources.stages.agent-rl-r2.trainer.dp=9"])
+    recipe = load_recipe("cpu-smoke", ["resources.stages.agent-rl-3.trainer.dp=9"])
     check_recipe(recipe, plan_of("post-train", recipe, {}))
-    with pytest.raises(InputError, match="agent-rl-r2: its trainer layout needs 9 ranks"):
+    with pytest.raises(InputError, match="agent-rl-3: its trainer layout needs 9 ranks"):
         check_recipe(recipe, plan_of("distill-rounds", recipe, {"expert": "agent", "rounds": 2}))
 
 

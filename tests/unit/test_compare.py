@@ -31,8 +31,9 @@ def _report(run: str, sft: float, rl: float, *, cached: bool = False) -> Report:
         name="ppo-rl", kind="rl", digest="d", cached=cached, seconds=rl * 100, artifact=""
     )
     return Report(
-        run=run, state="completed", seconds=1.0, stages=[stage], scores=scores, greedy=scores
-    )
+        run=run, state="completed", seconds=1.0, stages=[stage], scores=scores, greedy=scores,
+        versions={"ppo": ["ppo-sft", "ppo"]},
+    )  # fmt: skip
 
 
 def test_mean_and_sample_deviation_by_hand() -> None:
@@ -108,10 +109,10 @@ def _said(*runs: str) -> str:
 
 def test_different_recipes_are_refused_with_what_differs(recorded: Recorded) -> None:
     recorded("one", "a" * 64)
-    recorded("two", "b" * 64, "experts.ppo.rl.steps=21", "seed=1")
+    recorded("two", "b" * 64, "experts.ppo.path.rl.steps=21", "seed=1")
     with pytest.raises(InputError) as caught:
         _said("one", "two")
-    assert "experts.ppo.rl.steps: 20 -> 21" in str(caught.value)
+    assert "experts.ppo.path.1.rl.steps: 20 -> 21" in str(caught.value)
     assert "seed:" not in str(caught.value)
 
 

@@ -7,13 +7,16 @@ from pydantic import ValidationError
 
 from engines.megatron.spec import CriticSettings, Optimizer
 from flows.checks.recipe import check_recipe
+from flows.expert import plan_expert
 from flows.load import load_recipe
-from flows.plan import plan_expert, plan_post_train
+from flows.post_train import plan_post_train
 from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.recipe_parts import settings_of
 
 pytestmark = pytest.mark.unit
 
-PPO = "experts.reasoning.rl.algorithm.preset=ppo"
+PPO = "experts.reasoning.path.rl.algorithm.preset=ppo"
 
 
 def said(*changes: str) -> str:
@@ -28,24 +31,31 @@ def said(*changes: str) -> str:
 
 @pytest.mark.parametrize("preset", ["ppo", "sao"])
 def test_a_preset_with_a_critic_runs_as_it_is(preset: str) -> None:
-    assert said(f"experts.reasoning.rl.algorithm.preset={preset}") == ""
-    recipe = load_recipe("cpu-smoke", [f"experts.reasoning.rl.algorithm.preset={preset}"])
-    assert recipe.experts["reasoning"].rl.critic_role == CriticSettings()
-    assert recipe.experts["general"].rl.critic_role is None
+    assert said(f"experts.reasoning.path.rl.algorithm.preset={preset}") == ""
+    recipe = load_recipe("cpu-smoke", [f"experts.reasoning.path.rl.algorithm.preset={preset}"])
+    reasoning, general = (
+        settings_of(recipe.experts[name].path, RlSettings) for name in ("reasoning", "general")
+    )
+    assert reasoning.critic_role == CriticSettings()
+    assert general.critic_role is None
 
 
 def test_a_single_rollout_a_problem_is_enough_for_a_critic() -> None:
     assert (
-        said("experts.reasoning.rl.algorithm.preset=sao", "experts.reasoning.rl.group_size=1") == ""
+        said(
+            "experts.reasoning.path.rl.algorithm.preset=sao",
+            "experts.reasoning.path.rl.group_size=1",
+        )
+        == ""
     )
-    assert "group of one" in said("experts.reasoning.rl.group_size=1")
+    assert "group of one" in said("experts.reasoning.path.rl.group_size=1")
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         (
-            ["experts.reasoning.rl.critic={}"],
+            ["experts.reasoning.path.rl.critic={}"],
             "critic: nothing uses it, as advantage group has none",
         ),
         (
@@ -61,7 +71,11 @@ def test_a_single_rollout_a_problem_is_enough_for_a_critic() -> None:
             "tp 3 does not divide",
         ),
         (
-            [PPO, "experts.reasoning.rl.steps=3", "experts.reasoning.rl.critic={warmup_steps: 3}"],
+            [
+                PPO,
+                "experts.reasoning.path.rl.steps=3",
+                "experts.reasoning.path.rl.critic={warmup_steps: 3}",
+            ],
             "critic.warmup_steps: 3 of 3 steps leave none to the policy",
         ),
     ],

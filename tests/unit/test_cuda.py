@@ -12,7 +12,7 @@ from engines.sglang.spec import FleetSpec
 from flows.checks import exactness
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from infra import cuda
 from infra.errors import InputError
 
@@ -59,7 +59,7 @@ def test_deterministic_kernels_are_off_on_a_gpu_unless_passed_through(
 
 
 def test_exact_without_seeds_is_refused() -> None:
-    change = "unified.rl.fleet={sglang: {enable_deterministic_inference: false}}"
+    change = "unified.path.rl.fleet={sglang: {enable_deterministic_inference: false}}"
     recipe = load_recipe("cpu-smoke", [change])
     with pytest.raises(InputError, match="enable_deterministic_inference was not tested"):
         check_recipe(recipe, plan_post_train(recipe))

@@ -10,8 +10,11 @@ from prefect.utilities.callables import parameter_schema
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
 from engines.megatron.spec import CriticSettings
-from flows.post_train import post_train
+from flows.deployed import post_train
 from flows.recipe import Recipe
+from tasks.opd.spec import OpdSettings
+from tasks.rl.spec import RlSettings
+from tests.recipe_parts import settings_of
 
 pytestmark = pytest.mark.unit
 
@@ -50,24 +53,21 @@ def submitted(algorithm: Json) -> Json:
     rl["algorithm"] = {**rl.get("algorithm", {}), **algorithm}
     sft = {**part("SftSettings"), "steps": 1, "optimizer": optimizer}
     domain = {"curriculum": {"name": "general"}, "rewards": [{"name": "format", "outcome": True}]}
-    expert = {"domain": domain, "sft": {"steps": 1, "optimizer": optimizer}}
-    expert["rl"] = {"steps": 1, "optimizer": optimizer}
-    unified = {"sft": sft, "rl": rl, "opd": {**part("OpdSettings"), **rl_like(optimizer)}}
+    short = {"steps": 1, "optimizer": optimizer}
+    expert = {"domain": domain, "path": [{"sft": short}, {"rl": short}]}
+    opd = {**part("OpdSettings"), **short}
+    stages = {"distill": part("DistillSettings"), "sft": sft, "opd": opd, "rl": rl}
+    unified = {"path": [{**part(f"{kind}-stage"), kind: stage} for kind, stage in stages.items()]}
     written = {"name": "mine", "base": {"random": part("RandomModel")}, "unified": unified}
     return {**part("Recipe"), **written, "experts": {"general": expert}}
-
-
-def rl_like(optimizer: Json) -> Json:
-    return {"steps": 1, "optimizer": optimizer}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_chosen_in_the_form_is_what_trains(preset: str) -> None:
     recipe = Recipe.model_validate(submitted({"preset": preset}))
     assert recipe.unified is not None
-    assert recipe.unified.rl.algorithm == Algorithm(preset=preset)
-    assert recipe.unified.opd is not None
-    assert recipe.unified.opd.algorithm == Algorithm(preset="opd")
+    assert settings_of(recipe.unified.path, RlSettings).algorithm == Algorithm(preset=preset)
+    assert settings_of(recipe.unified.path, OpdSettings).algorithm == Algorithm(preset="opd")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_part_that_is_opened_in_the_form_changes_nothing_by_itself(
 ) -> None:
     recipe = Recipe.model_validate(submitted({"preset": preset, name: part(opened) or {}}))
     assert recipe.unified is not None
-    assert recipe.unified.rl.algorithm == Algorithm(preset=preset)
+    assert settings_of(recipe.unified.path, RlSettings).algorithm == Algorithm(preset=preset)
 
 
 def test_the_kind_of_a_part_that_is_opened_is_filled_in() -> None:

@@ -14,7 +14,7 @@ from engines.algorithms.contract import example_step
 from flows.checks.recipe import check_recipe
 from flows.command import main as cli
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -87,7 +87,7 @@ def test_check_tries_the_custom_parts_of_a_recipe(tmp_path, monkeypatch) -> None
     def recipe_with(path: str):
         loss = f"{{kind: custom, path: '{path}'}}"
         return load_recipe(
-            "cpu-smoke", [f"hooks=[{hook}]", f"experts.agent.rl.algorithm.loss={loss}"]
+            "cpu-smoke", [f"hooks=[{hook}]", f"experts.agent.path.rl.algorithm.loss={loss}"]
         )
 
     recipe = recipe_with("soft_clip:loss")

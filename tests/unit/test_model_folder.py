@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT

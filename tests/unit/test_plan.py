@@ -6,9 +6,11 @@ import pytest
 
 from flows.catalog import FLOWS, plan_of
 from flows.load import load_recipe
-from flows.plan import PlannedStage, plan_post_train
+from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
 from infra.errors import InputError
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.rl.spec import RlSettings
 from tasks.sft.spec import SftSpec
 
 pytestmark = pytest.mark.unit
@@ -37,13 +39,13 @@ def test_each_stage_stands_after_its_inputs(flow: str) -> None:
 def test_the_recipe_is_expert_then_unified() -> None:
     assert list(_plan()) == [
         "base", "reasoning-sft", "reasoning-rl", "agent-sft", "agent-rl", "general-sft",
-        "general-rl", "distill", "unified-sft", "unified-rl", "evaluate",
+        "general-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate",
     ]  # fmt: skip
 
 
 def test_the_unified_model_starts_from_the_base_on_distilled_data() -> None:
     stage = _plan()["unified-sft"]
-    assert stage.inputs == {"model": "base", "data": "distill"}
+    assert stage.inputs == {"model": "base", "data": "unified-distill"}
     assert isinstance(stage.spec, SftSpec)
     assert stage.spec.curriculum is None
 
@@ -63,9 +65,10 @@ def test_models_are_scored_under_the_names_of_the_report() -> None:
 
 def test_rounds_distill_from_the_last_expert_into_a_fresh_start_from_the_base() -> None:
     plan = _plan("distill-rounds")
-    assert plan["agent-distill-r2"].inputs == {"agent": "agent-rl-r1"}
-    assert plan["agent-sft-r2"].inputs == {"model": "base", "data": "agent-distill-r2"}
-    assert plan["evaluate"].inputs["agent"] == "agent-rl-r2"
+    assert plan["agent-distill-2"].inputs == {"agent": "agent-rl-2"}
+    assert plan["agent-sft-3"].inputs == {"model": "base", "data": "agent-distill-2"}
+    assert plan["agent-rl-3"].inputs == {"model": "agent-sft-3"}
+    assert plan["evaluate"].inputs["agent"] == "agent-rl-3"
 
 
 def test_resources_are_found_by_stage_name() -> None:
@@ -108,5 +111,7 @@ def test_variants_of_one_expert_share_their_cold_start() -> None:
 
 def test_every_preset_of_the_study_samples_as_many_rollouts() -> None:
     for expert in load_recipe("learning-study").experts.values():
-        drawn = expert.rl.problems_per_step, expert.rl.group_size, expert.rl.steps
-        assert (*drawn, expert.rl.oversample, expert.rl.refill_rounds) == (24, 8, 20, 1.0, 0)
+        rl = expert.path[1].settings
+        assert isinstance(rl, RlSettings)
+        drawn = rl.problems_per_step, rl.group_size, rl.steps
+        assert (*drawn, rl.oversample, rl.refill_rounds) == (24, 8, 20, 1.0, 0)

@@ -10,8 +10,8 @@ import pytest
 from flows.command.main import main
 from flows.command.show import stage_reasons
 from flows.load import load_recipe
-from flows.plan import plan_post_train
 from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.running.records import StageRecord, new_run, store_of
 from infra.store.artifacts import ArtifactStore
@@ -20,8 +20,8 @@ from tasks.durable.identity import StageIdentity
 pytestmark = pytest.mark.unit
 
 AFTER = {
-    "distill": ["input general: general-rl is new"],
-    "unified-sft": ["input data: distill is new"],
+    "unified-distill": ["input general: general-rl is new"],
+    "unified-sft": ["input data: unified-distill is new"],
     "unified-rl": ["input model: unified-sft is new"],
 }
 
@@ -79,7 +79,7 @@ def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path, has_run: bool) -> N
     keep(identities(), tmp_path)
     if has_run:
         ran(identities())
-    said = why("experts.general.rl.optimizer.lr=1e-4")
+    said = why("experts.general.path.rl.optimizer.lr=1e-4")
     assert said.pop("evaluate") == [f"input {m}: {s} is new" for m, s in (
         ("general", "general-rl"), ("unified-sft", "unified-sft"), ("unified", "unified-rl"),
     )]  # fmt: skip
@@ -129,7 +129,7 @@ def test_check_shows_the_first_reason_and_all_of_them_below(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(identities(), tmp_path)
-    changes = ["experts.general.rl.optimizer.lr=1e-4", "experts.general.rl.steps=25"]
+    changes = ["experts.general.path.rl.optimizer.lr=1e-4", "experts.general.path.rl.steps=25"]
     with pytest.raises(SystemExit) as ended:
         main(["check", "cpu-demo", "--set", changes[0], "--set", changes[1]])
     assert ended.value.code == 0

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from flows.checks.recipe import check_recipe
 from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.recipe_parts import settings_of
 
 pytestmark = pytest.mark.unit
 
@@ -29,7 +30,8 @@ def test_every_shipped_recipe_loads_under_its_file_name(name: str) -> None:
 def test_the_demo_has_three_experts_named_by_their_keys() -> None:
     recipe = load_recipe("cpu-demo")
     assert [d.name for d in recipe.domains] == ["reasoning", "agent", "general"]
-    assert recipe.experts["agent"].rl.algorithm.advantage.std is False
+    advantage = settings_of(recipe.experts["agent"].path, RlSettings).algorithm.advantage
+    assert advantage.std is False
 
 
 def test_scientific_notation_is_a_number() -> None:
@@ -40,16 +42,20 @@ def test_scientific_notation_is_a_number() -> None:
     ("change", "said"),
     [
         (
-            "experts.agent.rl.stepz=5",
-            "experts.agent.rl.stepz: unknown field; did you mean `steps`?",
+            "experts.agent.path.rl.stepz=5",
+            "experts.agent.path.1.rl.stepz: unknown field; did you mean `steps`?",
         ),
         ("seeed=1", "seeed: unknown field; did you mean `seed`?"),
         ("experts.agent.domain.rewards.0.wait=1", "rewards.0.wait: unknown field"),
         ("seed=abc", "seed: input should be a valid integer"),
-        ("experts.agent.sft.steps=0", "experts.agent.sft.steps: input should be greater than 0"),
+        (
+            "experts.agent.path.sft.steps=0",
+            "experts.agent.path.0.sft.steps: input should be greater than 0",
+        ),
         ("experts={}", "at least one expert"),
         ("base.folder=/x", "base: give exactly one of"),
-        ("unified.rl=null", "unified.rl: input should be"),
+        ("unified.path.rl=7", "unified.path.2.rl: input should be"),
+        ("unified.path=[]", "unified.path: list should have at least 1 item"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_path(change: str, said: str) -> None:
@@ -99,7 +105,8 @@ def test_hooks_are_relative_to_the_recipe(tmp_path: Path) -> None:
 
 def test_loading_recipes_imports_no_engine() -> None:
     code = (
-        "import sys\nfrom flows.load import load_recipe\nfrom flows.plan import plan_post_train\n"
+        "import sys\nfrom flows.load import load_recipe\n"
+        "from flows.post_train import plan_post_train\n"
         f"[plan_post_train(load_recipe(n)) for n in {NAMES!r}]\n"
         "heavy = {'torch', 'ray', 'sglang', 'megatron', 'prefect', 'mlflow', 'transformers'}\n"
         "print(sorted(heavy & set(sys.modules)))"
@@ -129,19 +136,15 @@ def test_a_base_folder_is_relative_to_the_recipe(
 
 
 def test_a_change_leaves_alone_what_shares_its_anchor() -> None:
-    recipe = load_recipe("cpu-smoke", ["experts.reasoning.rl.steps=8"])
-    assert recipe.experts["reasoning"].rl.steps == 8
+    recipe = load_recipe("cpu-smoke", ["experts.reasoning.path.rl.steps=8"])
+    assert settings_of(recipe.experts["reasoning"].path, RlSettings).steps == 8
     assert recipe.unified is not None
-    assert recipe.experts["general"].rl.steps == recipe.unified.rl.steps == 2
+    for path in (recipe.experts["general"].path, recipe.unified.path):
+        assert settings_of(path, RlSettings).steps == 2
 
 
 def _study(**changes: Any) -> dict[str, Any]:
     return load_recipe("learning-study").model_dump(exclude_unset=True) | changes
-
-
-def test_to_unify_needs_something_to_unify_into() -> None:
-    with pytest.raises(ValidationError, match="leave `unify` out"):
-        Recipe.model_validate(_study(unify="opd"))
 
 
 def test_a_recipe_without_a_unified_model_comes_back_from_its_record() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from flows.reports.page import markdown, render, write_page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
 from flows.running.records import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
@@ -72,13 +72,14 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
 
 
 def _report(record: RunRecord) -> Report:
-    return build_report(record, [s.name for s in plan_post_train(record.recipe())])
+    return build_report(record, plan_post_train(record.recipe()))
 
 
 def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
     assert set(shown) == {
-        "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains"
+        "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
+        "versions",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
@@ -115,12 +116,12 @@ def test_the_notes_say_that_the_gap_to_experts_is_large_by_construction(record: 
     assert "a large gap between them and the unified model is by construction" in said
     # each problem gained .5, .5, .5, 0: mean .375, error .125, so 37.5 -+ 24.5 points
     assert (
-        "RL moved agent from 0.50 to 0.88 in its own domain (+37.5 points, 95% interval +13.0 to"
-        " +62.0)." in said
+        "Since agent-sft, agent moved from 0.50 to 0.88 in its own domain (+37.5 points, 95%"
+        " interval +13.0 to +62.0)." in said
     )
 
 
-def test_cold_start_and_rl_stand_side_by_side_with_intervals(record: RunRecord) -> None:
+def test_first_and_last_version_stand_side_by_side_with_intervals(record: RunRecord) -> None:
     header, rows = training_table(_report(record))
     assert header == ["model", "domain", "temperature 1", "greedy", "best of 2"]
     assert rows == [

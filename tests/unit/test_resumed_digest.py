@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from flows.running.records import StageRecord, new_run
 from flows.running.run import RecipeRun
 from flows.running.tracked_run import Tracked

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.catalog import plan_of
 from flows.checks.recipe import check_recipe
-from flows.load import load_recipe
-from flows.plan import plan_distill_rounds, plan_post_train
+from flows.distill_rounds import (
+    Earlier,
+    earlier_rounds,
+    plan_distill_rounds,
+    take_over,
+    written,
+)
+from flows.load import load_recipe, validate_recipe
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
-from flows.rounds import Earlier, earlier_rounds, take_over, written
 from flows.running.records import RunRecord, StageRecord, new_run
 from infra.errors import InputError
 from tasks.distill.spec import DistillSpec
@@ -19,7 +26,10 @@ from tasks.rl.spec import RlSpec
 
 pytestmark = pytest.mark.unit
 
-LEVELS = "experts.agent.round_options=[{}, {levels: [easy, medium]}]"
+HARDER = {"distill": None, "curriculum_options": {"levels": ["easy", "medium"]}}
+DISTILLS = ("agent-distill", "agent-distill-2", "agent-distill-3")
+ROUND_1 = [{"distill": {"problems": 128}}, "sft", "rl"]
+"""what the flow adds to the smoke recipe"""
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +39,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recipe(*changes: str) -> Recipe:
     return load_recipe("cpu-smoke", changes)
+
+
+def with_rounds(*stages: Any) -> Recipe:
+    """The agent's path goes on with these."""
+    written = recipe().model_dump(mode="json")
+    written["experts"]["agent"]["path"] += stages
+    return validate_recipe(written, "here")
 
 
 def triggered(of: Recipe, done: bool = True) -> RunRecord:
@@ -53,12 +70,12 @@ def planned(record: RunRecord) -> list[str]:
 def test_each_trigger_goes_on_from_the_newest_round() -> None:
     first, second, third = (triggered(recipe()) for _ in range(3))
     for number, record in enumerate((first, second, third), start=1):
-        assert planned(record)[-2] == f"agent-rl-r{number}"
+        assert planned(record)[-2] == f"agent-rl-{number + 1}"
     kept = second.stages()
     assert {n: s.digest for n, s in kept.items() if n in first.stages() and n != "evaluate"} == {
         n: s.digest for n, s in first.stages().items() if n != "evaluate"
     }
-    assert third.stages()["agent-rl-r2"].digest == kept["agent-rl-r2"].digest
+    assert third.stages()["agent-rl-3"].digest == kept["agent-rl-3"].digest
     assert written(third.head().arguments) == {"expert": "agent", "rounds": 1}
 
 
@@ -69,7 +86,13 @@ def test_a_round_that_is_not_done_is_no_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["seed=1", "experts.agent.rl.steps=3", "base.random.layers=3", "distill.problems=9"]
+    "change",
+    [
+        "seed=1",
+        "experts.agent.path.rl.steps=3",
+        "base.random.layers=3",
+        "unified.path.distill.problems=9",
+    ],
 )
 def test_other_settings_begin_a_series_of_their_own(change: str) -> None:
     triggered(recipe())
@@ -78,22 +101,24 @@ def test_other_settings_begin_a_series_of_their_own(change: str) -> None:
 
 def test_settings_of_later_rounds_and_places_are_free() -> None:
     triggered(recipe())
-    changed = recipe(LEVELS, "resources.servers=1", "experts.general.rl.steps=9")
+    changed = recipe("resources.servers=1", "experts.general.path.rl.steps=9")
     assert earlier_rounds(changed, "agent").rounds == 1
+    assert earlier_rounds(with_rounds(*ROUND_1, HARDER, "sft", "rl"), "agent").rounds == 1
+    assert earlier_rounds(with_rounds(HARDER, "sft", "rl"), "agent").rounds == 0
     assert earlier_rounds(changed, "general").rounds == 0
 
 
 def test_each_round_has_problems_that_none_had() -> None:
     stages = {s.name: s.spec for s in plan_distill_rounds(recipe(), "agent", 3)}
-    distills = [stages[f"agent-distill-r{n}"] for n in (1, 2, 3)]
+    distills = [stages[name] for name in DISTILLS]
     assert [s.start for s in distills if isinstance(s, DistillSpec)] == [0, 128, 256]
-    rls = [stages["agent-rl"], *(stages[f"agent-rl-r{n}"] for n in (1, 2, 3))]
+    rls = [stages[name] for name in ("agent-rl", "agent-rl-2", "agent-rl-3", "agent-rl-4")]
     # 2 steps, each asking twice at most for 4 x 1.5 problems
     assert [s.start for s in rls if isinstance(s, RlSpec)] == [0, 24, 48, 72]
 
 
 def test_a_round_may_raise_the_level_and_the_last_one_said_stays() -> None:
-    made = recipe(LEVELS)
+    made = with_rounds(*ROUND_1, HARDER, "sft", "rl")
     check_recipe(made, plan_post_train(made))
     stages = {s.name: s.spec for s in plan_distill_rounds(made, "agent", 3)}
 
@@ -101,12 +126,29 @@ def test_a_round_may_raise_the_level_and_the_last_one_said_stays() -> None:
         (domain,) = stages[name].model_dump()["domains"]
         return domain["curriculum"]["options"].get("levels")
 
-    assert [levels(f"agent-distill-r{n}") for n in (1, 2, 3)] == [None, *[["easy", "medium"]] * 2]
-    assert levels("agent-rl-r2") == ["easy", "medium"]
+    assert [levels(name) for name in DISTILLS] == [None, *[["easy", "medium"]] * 2]
+    assert [levels(f"agent-rl-{n}") for n in (2, 3, 4)] == [None, *[["easy", "medium"]] * 2]
     assert levels("evaluate") is None, "scores stay comparable"
 
 
-def test_wrong_options_of_a_round_are_named() -> None:
-    made = recipe("experts.agent.round_options=[{}, {levels: [heavy]}]")
-    with pytest.raises(InputError, match=r"experts\.agent\.round_options\.1: .*`levels`.*'heavy'"):
+def test_the_rounds_of_a_path_run_with_the_recipe() -> None:
+    names = [s.name for s in plan_post_train(with_rounds(*ROUND_1)) if s.expert == "agent"]
+    assert names == ["agent-sft", "agent-rl", "agent-distill", "agent-sft-2", "agent-rl-2"]
+    in_path = {s.name: s.spec for s in plan_post_train(with_rounds(*ROUND_1))}
+    added = {s.name: s.spec for s in plan_distill_rounds(recipe(), "agent", 1)}
+    assert all(added[name] == in_path[name] for name in names)
+
+
+def test_a_round_without_a_cold_start_of_its_own_is_refused() -> None:
+    made = with_rounds({"distill": {}}, "rl")
+    with pytest.raises(InputError, match=r"agent\.path\.2\.distill: what follows does not learn"):
+        plan_post_train(made)
+
+
+def test_wrong_options_of_a_stage_are_named() -> None:
+    harder = {"rl": None, "curriculum_options": {"levels": ["heavy"]}}
+    made = with_rounds(harder)
+    with pytest.raises(
+        InputError, match=r"agent\.path\.2\.curriculum_options: .*`levels`.*'heavy'"
+    ):
         check_recipe(made, plan_post_train(made))

@@ -21,11 +21,11 @@ def test_what_differs_from_the_record_is_refused_by_name(
     recipe = load_recipe("cpu-smoke")
     head = new_run(recipe, "expert", {"name": "agent"}, in_process=False).head()
     require_same(head, "expert", recipe, {"name": "agent"})
-    changed = load_recipe("cpu-smoke", ["seed=1", "experts.agent.rl.optimizer.lr=1e-4"])
+    changed = load_recipe("cpu-smoke", ["seed=1", "experts.agent.path.rl.optimizer.lr=1e-4"])
     with pytest.raises(InputError) as caught:
         require_same(head, "expert", changed, {"name": "general"})
     said = str(caught.value)
     assert f"run {head.run}" in said
     assert "\n  seed: 0 -> 1\n" in said
-    assert "\n  experts.agent.rl.optimizer.lr: 0.0002 -> 0.0001\n" in said
+    assert "\n  experts.agent.path.1.rl.optimizer.lr: 0.0002 -> 0.0001\n" in said
     assert "\n  arguments.name: 'agent' -> 'general'\n" in said

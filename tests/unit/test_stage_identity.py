@@ -14,22 +14,23 @@ import yaml
 from pydantic import BaseModel
 
 from flows.load import load_recipe
-from flows.plan import plan_post_train
 from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
 from infra.config import Config, is_result_neutral
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import data_path, install_hooks, read_hooks, same_names
 from tasks.durable.identity import NEUTRAL, spec_content, stage_code
 from tasks.registry import SPECS
+from tests.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
 
 ALL = {
     "base", "reasoning-sft", "reasoning-rl", "agent-sft", "agent-rl", "general-sft", "general-rl",
-    "distill", "unified-sft", "unified-opd", "unified-rl", "evaluate",
+    "unified-distill", "unified-sft", "unified-opd", "unified-rl", "evaluate",
 }  # fmt: skip
-UNIFIED = {"distill", "unified-sft", "unified-opd", "unified-rl", "evaluate"}
+UNIFIED = {"unified-distill", "unified-sft", "unified-opd", "unified-rl", "evaluate"}
 
 
 def digests(*changes: str, root: Path = SOURCE_ROOT, recipe: str = "cpu-demo") -> dict[str, str]:
@@ -48,8 +49,8 @@ def rerun(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in before if before[name] != after[name]}
 
 
-OPD = "unify=sft+opd"
-RL = "experts.general.rl"
+OPD = unified_path("distill", "sft", "opd", "rl")
+RL = "experts.general.path.rl"
 DOMAIN = "experts.general.domain"
 
 
@@ -59,21 +60,21 @@ DOMAIN = "experts.general.domain"
         (f"{DOMAIN}.rewards.1.weight=0.3", {"general-rl"} | UNIFIED),
         (f"{DOMAIN}.max_new_tokens=40", {"general-rl"} | UNIFIED),
         (f"{DOMAIN}.curriculum.options.noise=0.2", ALL),
-        ("experts.general.sft.steps=501", {"general-sft", "general-rl"} | UNIFIED),
+        ("experts.general.path.sft.steps=501", {"general-sft", "general-rl"} | UNIFIED),
         (f"{RL}.optimizer.lr=1e-4", {"general-rl"} | UNIFIED),
-        ("distill.problems=3000", UNIFIED),
-        ("unified.opd.steps=25", {"unified-opd", "unified-rl", "evaluate"}),
+        ("unified.path.distill.problems=3000", UNIFIED),
+        ("unified.path.opd.steps=25", {"unified-opd", "unified-rl", "evaluate"}),
         ("evaluate.samples=3", {"evaluate"}),
         ("seed=1", ALL),
         # Nothing of the result hangs on these.
-        ("experts.general.sft.checkpoint_every=7", set()),
+        ("experts.general.path.sft.checkpoint_every=7", set()),
         (f"{RL}.checkpoint_every=7", set()),
-        ("unified.opd.checkpoint_every=7", set()),
+        ("unified.path.opd.checkpoint_every=7", set()),
         (f"{RL}.trainer.micro_batch_tokens=1024", set()),
         (f"{RL}.trainer.megatron.recompute_granularity=selective", set()),
         (f"{RL}.fleet.max_total_tokens=9000", set()),
         (f"{RL}.fleet.sglang.log_level=info", set()),
-        ("unified.sft.demonstrations=7", set()),
+        ("unified.path.sft.demonstrations=7", set()),
         ("resources.concurrent_stages=1", set()),
         ("name=another", set()),
     ],
@@ -166,7 +167,7 @@ def test_an_edit_of_our_code_runs_again_what_uses_it(
 
 
 def test_an_estimator_counts_where_the_algorithm_names_it(tree: Path) -> None:
-    preset = "experts.general.rl.algorithm={preset: rloo}"
+    preset = "experts.general.path.rl.algorithm={preset: rloo}"
     before = digests(preset, root=tree)
     with edited(tree / "engines/algorithms/statistics/leave_one_out.py"):
         changed = rerun(before, digests(preset, root=tree))

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
-from flows.plan import plan_distill_rounds, plan_post_train
-from flows.running.tracked_run import Tracked, versions_of
+from flows.post_train import plan_post_train
+from flows.running.tracked_run import Tracked, kinds_of
 from infra.processes.ports import free_ports
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageWork
 from tasks.stage import StageResources
+from tests.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
 
 RECIPE = load_recipe("cpu-smoke")
 
 
-def test_rl_is_the_last_round_and_sft_the_cold_start() -> None:
+def test_each_alias_is_the_last_of_its_kind() -> None:
     plan = plan_distill_rounds(load_recipe("cpu-demo"), "agent", 8)
-    names = {kind: stage.name for kind, stage in versions_of(plan)["agent"].items()}
-    assert names == {"sft": "agent-sft", "rl": "agent-rl-r8"}
+    names = {kind: stage.name for kind, stage in kinds_of(plan)["agent"].items()}
+    assert names == {"sft": "agent-sft-9", "rl": "agent-rl-9"}
 
 
 def test_each_kind_of_stage_gives_a_model_one_version() -> None:
-    versions = versions_of(plan_post_train(load_recipe("cpu-demo", ["unify=sft+opd"])))
+    versions = kinds_of(
+        plan_post_train(load_recipe("cpu-demo", [unified_path("distill", "sft", "opd", "rl")]))
+    )
     assert list(versions) == ["reasoning", "agent", "general", "unified"]
     assert {kind: stage.name for kind, stage in versions["unified"].items()} == {
         "sft": "unified-sft", "opd": "unified-opd", "rl": "unified-rl",

@@ -10,40 +10,40 @@ from tokenizers import Tokenizer
 from engines.algorithms.spec import Algorithm
 from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
-from flows.plan import PlannedStage, plan_post_train
+from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.reports.report import Report, notes
 from infra.errors import InputError
 from tasks.opd.body import _as_rl, check_same_tokens
 from tasks.opd.spec import OpdSettings, OpdSpec
 from tests.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder
+from tests.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
 
 EXPERTS = {"reasoning": "reasoning-rl", "agent": "agent-rl", "general": "general-rl"}
-OPD = "unified.opd={steps: 2, optimizer: {lr: 1e-4}}"
+PATHS = {
+    "sft": ("distill", "sft", "rl"),
+    "opd": ("opd", "rl"),
+    "sft+opd": ("distill", "sft", "opd", "rl"),
+}
 
 
 def recipe(operator: str, *changes: str) -> Recipe:
-    return load_recipe("cpu-smoke", [f"unify={operator}", OPD, *changes])
+    return load_recipe("cpu-smoke", [unified_path(*PATHS[operator]), *changes])
 
 
 def plan(operator: str, *changes: str) -> dict[str, PlannedStage]:
     return {stage.name: stage for stage in plan_post_train(recipe(operator, *changes))}
 
 
-@pytest.mark.parametrize(
-    ("operator", "stages"),
-    [
-        ("sft", ["distill", "unified-sft", "unified-rl"]),
-        ("opd", ["unified-opd", "unified-rl"]),
-        ("sft+opd", ["distill", "unified-sft", "unified-opd", "unified-rl"]),
-    ],
-)
-def test_the_operator_says_which_stages_unify(operator: str, stages: list[str]) -> None:
+@pytest.mark.parametrize("operator", PATHS)
+def test_the_path_says_which_stages_unify(operator: str) -> None:
     planned = plan(operator)
-    assert [name for name in planned if name.startswith(("unified", "distill"))] == stages
-    scored = {s.replace("-rl", "") for s in stages if s != "distill"}
+    stages = [name for name in planned if name.startswith("unified")]
+    assert stages == [f"unified-{kind}" for kind in PATHS[operator]]
+    scored = {s.replace("-rl", "") for s in stages if s != "unified-distill"}
     home = planned["evaluate"].spec.model_dump()["home"]
     assert {name for name in home if name.startswith("unified")} == scored
     assert all(home[name] == list(EXPERTS) for name in scored)
@@ -63,14 +63,22 @@ def test_the_other_stages_are_what_they_are_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "part"), [("sft", "sft"), ("opd", "opd"), ("sft+opd", "sft"), ("sft+opd", "opd")]
+    ("change", "said"),
+    [
+        ("unified.path.0=sft", r"unified\.path\.0\.sft: it has nothing to train on.*put `distill`"),
+        ("unified.path.1=opd", r"unified\.path\.0\.distill: what follows does not learn from its"),
+        (
+            "experts.agent.path.1={opd: {steps: 1, optimizer: {lr: 0.1}}}",
+            r"experts\.agent\.path\.1",
+        ),
+    ],
 )
-def test_an_operator_without_its_settings_is_refused(operator: str, part: str) -> None:
-    with pytest.raises(InputError, match=rf"unify: .* needs `unified\.{part}`"):
-        recipe(operator, f"unified.{part}=null")
-    other = {"sft": "opd", "opd": "sft"}[part]
-    if operator == part:
-        recipe(operator, f"unified.{other}=null")
+def test_a_stage_that_lacks_what_it_needs_is_refused_by_its_place(change: str, said: str) -> None:
+    written = {"sft": "{steps: 1, optimizer: {lr: 0.1}}", "opd": "{steps: 1, optimizer: {lr: 0.1}}"}
+    field, _, kind = change.partition("=")
+    change = f"{field}={{{kind}: {written[kind]}}}" if kind in written else change
+    with pytest.raises(InputError, match=said):
+        plan_post_train(load_recipe("cpu-smoke", [change]))
 
 
 def test_only_opd_alone_from_a_random_base_is_warned_of() -> None:
@@ -81,15 +89,18 @@ def test_only_opd_alone_from_a_random_base_is_warned_of() -> None:
     assert warned(recipe("opd", "base.random=null", "base.folder=/models/mine")) == []
 
 
+OPD, RL = "unified.path.opd", "unified.path.rl"
+
+
 @pytest.mark.parametrize(
     ("operator", "change", "said"),
     [
-        ("sft+opd", "unified.opd.algorithm={preset: grpo}", "unified-opd: algorithm.advantage: gr"),
-        ("sft+opd", "unified.rl.algorithm={preset: opd}", "unified-rl: algorithm.advantage: disti"),
+        ("sft+opd", f"{OPD}.algorithm={{preset: grpo}}", "unified-opd: algorithm.advantage: gr"),
+        ("sft+opd", f"{RL}.algorithm={{preset: opd}}", "unified-rl: algorithm.advantage: disti"),
         ("opd", "resources.stages={unified-opd: {trainer: {dp: 9}}}", "needs 9 ranks"),
-        ("opd", "unified.opd.fleet.sglang={nope: 1}", "stage unified-opd: "),
-        ("opd", "unified.opd.trainer.megatron={nope: 1}", "stage unified-opd: "),
-        ("sft+opd", "unified.opd.fleet.sglang={kv_cache_dtype: fp8_e5m2}", "batch-invariant"),
+        ("opd", f"{OPD}.fleet.sglang={{nope: 1}}", "stage unified-opd: "),
+        ("opd", f"{OPD}.trainer.megatron={{nope: 1}}", "stage unified-opd: "),
+        ("sft+opd", f"{OPD}.fleet.sglang={{kv_cache_dtype: fp8_e5m2}}", "batch-invariant"),
         ("sft", "resources.stages={unified-odp: {servers: 1}}", "did you mean `unified-opd`"),
     ],
 )
@@ -100,18 +111,27 @@ def test_check_refuses(operator: str, change: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("operator", ["sft", "opd", "sft+opd"])
-def test_check_accepts_each_operator_whatever_stages_the_others_name(operator: str) -> None:
+@pytest.mark.parametrize("operator", PATHS)
+def test_check_accepts_each_path_whatever_stages_resources_name(operator: str) -> None:
     made = recipe(operator, "resources.stages.unified-opd={servers: 2}")
     check_recipe(made, plan_post_train(made))
 
 
-def test_an_expert_may_not_take_the_students_name() -> None:
-    made = recipe("sft+opd", "experts={model: {domain: {curriculum: {name: general}, rewards: "
-                  "[{name: constraints, outcome: true}]}, sft: {steps: 1, optimizer: {lr: 1}}, "
-                  "rl: {steps: 1, optimizer: {lr: 1}}}}")  # fmt: skip
-    with pytest.raises(InputError, match=r"experts\.model: the name would collide"):
-        check_recipe(made, plan_post_train(made))
+@pytest.mark.parametrize("name", ["model", "base", "unified", "unified-sft", "evaluate"])
+def test_an_expert_may_not_take_the_name_of_a_stage_or_an_input(name: str) -> None:
+    expert = "{domain: {curriculum: {name: general}, rewards: [{name: constraints, outcome: true}]}"
+    with pytest.raises(InputError, match=rf"experts\.{name}: the name would collide"):
+        recipe("sft+opd", f"experts={{{name}: {expert}, path: []}}}}")
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    """The middle version of `general` would be scored under the other expert's name."""
+    made = load_recipe("cpu-smoke")
+    general = made.experts["general"]
+    long = general.model_copy(update={"path": [*general.path, general.path[1]]})
+    odd = made.model_copy(update={"experts": {"general": long, "general-rl": general}})
+    with pytest.raises(InputError, match=r"experts\.general-rl: the name would collide"):
+        plan_post_train(odd)
 
 
 def test_a_step_trains_on_every_problem_that_it_asks_for() -> None:
@@ -132,12 +152,21 @@ def test_without_an_algorithm_it_is_the_preset() -> None:
     assert OpdSettings.model_validate(written.model_dump()) == written
 
 
-def test_the_report_says_what_each_part_did() -> None:
-    scores = {"unified-sft": {"a": 0.5, "b": 0.7}, "unified-opd": {"a": 0.75, "b": 0.75}}
-    report = Report(run="r", state="completed", seconds=1, stages=[], scores=scores, greedy={})
+def test_the_report_says_what_each_stage_of_a_longer_path_did() -> None:
+    scores = {
+        "unified-sft": {"a": 0.5, "b": 0.7},
+        "unified-opd": {"a": 0.75, "b": 0.75},
+        "unified": {"a": 0.8, "b": 0.8},
+    }
+    versions = {"unified": list(scores)}
+    report = Report(
+        run="r", state="completed", seconds=1, stages=[], scores=scores, greedy={},
+        versions=versions,
+    )  # fmt: skip
     said = " ".join(notes(report, recipe("sft+opd")))
-    assert "on its way, mean over domains: unified-sft 0.600, unified-opd 0.750." in said
-    without = report.model_copy(update={"scores": {"unified-sft": {"a": 0.5}}})
+    steps = "unified-sft 0.600, unified-opd 0.750, unified 0.800."
+    assert f"unified on its way, mean over domains: {steps}" in said
+    without = report.model_copy(update={"versions": {"unified": ["unified-sft", "unified"]}})
     assert not any("on its way" in line for line in notes(without, recipe("sft")))
 
 

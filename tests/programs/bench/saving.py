@@ -17,13 +17,14 @@ from engines.algorithms.spec import Algorithm
 from engines.step_inputs import StepInputs
 from tasks.policy import Bounds
 from tasks.rl.body import run as run_rl
-from tasks.rl.spec import RlSpec
+from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.trainer import rl_samples
 from tests.programs.bench.workbench import Workbench
 from tests.ray_parts import own_ray
+from tests.recipe_parts import settings_of
 from tests.stage_parts import stage_context
 
 EXPERT = "reasoning"
@@ -70,7 +71,7 @@ def _stopped(bench: Workbench) -> Row:
     expert = bench.recipe.experts[EXPERT]
     # Solving its problems early must not end it.
     bounds = Bounds(solved_reward=9.0)
-    settings = expert.rl.model_copy(
+    settings = settings_of(expert.path, RlSettings).model_copy(
         update={"steps": STEPS, "checkpoint_every": EVERY, "bounds": bounds}
     )
     spec = RlSpec(seed=0, settings=settings, domains=[expert.domain])

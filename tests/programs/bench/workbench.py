@@ -26,6 +26,8 @@ from infra.processes.ports import free_ports
 from tasks.base.body import run as run_base
 from tasks.base.spec import BaseSpec
 from tasks.live_domain import build_curriculum, open_domain
+from tasks.sft.spec import SftSettings
+from tests.recipe_parts import settings_of
 from tests.stage_parts import stage_context
 
 COLD_START_STEPS = 300
@@ -83,7 +85,7 @@ def workbench(folder: Path) -> Generator[Workbench]:
         demonstrations = _demonstrations(recipe, chat)
         model, endless = folder / "model", folder / "endless"
         shared = Workbench(folder, recipe, model, endless, chat, demonstrations)
-        settings = recipe.experts["reasoning"].sft.optimizer
+        settings = settings_of(recipe.experts["reasoning"].path, SftSettings).optimizer
         trainer = RlTrainer(TrainerSettings(), settings, Parallel(), start, 0, COLD_START_STEPS)
         trainer.sft_steps(shared.batches(COLD_START_STEPS))
         trainer.export(model, start)

@@ -53,7 +53,7 @@ def _alone(place: StackGround, rate: str) -> Made:
 
 
 def _run(place: StackGround, rate: str, store: Path) -> int:
-    changes = (f"storage.root=file://{store}", f"experts.general.rl.optimizer.lr={rate}")
+    changes = (f"storage.root=file://{store}", f"experts.general.path.rl.optimizer.lr={rate}")
     sets = [word for change in changes for word in ("--set", change)]
     return place.call(
         "run", str(SCENARIOS["expert"].recipe), "--expert", "general", *sets, timeout=RUN_S

@@ -11,7 +11,7 @@ import pytest
 
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
-from flows.plan import plan_post_train
+from flows.post_train import plan_post_train
 from infra.home import SOURCE_ROOT
 from tests.programs.chaos.cells import matrix
 from tests.programs.chaos.compare import differences, made_from

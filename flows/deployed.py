@@ -1,0 +1,70 @@
+"""The flows as Prefect runs and shows them; what each of them does is its plan, in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from prefect import Flow, flow
+from pydantic import Field
+
+from flows.recipe import Recipe
+from flows.running.prefect_run import run_flow, stop_stages, task_runner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Rounds = Annotated[int, Field(ge=1, le=8)]
+
+
+def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
+    return flow(
+        name=name,
+        flow_run_name=run_name,
+        task_runner=task_runner(),
+        on_cancellation=[stop_stages],
+        persist_result=False,
+    )
+
+
+@_deployed("post-train", "{recipe.name}")
+def post_train(recipe: Recipe) -> dict[str, Any]:
+    """Train every expert, unify them, evaluate all models.
+
+    Args:
+        recipe: What to train, where, and where to store it.
+    """
+    return run_flow("post-train", recipe, {})
+
+
+@_deployed("expert", "{recipe.name}-{name}")
+def expert(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Train one expert of a recipe.
+
+    Args:
+        recipe: The recipe that holds the expert.
+        name: Which expert, e.g. `reasoning`.
+    """
+    return run_flow("expert", recipe, {"name": name})
+
+
+@_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")
+def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
+    """Train one expert again on its own verified answers; train it first if necessary.
+
+    Args:
+        recipe: The recipe that holds the expert.
+        expert: Which expert, e.g. `reasoning`.
+        rounds: How many rounds this run adds to the existing ones.
+    """
+    return run_flow("distill-rounds", recipe, {"expert": expert, "rounds": rounds})
+
+
+@_deployed("evaluate", "{recipe.name}-evaluate")
+def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
+    """Score models on a recipe's held-out problems.
+
+    Args:
+        recipe: Gives the domains and how to evaluate.
+        models: HF folders (any fsspec URL), keyed by their names in the scores.
+    """
+    return run_flow("evaluate", recipe, {"models": models})

@@ -1,0 +1,153 @@
+"""A path: stages in order, each written as `{kind: settings}`.
+
+    path:
+      - sft: {steps: 900, optimizer: {lr: 2e-3}}
+      - rl: {steps: 24, optimizer: {lr: 2e-4}}
+      - distill
+      - sft
+      - rl
+
+A kind alone is that stage once more, with the settings of the last one of its kind before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import core_schema
+
+from infra.config import Config
+from infra.hooks import did_you_mean
+from tasks.domain import Domain
+from tasks.registry import PATH_KINDS, spec_of
+
+OPTIONS = "curriculum_options"
+
+
+class _Entry(Config):
+    """What may stand beside a stage's kind."""
+
+    curriculum_options: dict[str, Any] = Field(default_factory=dict)
+    """changes of the curriculum's options from this stage of the path on, e.g. `{levels: [easy,
+    medium]}`; the evaluation uses the unchanged options"""
+
+
+@cache
+def written_form(kind: str) -> type[_Entry]:
+    """The model of `{kind: settings}`."""
+    settings: Any = spec_of(kind).model_fields["settings"].annotation
+    field: Any = {kind: (settings, ...)}
+    return create_model(f"{kind}-stage", __base__=_Entry, **field)
+
+
+class PathStage(Config):
+    """One stage of a path. Example: PathStage.model_validate({"rl": {"steps": 24, ...}})"""
+
+    kind: str
+    settings: SerializeAsAny[Config]
+    curriculum_options: dict[str, Any]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_written(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(data, cls):
+            return data
+        kind = _kind_of(data)
+        entry = written_form(kind).model_validate(data)
+        settings = getattr(entry, kind)
+        return handler({"kind": kind, "settings": settings, OPTIONS: entry.curriculum_options})
+
+    @model_serializer(mode="wrap")
+    def _as_written(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        dumped = handler(self)
+        changed = {OPTIONS: self.curriculum_options} if self.curriculum_options else {}
+        return {self.kind: dumped["settings"], **changed}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        forms = [written_form(kind) for kind in PATH_KINDS]
+        return {"anyOf": [handler(form.__pydantic_core_schema__) for form in forms]}
+
+
+def form_with(part: str) -> type[BaseModel] | None:
+    """The form of a path's stage that has this field, for those who explain errors."""
+    return written_form(part) if part in PATH_KINDS else None
+
+
+def _kind_of(data: Any) -> str:
+    """Raises ValueError, which names what is allowed."""
+    known = ", ".join(PATH_KINDS)
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"a stage is written as `kind: settings`, not {data!r:.40}; kinds: {known}"
+        )
+    keys = [str(key) for key in cast("Mapping[Any, Any]", data) if key != OPTIONS]
+    kinds = [key for key in keys if key in PATH_KINDS]
+    if not keys:
+        raise ValueError(f"a stage is written as `kind: settings`; kinds: {known}")
+    if not kinds:
+        raise ValueError(
+            f"no stage of kind `{keys[0]}` stands in a path; known: {known}."
+            f"{did_you_mean(keys[0], PATH_KINDS)}"
+        )
+    if len(kinds) > 1:
+        raise ValueError(f"one stage has one kind, not {' and '.join(kinds)}; begin each with `-`")
+    return kinds[0]
+
+
+def _said_again(path: Any) -> Any:
+    """With the settings written out where only a kind is."""
+    if not isinstance(path, list):
+        return path
+    last: dict[str, Any] = {}
+    stages: list[Any] = []
+    for entry in cast("list[Any]", path):
+        stage: Any = {entry: None} if isinstance(entry, str) else entry
+        if isinstance(stage, dict):
+            stage = cast("dict[str, Any]", dict(stage))
+            for kind in [key for key in stage if key in PATH_KINDS]:
+                if stage[kind] is None:
+                    stage[kind] = copy.deepcopy(last.get(kind, {}))
+                last[kind] = stage[kind]
+        stages.append(stage)
+    return stages
+
+
+Path = Annotated[list[PathStage], BeforeValidator(_said_again)]
+
+
+def domains_at(path: Sequence[PathStage], index: int, domains: list[Domain]) -> list[Domain]:
+    """The domains as a stage of the path sees them: changes of the options last until the next."""
+    changed: dict[str, Any] = {}
+    for stage in path[: index + 1]:
+        changed = stage.curriculum_options or changed
+    return [_with_options(domain, changed) for domain in domains] if changed else domains
+
+
+def _with_options(domain: Domain, changed: dict[str, Any]) -> Domain:
+    curriculum = domain.curriculum
+    options = {**curriculum.options, **changed}
+    return domain.model_copy(
+        update={"curriculum": curriculum.model_copy(update={"options": options})}
+    )

@@ -1,0 +1,30 @@
+"""Where a stage stands in a path: what its kind builds its spec and its inputs from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tasks.domain import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Models and data are named by the stages that make them.
+
+    Example: Place(0, [agent], base="base", model="agent-rl") for what follows an expert's RL
+    """
+
+    seed: int
+    domains: Sequence[Domain]
+    """what the path is about, as this stage sees it"""
+    base: str
+    """the recipe's base model"""
+    model: str
+    """what the stages before it made of the base; the base at the start, and after `distill`"""
+    data: str = ""
+    """the dataset of the `distill` before it, as long as nothing was trained since; else empty"""
+    experts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """in the unified model's path: the experts' last models, by their domains' names"""
+    start: int = 0
+    """position of the first problem that no earlier stage of its kind in this path has drawn"""

@@ -1,0 +1,28 @@
+"""What tests say of a recipe's paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from flows.path import PathStage
+from infra.config import Config
+
+S = TypeVar("S", bound=Config)
+
+SMALL = {
+    "distill": "{problems: 128}",
+    "sft": "{steps: 40, batch_size: 8, optimizer: {lr: 2e-3}}",
+    "opd": "{steps: 2, optimizer: {lr: 1e-4}}",
+    "rl": "{steps: 2, problems_per_step: 4, group_size: 8, optimizer: {lr: 2e-4}}",
+}
+
+
+def unified_path(*kinds: str) -> str:
+    """A change that makes these the stages of the unified model, with small settings."""
+    return f"unified.path=[{', '.join(f'{kind}: {SMALL[kind]}' for kind in kinds)}]"
+
+
+def settings_of(path: Sequence[PathStage], settings: type[S]) -> S:
+    """Those of the first stage that has this type of settings."""
+    return next(stage.settings for stage in path if isinstance(stage.settings, settings))

@@ -99,13 +99,11 @@ def _kind_of(data: Any) -> str:
     """Raises ValueError, which names what is allowed."""
     known = ", ".join(PATH_KINDS)
     if not isinstance(data, Mapping):
-        raise ValueError(
-            f"a stage is written as `kind: settings`, not {data!r:.40}; kinds: {known}"
-        )
+        raise ValueError(f"write a stage as `kind: settings`, not {data!r:.40}; kinds: {known}")
     keys = [str(key) for key in cast("Mapping[Any, Any]", data) if key != OPTIONS]
     kinds = [key for key in keys if key in PATH_KINDS]
     if not keys:
-        raise ValueError(f"a stage is written as `kind: settings`; kinds: {known}")
+        raise ValueError(f"write a stage as `kind: settings`; kinds: {known}")
     if not kinds:
         raise ValueError(
             f"no stage of kind `{keys[0]}` stands in a path; known: {known}."

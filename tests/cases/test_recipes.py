@@ -133,7 +133,7 @@ TEXTS: list[tuple[str, str | bytes, str]] = [
         "found duplicate anchor 'x'",
     ),
     ("binary", bytes([0xFF, 0xFE, 0, 1]), "line 1 is not UTF-8 (byte 0xff); save the file as"),
-    ("latin", _with_line("# caf").encode() + b"\xe9\n", "line 18 is not UTF-8 (byte 0xe9)"),
+    ("latin", _with_line("# caf").encode() + b"\xe9\n", "line 19 is not UTF-8 (byte 0xe9)"),
     ("expert with umlaut", RECIPE.replace("  roman:", "  römisch:"), "experts.römisch.domain.name"),
     (
         "expert with space",

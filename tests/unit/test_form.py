@@ -46,6 +46,12 @@ def part(name: str) -> Json:
     return filled({"$ref": f"#/definitions/{name}"})
 
 
+def chosen(kind: str) -> Json:
+    """A stage of a path, as it is chosen in the form."""
+    forms = SCHEMA["definitions"]["PathStage"]["anyOf"]
+    return filled(next(form for form in forms if form["required"] == [kind])) or {}
+
+
 def submitted(algorithm: Json) -> Json:
     """The page's whole submission: an expert by JSON, the unified model in the form."""
     optimizer = {**part("Optimizer"), "lr": 1e-4}
@@ -57,7 +63,7 @@ def submitted(algorithm: Json) -> Json:
     expert = {"domain": domain, "path": [{"sft": short}, {"rl": short}]}
     opd = {**part("OpdSettings"), **short}
     stages = {"distill": part("DistillSettings"), "sft": sft, "opd": opd, "rl": rl}
-    unified = {"path": [{**part(f"{kind}-stage"), kind: stage} for kind, stage in stages.items()]}
+    unified = {"path": [{**chosen(kind), kind: stage} for kind, stage in stages.items()]}
     written = {"name": "mine", "base": {"random": part("RandomModel")}, "unified": unified}
     return {**part("Recipe"), **written, "experts": {"general": expert}}
 

@@ -33,9 +33,10 @@ from tasks.durable.attempts import RunPlace, StageWork, run_stage
 from tasks.durable.identity import stage_identity
 from tasks.durable.protocol import JobWatcher
 from tasks.durable.ray_launch import RayLauncher
-from tasks.rl.spec import RlSpec
+from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources, StageResources
 from tests.programs.bench.rows import Row
+from tests.recipe_parts import settings_of
 
 TIMES = 5
 EXPERT = "reasoning"
@@ -126,7 +127,11 @@ class _Stages:
         """What `RecipeRun.stage` does for a planned stage, without a run's record."""
         began = time.monotonic()
         expert = load_recipe("cpu-smoke").experts[EXPERT]
-        spec = RlSpec(seed=planned.seed, settings=expert.rl, domains=[expert.domain])
+        spec = RlSpec(
+            seed=planned.seed,
+            settings=settings_of(expert.path, RlSettings),
+            domains=[expert.domain],
+        )
         digest = stage_identity(spec, {role: r.digest for role, r in inputs.items()}).digest
         tracked = self.tracker.stage_run(self.parent, planned.name, digest, {})
         work = StageWork(planned.name, spec, inputs, StageResources(), digest, tracked)

@@ -29,11 +29,13 @@ from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
 from engines.weight_sync.update import flush
+from tasks.rl.spec import RlSettings
 from tests.programs.bench import transformers_rollout
 from tests.programs.bench.clock import Clock, Spent, median_ratio
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
+from tests.recipe_parts import settings_of
 from tests.stage_parts import stage_context
 
 REPEATS = 7
@@ -129,7 +131,7 @@ def _producer(
     journal: RolloutJournal,
     seed: int,
 ) -> Producer:
-    settings = bench.recipe.experts[name].rl
+    settings = settings_of(bench.recipe.experts[name].path, RlSettings)
     return Producer(
         roller=Roller(generate=generate, chat=bench.chat, context_length=CONTEXT, seed=seed),
         source=ProblemSource([domain], split="rl", seed=seed),

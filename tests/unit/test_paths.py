@@ -1,0 +1,174 @@
+"""Paths of stages: what they may be, how they are written, and what replaces the earlier form."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.checks.recipe import check_recipe
+from flows.load import load_recipe, validate_recipe
+from flows.plan import PlannedStage, versions_of
+from flows.post_train import plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.distill.spec import DistillSettings
+from tasks.rl.spec import RlSettings, RlSpec
+
+pytestmark = pytest.mark.unit
+
+SFT = {"steps": 3, "optimizer": {"lr": 2e-3}}
+RL = {"steps": 2, "problems_per_step": 4, "optimizer": {"lr": 2e-4}}
+DOMAIN = {
+    "curriculum": {"name": "reasoning", "options": {}},
+    "rewards": [{"name": "math", "outcome": True}],
+}
+SIZE = {"hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn_size": 128}
+
+
+def written(path: Any, **fields: Any) -> dict[str, Any]:
+    expert = {"domain": DOMAIN, "path": path}
+    return {"name": "mine", "base": {"random": SIZE}, "experts": {"agent": expert}, **fields}
+
+
+def recipe(*path: Any) -> Recipe:
+    return validate_recipe(written(list(path)), "here")
+
+
+def plan(*path: Any) -> dict[str, PlannedStage]:
+    return {stage.name: stage for stage in plan_post_train(recipe(*path))}
+
+
+@pytest.mark.parametrize(
+    ("path", "stages", "scored"),
+    [
+        ([], [], []),
+        ([{"rl": RL}], ["agent-rl"], ["agent"]),
+        ([{"sft": SFT}], ["agent-sft"], ["agent"]),
+        ([{"sft": SFT}, {"rl": RL}], ["agent-sft", "agent-rl"], ["agent-sft", "agent"]),
+        ([{"rl": RL}, "rl"], ["agent-rl", "agent-rl-2"], ["agent-rl", "agent"]),
+        ([{"sft": SFT}, "distill"], ["agent-sft", "agent-distill"], ["agent"]),
+    ],
+)
+def test_any_path_is_a_recipe(path: list[Any], stages: list[str], scored: list[str]) -> None:
+    made = recipe(*path)
+    planned = plan_post_train(made)
+    check_recipe(made, planned)
+    assert [stage.name for stage in planned] == ["base", *stages, "evaluate"]
+    assert list(planned[-1].inputs) == ["base", *scored]
+    assert versions_of(planned).get("agent", []) == scored
+
+
+def test_each_stage_trains_what_the_one_before_it_made() -> None:
+    stages = plan({"sft": SFT}, {"rl": RL}, "rl", "distill", "sft", "rl")
+    assert stages["agent-rl"].inputs == {"model": "agent-sft"}
+    assert stages["agent-rl-2"].inputs == {"model": "agent-rl"}
+    assert stages["agent-distill"].inputs == {"agent": "agent-rl-2"}
+    assert stages["agent-sft-2"].inputs == {"model": "base", "data": "agent-distill"}
+    assert stages["agent-rl-3"].inputs == {"model": "agent-sft-2"}
+    starts = [s.spec.start for s in stages.values() if isinstance(s.spec, RlSpec)]
+    each = RlSettings.model_validate(RL).most_problems
+    assert starts == [0, each, 2 * each]
+
+
+def test_a_kind_alone_has_the_settings_of_the_last_of_its_kind() -> None:
+    longer = {**RL, "steps": 9}
+    made = recipe(
+        {"rl": RL}, {"rl": longer}, "rl", {"rl": None, "curriculum_options": {"levels": 1}}
+    )
+    steps = [stage.settings.model_dump()["steps"] for stage in made.experts["agent"].path]
+    assert steps == [2, 9, 9, 9]
+    (stage,) = recipe("distill").experts["agent"].path
+    assert stage.settings == DistillSettings()
+
+
+def test_changed_options_last_until_they_are_changed_again() -> None:
+    easy, hard = {"levels": ["easy"]}, {"levels": ["hard"]}
+    stages = plan(
+        {"rl": RL},
+        {"rl": None, "curriculum_options": easy},
+        "rl",
+        {"rl": None, "curriculum_options": hard},
+    )
+
+    def levels(name: str) -> Any:
+        (domain,) = stages[name].spec.model_dump()["domains"]
+        return domain["curriculum"]["options"].get("levels")
+
+    names = ["agent-rl", "agent-rl-2", "agent-rl-3", "agent-rl-4", "evaluate"]
+    assert [levels(name) for name in names] == [None, ["easy"], ["easy"], ["hard"], None]
+
+
+def test_a_path_comes_back_from_its_record_and_shows_only_what_was_written() -> None:
+    made = recipe(
+        {"sft": SFT}, {"rl": RL}, {"rl": None, "curriculum_options": {"levels": ["easy"]}}
+    )
+    assert Recipe.model_validate(made.model_dump(mode="json")) == made
+    shown = made.model_dump(mode="json", exclude_defaults=True)["experts"]["agent"]["path"]
+    assert shown == [
+        {"sft": SFT},
+        {"rl": RL},
+        {"rl": RL, "curriculum_options": {"levels": ["easy"]}},
+    ]
+
+
+# The earlier form
+
+OLD = """
+    name: mine
+    base: {random: {hidden_size: 64}}
+    experts:
+      agent:
+        domain: {curriculum: {name: agent}, rewards: [{name: agent-answer, outcome: true}]}
+        sft: &sft {steps: 3, optimizer: {lr: 2e-3}}
+        rl: &rl {steps: 2, optimizer: {lr: 1e-5}}
+        rounds: 2
+        round_options: [{}, {levels: [easy, medium]}]
+    distill: {problems: 7}
+    unify: sft+opd
+    unified:
+      sft: *sft
+      opd: {steps: 5, optimizer: {lr: 1.0e-4}}
+      rl: *rl
+"""
+
+
+def test_an_earlier_recipe_is_refused_with_paths_to_paste(tmp_path: Any) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(textwrap.dedent(OLD))
+    with pytest.raises(InputError) as caught:
+        load_recipe(str(file))
+    said = str(caught.value)
+    assert "Leave `distill` and `unify` out" in said
+    new = yaml.safe_load(textwrap.dedent(said[said.index("    experts:") :]))
+    pasted = yaml.safe_load(textwrap.dedent(OLD))
+    domain = pasted["experts"]["agent"]["domain"]
+    pasted["experts"] = {"agent": {"domain": domain, **new["experts"]["agent"]}}
+    pasted["unified"] = new["unified"]
+    del pasted["distill"], pasted["unify"]
+    file.write_text(yaml.safe_dump(pasted))
+    stages = {stage.name: stage for stage in plan_post_train(load_recipe(str(file)))}
+    assert [name for name in stages if name not in ("base", "evaluate")] == [
+        "agent-sft", "agent-rl", "agent-distill", "agent-sft-2", "agent-rl-2", "agent-distill-2",
+        "agent-sft-3", "agent-rl-3", "unified-distill", "unified-sft", "unified-opd", "unified-rl",
+    ]  # fmt: skip
+    for name in ("agent-distill", "agent-distill-2", "unified-distill"):
+        assert stages[name].spec.model_dump()["settings"]["problems"] == 7
+    (domain,) = stages["agent-rl-3"].spec.model_dump()["domains"]
+    assert domain["curriculum"]["options"] == {"levels": ["easy", "medium"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"distill": {}}, "Leave `distill` out"),
+        ({"unify": "sft"}, "Leave `unify` out"),
+        ({"unified": {"rl": RL}}, "unified:\n      path:\n      - rl: {steps: 2"),
+    ],
+)
+def test_a_single_field_of_the_earlier_form_is_answered(fields: Any, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        validate_recipe(written([{"sft": SFT}], **fields), "here")
+    assert said in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from flows.explain import explain, nearest
+from flows.extend import Merged, entry_of
 from flows.recipe import Recipe
 from infra.errors import InputError
 from tasks.model_folder.location import beside
@@ -64,6 +65,44 @@ def recipe_path(name: str) -> Path:
 def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     """The validated recipe. Raises `InputError` that names each wrong field and its path."""
     path = recipe_path(name)
+    written = _extended(path, ())
+    data = written.data
+    for change in changes:
+        set_field(data, change)
+    for field in ("hooks", "data"):
+        data[field] = _absolute(data.get(field, []), path.parent)
+    _set_beside(data, path.parent)
+    return validate_recipe(data, str(path), written)
+
+
+def _extended(path: Path, above: Sequence[Path]) -> Merged:
+    """What a file writes, merged into what it extends; `above` are the files that extend it."""
+    if path in above:
+        chain = " extends ".join(str(file) for file in (*above[above.index(path) :], path))
+        raise InputError(f"{above[0]}: no recipe can extend itself: {chain}")
+    data = _content(path)
+    base = data.pop("extends", None)
+    merged = Merged()
+    if base is not None:
+        merged = _extended(_extended_path(base, path), (*above, path))
+        merged.data.pop("name", None)  # runs are found by it
+    merged.add(data, str(path))
+    return merged
+
+
+def _extended_path(base: Any, path: Path) -> Path:
+    """A file, relative to the one that extends it, or a shipped recipe."""
+    if not isinstance(base, str) or not base:
+        raise InputError(f"{path}: extends: give one file or one shipped recipe, not {base!r:.60}")
+    beside_it = path.parent / Path(base).expanduser()
+    try:
+        return beside_it.resolve() if beside_it.is_file() else recipe_path(base)
+    except InputError as error:
+        raise InputError(f"{path}: extends: {error}") from None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a file says, with places of files that do not depend on where it lies."""
     text = _read_text(path)
     try:
         data = parse_yaml(text)
@@ -72,14 +111,17 @@ def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     if not isinstance(data, dict):
         raise InputError(f"{path}: a recipe is a mapping of fields, not {type(data).__name__}")
     data = _unshared(data)
-    for change in changes:
-        set_field(data, change)
     for field in ("hooks", "data"):
-        data[field] = _absolute(data.get(field, []), path.parent)
+        if field in data:
+            data[field] = _absolute(data[field], path.parent)
+    _set_beside(data, path.parent)
+    return data
+
+
+def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
-        data["base"] = base | {"folder": beside(base["folder"], path.parent)}
-    return validate_recipe(data, str(path))
+        data["base"] = base | {"folder": beside(base["folder"], folder)}
 
 
 def _read_text(file: Path) -> str:
@@ -95,11 +137,17 @@ def _read_text(file: Path) -> str:
         ) from None
 
 
-def validate_recipe(data: Mapping[str, Any], where: str) -> Recipe:
+def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None = None) -> Recipe:
+    """`written` says which file wrote a field that is wrong, if it is not `where`."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        lines = "\n".join(f"  {line}" for line in explain(error, Recipe))
+        places = [item["loc"] for item in error.errors(include_url=False)]
+        files = [written.file_of(place) if written else "" for place in places]
+        lines = "\n".join(
+            f"  {line}" + (f" (in {file})" if file not in ("", where) else "")
+            for line, file in zip(explain(error, Recipe), files, strict=True)
+        )
         raise InputError(f"{where}: the recipe has errors:\n{lines}") from None
 
 
@@ -114,7 +162,7 @@ def set_field(data: dict[str, Any], change: str) -> None:
         here = _child(here, part, change)
     value = parse_yaml(text)
     if isinstance(here, list):
-        here, last = _entry(here, last, change)
+        here, last = _holder(here, last, change)
         here[last] = value
     elif isinstance(here, dict):
         here[last] = value
@@ -131,7 +179,7 @@ def _unshared(value: Any) -> Any:
 
 def _child(here: Any, part: str, change: str) -> Any:
     if isinstance(here, list):
-        here, key = _entry(here, part, change)
+        here, key = _holder(here, part, change)
         return here[key]
     if not isinstance(here, dict):
         raise InputError(f"--set {change}: `{part}` is below a value that has no fields")
@@ -140,24 +188,10 @@ def _child(here: Any, part: str, change: str) -> Any:
     return here[part]
 
 
-def _entry(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
-    """What holds the item of a list, and its key there: by its position, or by a key that only one
-    of the items has, e.g. `path.rl` for the path's only `rl`."""
-    if part.isdigit() and int(part) < len(items):
-        return items, int(part)
-    found = [item for item in items if isinstance(item, dict) and part in item]
-    if len(found) == 1:
-        return found[0], part
-    places = [str(i) for i, item in enumerate(items) if isinstance(item, dict) and part in item]
-    if places:
-        raise InputError(
-            f"--set {change}: {len(places)} items have `{part}`; say which by its position, e.g."
-            f" {places[0]}.{part}"
-        )
-    raise InputError(
-        f"--set {change}: `{part}` is no position in a list of {len(items)}, and a key of none of"
-        " its items"
-    )
+def _holder(items: list[Any], part: str, change: str) -> tuple[Any, Any]:
+    """What holds an item of a list, or the value under the item's key; and its key there."""
+    at, key = entry_of(items, part, f"--set {change}")
+    return (items[at], key) if key else (items, at)
 
 
 def _absolute(paths: Any, folder: Path) -> Any:

@@ -36,7 +36,7 @@ from pydantic_core import core_schema
 from infra.config import Config
 from infra.hooks import did_you_mean
 from tasks.domain import Domain
-from tasks.registry import PATH_KINDS, spec_of
+from tasks.registry import PATH_KINDS, is_own, spec_of
 
 OPTIONS = "curriculum_options"
 
@@ -61,7 +61,8 @@ class PathStage(Config):
     """One stage of a path. Example: PathStage.model_validate({"rl": {"steps": 24, ...}})"""
 
     kind: str
-    settings: SerializeAsAny[Config]
+    settings: SerializeAsAny[Config] | dict[str, Any]
+    """as written for a kind of the user's own: reading a recipe runs none of his code"""
     curriculum_options: dict[str, Any]
 
     @model_validator(mode="wrap")
@@ -70,6 +71,8 @@ class PathStage(Config):
         if isinstance(data, cls):
             return data
         kind = _kind_of(data)
+        if is_own(kind):
+            return handler(_own(kind, data))
         entry = written_form(kind).model_validate(data)
         settings = getattr(entry, kind)
         return handler({"kind": kind, "settings": settings, OPTIONS: entry.curriculum_options})
@@ -87,7 +90,14 @@ class PathStage(Config):
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         forms = [written_form(kind) for kind in PATH_KINDS]
-        return {"anyOf": [handler(form.__pydantic_core_schema__) for form in forms]}
+        own = {
+            "title": "your own kind, by `module:Class`",
+            "type": "object",
+            "patternProperties": {"^[^:]+:[^:]+$": {"type": "object"}},
+            "properties": {OPTIONS: {"type": "object"}},
+            "additionalProperties": False,
+        }
+        return {"anyOf": [*(handler(form.__pydantic_core_schema__) for form in forms), own]}
 
 
 def form_with(part: str) -> type[BaseModel] | None:
@@ -101,17 +111,28 @@ def _kind_of(data: Any) -> str:
     if not isinstance(data, Mapping):
         raise ValueError(f"write a stage as `kind: settings`, not {data!r:.40}; kinds: {known}")
     keys = [str(key) for key in cast("Mapping[Any, Any]", data) if key != OPTIONS]
-    kinds = [key for key in keys if key in PATH_KINDS]
+    kinds = [key for key in keys if key in PATH_KINDS or is_own(key)]
     if not keys:
         raise ValueError(f"write a stage as `kind: settings`; kinds: {known}")
     if not kinds:
         raise ValueError(
-            f"no stage of kind `{keys[0]}` stands in a path; known: {known}."
+            f"no stage of kind `{keys[0]}` stands in a path; known: {known}, or your own as"
+            " `module:Class`."
             f"{did_you_mean(keys[0], PATH_KINDS)}"
         )
     if len(kinds) > 1:
         raise ValueError(f"one stage has one kind, not {' and '.join(kinds)}; begin each with `-`")
     return kinds[0]
+
+
+def _own(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises ValueError."""
+    beside = [key for key in data if key not in (kind, OPTIONS)]
+    if beside:
+        raise ValueError(f"{beside[0]}: unknown field beside `{kind}`; known here: {OPTIONS}")
+    if not isinstance(data[kind], Mapping):
+        raise ValueError(f"{kind}: its settings are a mapping, not {data[kind]!r:.40}")
+    return {"kind": kind, "settings": data[kind], OPTIONS: data.get(OPTIONS, {})}
 
 
 def _said_again(path: Any) -> Any:
@@ -124,7 +145,7 @@ def _said_again(path: Any) -> Any:
         stage: Any = {entry: None} if isinstance(entry, str) else entry
         if isinstance(stage, dict):
             stage = cast("dict[str, Any]", dict(stage))
-            for kind in [key for key in stage if key in PATH_KINDS]:
+            for kind in [key for key in stage if key in PATH_KINDS or is_own(str(key))]:
                 if stage[kind] is None:
                     stage[kind] = copy.deepcopy(last.get(kind, {}))
                 last[kind] = stage[kind]

@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
 
 from engines.megatron.spec import Parallel
+from flows.explain import explain
 from flows.path import PathStage, domains_at
 from flows.recipe import Recipe
+from infra.config import Config
 from infra.errors import InputError
+from infra.user_files import install_hooks, read_hooks
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.place import Place
-from tasks.registry import spec_of
+from tasks.registry import is_own, spec_of
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
@@ -129,7 +135,7 @@ class Plan:
         experts: Mapping[str, str] | None = None,
     ) -> Walked:
         """Add a path's stages, each with what the ones before it made."""
-        kinds = [spec_of(stage.kind) for stage in path]
+        kinds = [self._kind(stage.kind, f"{where}.path.{i}") for i, stage in enumerate(path)]
         last = max((i for i, kind in enumerate(kinds) if kind.makes == "model"), default=-1)
         seen, drawn = Counter[str](), Counter[str]()
         versions: dict[str, str] = {}
@@ -142,8 +148,9 @@ class Plan:
             seen_domains = domains_at(path, index, domains)
             start = drawn[kind.kind]
             place = Place(self.recipe.seed, seen_domains, base, model, data, experts or {}, start)
+            settings = _settings(kind, stage.settings, at)
             try:
-                spec, inputs = kind.in_path(stage.settings, place)
+                spec, inputs = kind.in_path(settings, place)
             except InputError as error:
                 raise InputError(f"{at}: {error}") from None
             drawn[kind.kind] += spec.most_problems
@@ -163,6 +170,15 @@ class Plan:
             elif kind.makes == "data":
                 model, data, unused = base, name, at
         return Walked(best, versions)
+
+    def _kind(self, name: str, at: str) -> type[StageSpec]:
+        """Importing one of the user's own takes his files."""
+        if is_own(name):
+            install_hooks(read_hooks(self.recipe.hooks, self.recipe.data))
+        try:
+            return spec_of(name)
+        except InputError as error:
+            raise InputError(f"{at}: {error}") from None
 
     def imported(self, name: str, folder: str) -> str:
         """A model of any folder, to be compared."""
@@ -185,6 +201,18 @@ class Plan:
             nothink=list(nothink),
         )
         return self.add(EVALUATE, spec, models, where=EVALUATE)
+
+
+def _settings(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:
+    """Those of the user's own kinds are read here, as only his files say what they are."""
+    if isinstance(written, Config):
+        return written
+    settings: Any = kind.model_fields["settings"].annotation
+    try:
+        return settings.model_validate(written)
+    except ValidationError as error:
+        lines = "\n".join(f"  {at}.{line}" for line in explain(error, settings))
+        raise InputError(f"the settings have errors:\n{lines}") from None
 
 
 def versions_of(plan: Sequence[PlannedStage]) -> dict[str, list[str]]:

@@ -28,6 +28,7 @@ from tasks.durable.claims import Claim, Claims, End, Owner
 from tasks.durable.launch import Launcher, job_command, log_path
 from tasks.durable.memory_advice import memory_advice
 from tasks.durable.protocol import JobInput, JobWatcher, dispatch, job_path
+from tasks.registry import name_of
 from tasks.stage import Resources, StageResources, StageSpec
 
 MAX_TRIES = 3
@@ -202,6 +203,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         job=claim.owner.job,
         stage=work.name,
         kind=work.spec.kind,
+        spec_name=name_of(work.spec),
         spec=work.spec.model_dump(mode="json"),
         digest=work.digest,
         attempt=claim.number,

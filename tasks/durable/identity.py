@@ -22,7 +22,7 @@ from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import InstalledFiles
 from tasks.model_folder.location import expanded
-from tasks.registry import module_of
+from tasks.registry import module_of, name_of
 from tasks.stage import StageSpec
 
 NEUTRAL: NeutralKeys = {
@@ -81,7 +81,7 @@ def stage_code(
     import. Raises InputError for a hook that is not Python."""
     modules = {part.partition(":")[0] for part in _parts(spec) if ":" in part}
     return code_identity(
-        [module_of(spec.kind), *sorted(modules)],
+        [module_of(name_of(spec)), *sorted(modules)],
         hooks=user.folder if user else None,
         data=user.data if user else None,
         root=root,

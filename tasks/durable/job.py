@@ -143,7 +143,7 @@ def _run(
 ) -> ArtifactRecord:
     started = time.monotonic()
     user = install_hooks(given.hooks)
-    spec = spec_of(given.kind).model_validate(given.spec)
+    spec = spec_of(given.spec_name).model_validate(given.spec)
     with pulse.waiting():  # reading our own files, however slow the disk is, is no standstill
         identity = _verified(given, spec, user)
     artifacts = ArtifactStore(store, home() / "cache")
@@ -173,7 +173,7 @@ def _run(
             pulse=pulse,
             hooks=given.hooks,
         )
-        metrics = asyncio.run(_until_stopped(body_of(given.kind)(spec, context), stop))
+        metrics = asyncio.run(_until_stopped(body_of(given.spec_name)(spec, context), stop))
         seconds = time.monotonic() - started
         return _commit(artifacts, given, identity, out, metrics, seconds, reporter)
 

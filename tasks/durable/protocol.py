@@ -26,6 +26,8 @@ class JobInput(Config):
     """its id, and the holder of its leases"""
     stage: str
     kind: str
+    spec_name: str
+    """by which the registry finds the kind: `rl`, or `module:Class` of the user's own"""
     spec: dict[str, Any]
     digest: str
     attempt: int

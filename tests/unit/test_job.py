@@ -52,8 +52,9 @@ def model(store: Store, tmp_path: Path) -> ArtifactRecord:
 def _end_of_job(store: Store, model: ArtifactRecord) -> End:
     """How a supervised stage on this model ends."""
     given = JobInput(
-        job="job", stage="agent-sft", kind="sft", spec=SPEC.model_dump(), digest=DIGEST, attempt=1,
-        inputs={"model": model}, resources=StageResources(), pool=Resources(),
+        job="job", stage="agent-sft", kind="sft", spec_name="sft",
+        spec=SPEC.model_dump(), digest=DIGEST, attempt=1, inputs={"model": model},
+        resources=StageResources(), pool=Resources(),
     )  # fmt: skip
     store.write(job_path("job"), given.model_dump_json().encode())
     assert main(store.root, "job") == EXIT_FAILED

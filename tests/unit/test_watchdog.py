@@ -62,8 +62,8 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], Claims]:
     store = Store(str(tmp_path / "store"))
     given = JobInput(
-        job="job", stage="agent-sft", kind="sft", digest=DIGEST, attempt=1, inputs={},
-        spec=SPEC.model_dump(), pool=Resources(),
+        job="job", stage="agent-sft", kind="sft", spec_name="sft", digest=DIGEST,
+        attempt=1, inputs={}, spec=SPEC.model_dump(), pool=Resources(),
         resources=StageResources(stall_seconds=stall_seconds),
     )  # fmt: skip
     store.write(job_path("job"), given.model_dump_json().encode())

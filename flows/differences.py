@@ -9,7 +9,7 @@ _MISSING = object()
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Each as `path: before -> after`, e.g. `experts.agent.rl.optimizer.lr: 0.0002 -> 0.0001`."""
+    """Each as `path: before -> after`, e.g. `experts.agent.path.1.rl.steps: 2 -> 4`."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             below = f"{path}.{key}" if path else str(key)

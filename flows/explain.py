@@ -20,7 +20,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """One sentence an error, e.g. `experts.agent.rl.stepz: unknown field; did you mean `steps`?`"""
+    """One sentence an error, e.g. `path.1.rl.stepz: unknown field; did you mean `steps`?`"""
     return [_sentence(dict(item), root) for item in error.errors(include_url=False)]
 
 

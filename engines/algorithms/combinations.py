@@ -33,7 +33,7 @@ def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
     if isinstance(advantage, DistillationAdvantage) and not has_teachers:
         yield (
             "advantage: distillation (preset opd) needs teachers, which `rl` does not have; use an"
-            " `opd` stage (`unify: sft+opd`)"
+            " `opd` stage (in `unified.path`)"
         )
     if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
         yield (

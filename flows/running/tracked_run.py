@@ -148,7 +148,7 @@ class Tracked:
 def kinds_of(plan: Sequence[PlannedStage]) -> dict[str, dict[str, PlannedStage]]:
     """The last stage of each kind that makes a version of a model, by model and kind.
 
-    Example: {"agent": {"sft": ..."agent-sft", "rl": ..."agent-rl-r2"}}
+    Example: {"agent": {"sft": ..."agent-sft", "rl": ..."agent-rl-2"}}
     """
     found: dict[str, dict[str, PlannedStage]] = {}
     for stage in plan:

@@ -156,7 +156,9 @@ def _said_again(path: Any) -> Any:
 Path = Annotated[list[PathStage], BeforeValidator(_said_again)]
 
 
-def domains_at(path: Sequence[PathStage], index: int, domains: list[Domain]) -> list[Domain]:
+def domains_at(
+    path: Sequence[PathStage], index: int, domains: Sequence[Domain]
+) -> Sequence[Domain]:
     """The domains as a stage of the path sees them: changes of the options last until the next."""
     changed: dict[str, Any] = {}
     for stage in path[: index + 1]:

@@ -6,7 +6,6 @@ name (`post_train.py`, `expert.py` ...); here is what they are made with.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +16,13 @@ from engines.megatron.spec import Parallel
 from flows.explain import explain
 from flows.path import PathStage, domains_at
 from flows.recipe import Recipe
+from flows.walk import Walk
 from infra.config import Config
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
-from tasks.place import Place
 from tasks.registry import is_own, spec_of
 from tasks.stage import StageResources, StageSpec
 
@@ -64,16 +63,6 @@ class PlannedStage:
         return self.resources.of_critic if "critic" in self.spec.trained_roles else None
 
 
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """What a path comes to."""
-
-    model: str
-    """the stage that made its last model; the base of an empty path"""
-    versions: Mapping[str, str]
-    """every model on the way: the stage that made it, by what scores call it"""
-
-
 @dataclass(slots=True)
 class Plan:
     """Collects stages; each method adds some and returns their names, for others to build on."""
@@ -96,9 +85,10 @@ class Plan:
         stage = PlannedStage(name, spec, inputs, resources, where, expert, model, scored_as)
         for other in self.stages:
             if {name, scored_as} & {other.name, other.scored_as} - {""}:
-                raise InputError(
-                    f"{where.rpartition('.path')[0] or where}: the name would collide with a"
-                    f" stage's: there are two of {name}; choose another"
+                raise self._refused(
+                    where.rpartition(".path")[0] or where,
+                    f"the name would collide with a stage's: there are two of {name}; choose"
+                    " another",
                 )
         self.stages.append(stage)
         return name
@@ -112,64 +102,41 @@ class Plan:
         spec = BaseSpec(seed=self.recipe.seed, settings=settings, curricula=curricula)
         return self.add(BASE, spec, {}, where="base")
 
-    def expert(self, name: str, base: str, path: Sequence[PathStage] | None = None) -> Walked:
+    def expert(self, name: str, base: str, path: Sequence[PathStage] | None = None) -> Walk:
         """An expert's path, or another path in its place."""
         expert = self.recipe.experts[name]
-        stages = expert.path if path is None else path
-        return self._walk(name, stages, f"experts.{name}", [expert.domain], base, expert=name)
+        walk = Walk(name, f"experts.{name}", [expert.domain], base, expert=name)
+        return self._walked(walk, expert.path if path is None else path)
 
-    def unified(self, name: str, base: str, experts: Mapping[str, str]) -> Walked:
+    def unified(self, name: str, base: str, experts: Mapping[str, str]) -> Walk:
         assert self.recipe.unified is not None
-        path, domains = self.recipe.unified.path, self.recipe.domains
-        return self._walk(name, path, name, domains, base, experts=experts)
+        walk = Walk(name, name, self.recipe.domains, base, experts=experts)
+        return self._walked(walk, self.recipe.unified.path)
 
-    def _walk(
-        self,
-        owner: str,
-        path: Sequence[PathStage],
-        where: str,
-        domains: list[Domain],
-        base: str,
-        *,
-        expert: str = "",
-        experts: Mapping[str, str] | None = None,
-    ) -> Walked:
+    def _walked(self, walk: Walk, path: Sequence[PathStage]) -> Walk:
         """Add a path's stages, each with what the ones before it made."""
-        kinds = [self._kind(stage.kind, f"{where}.path.{i}") for i, stage in enumerate(path)]
+        kinds = [self._kind(stage.kind, f"{walk.where}.path.{i}") for i, stage in enumerate(path)]
         last = max((i for i, kind in enumerate(kinds) if kind.makes == "model"), default=-1)
-        seen, drawn = Counter[str](), Counter[str]()
-        versions: dict[str, str] = {}
-        model, data, best, unused = base, "", base, ""
         for index, (stage, kind) in enumerate(zip(path, kinds, strict=True)):
-            seen[kind.kind] += 1
-            number = seen[kind.kind]
-            name = f"{owner}-{kind.kind}" + (f"-{number}" if number > 1 else "")
-            at = f"{where}.path.{index}.{stage.kind}"
-            seen_domains = domains_at(path, index, domains)
-            start = drawn[kind.kind]
-            place = Place(self.recipe.seed, seen_domains, base, model, data, experts or {}, start)
+            at = f"{walk.where}.path.{index}.{stage.kind}"
+            name = walk.next_name(kind.kind)
+            domains = domains_at(path, index, walk.domains)
             settings = _settings(kind, stage.settings, at)
             try:
-                spec, inputs = kind.in_path(settings, place)
-            except InputError as error:
-                raise InputError(f"{at}: {error}") from None
-            drawn[kind.kind] += spec.most_problems
-            makes_model = kind.makes == "model"
-            scored_as = (owner if index == last else name) if makes_model else ""
-            version = {"model": owner, "scored_as": scored_as} if makes_model else {}
-            self.add(name, spec, inputs, where=at, expert=expert, **version)
-            if data in inputs.values():
-                unused = ""
-            elif unused and kind.makes != "nothing":
-                raise InputError(
-                    f"{unused}: what follows does not learn from its data; put `sft` after it"
+                spec, inputs = kind.in_path(
+                    settings, walk.place(self.recipe.seed, domains, kind.kind)
                 )
-            if makes_model:
-                best, model, data = name, name, ""
-                versions[scored_as] = name
-            elif kind.makes == "data":
-                model, data, unused = base, name, at
-        return Walked(best, versions)
+            except InputError as error:
+                raise self._refused(at, error) from None
+            model = walk.owner if kind.makes == "model" else ""
+            scored_as = walk.owner if index == last else name if model else ""
+            labels = {"expert": walk.expert, "model": model, "scored_as": scored_as}
+            self.add(name, spec, inputs, where=at, **labels)
+            if unlearned := walk.go_on(name, at, spec, inputs, scored_as):
+                raise self._refused(
+                    unlearned, "what follows does not learn from its data; put `sft` after it"
+                )
+        return walk
 
     def _kind(self, name: str, at: str) -> type[StageSpec]:
         """Importing one of the user's own takes his files."""
@@ -178,7 +145,10 @@ class Plan:
         try:
             return spec_of(name)
         except InputError as error:
-            raise InputError(f"{at}: {error}") from None
+            raise self._refused(at, error) from None
+
+    def _refused(self, at: str, why: object) -> InputError:
+        return InputError(f"recipe {self.recipe.name} cannot run:\n  {at}: {why}")
 
     def imported(self, name: str, folder: str) -> str:
         """A model of any folder, to be compared."""

@@ -19,7 +19,7 @@ def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
     experts: dict[str, str] = {}
     for name, expert in recipe.experts.items():
         walked = plan.expert(name, base)
-        experts[expert.domain.name] = walked.model
+        experts[expert.domain.name] = walked.best or base
         models |= walked.versions
         home |= {key: [expert.domain.name] for key in walked.versions}
 

@@ -114,7 +114,7 @@ def test_what_is_wrong_is_told_of_the_kind_that_was_meant(union) -> None:
 def test_the_defaults_of_the_other_parts() -> None:
     for union in (choices.Advantage, choices.Loss):
         custom = made(union, kind="custom", path="a:b").model_dump(exclude={"whiten"})
-        assert custom.pop("needs_group_spread", True)
+        assert custom.pop("needs", ("spread",)) == ("spread",)
         assert custom == {"kind": "custom", "path": "a:b", "options": {}}
     assert not made(choices.Advantage, kind="custom", path="a:b").whiten
     weight = {"level": "token", "low": 0.0, "high": 2.0, "normalize": False}

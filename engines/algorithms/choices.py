@@ -78,6 +78,15 @@ class RlooAdvantage(PartWithCode):
     whiten: bool = False
 
 
+class OpoAdvantage(PartWithCode):
+    """reward - mean of the group's rewards, weighted by the rollouts' lengths (OPO)."""
+
+    code: ClassVar[str] = "engines.algorithms.advantages.opo:advantages"
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    kind: Literal["opo"]
+    whiten: bool = False
+
+
 class ReinforcePlusPlusAdvantage(PartWithCode):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
@@ -151,6 +160,7 @@ class CustomAdvantage(Part):
 Advantage = Annotated[
     GroupAdvantage
     | RlooAdvantage
+    | OpoAdvantage
     | ReinforcePlusPlusAdvantage
     | ReinforcePlusPlusBaselineAdvantage
     | GaeAdvantage

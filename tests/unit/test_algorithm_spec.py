@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -17,6 +18,7 @@ from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
 from flows.plan import plan_post_train
 from infra.errors import InputError
+from infra.home import SOURCE_ROOT
 
 pytestmark = pytest.mark.unit
 
@@ -223,6 +225,19 @@ def test_only_who_needs_a_critic_says_what_it_learns() -> None:
     target = Algorithm.model_validate({"advantage": custom}).critic_target
     assert target is not None
     assert (target.gamma, target.critic_lam, target.skip_observations) == (1.0, 1.0, True)
+
+
+def test_nobody_asks_which_estimator_it_is_to_know_what_it_needs() -> None:
+    """Two classes of advantages are named beside their declarations: in the refusals of their own
+    fields, and the one by which a custom function is found."""
+    names = "|".join(m.__name__ for m in get_args(get_args(choices.Advantage)[0]))
+    found = {
+        str(file.relative_to(SOURCE_ROOT))
+        for package in ("flows", "tasks", "engines", "infra")
+        for file in (SOURCE_ROOT / package).rglob("*.py")
+        if re.search(rf"isinstance\([^)]*\b({names})\b", file.read_text())
+    }
+    assert found == {"engines/algorithms/combinations.py", "flows/checks/trial_request.py"}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 Exactly one term is the *outcome*: the domain verifier's own verdict from 0 to 1. It is reported
 free of the other terms. How a rollout ended comes first:
 
-    malformed            -> outcome 0, reward 0, no term is asked
-    truncated            -> outcome 0, the other terms are asked
-    aborted or failed    -> failed judgement, never trained on
     completed            -> every term is asked, all at once
+    truncated            -> outcome 0, the other terms are asked
+
+A rollout that ended otherwise is not judged: what it earns is in `engines/rollout/episode.py`.
 """
 
 from __future__ import annotations
@@ -64,10 +64,6 @@ class Rubric:
     async def judge(self, transcript: Transcript) -> Judgement:
         """Never raises for a reward's fault: the judgement then says `failed` and why."""
         status, reason = transcript.status, transcript.reason
-        if status in (Status.ABORTED, Status.FAILED):
-            return Judgement(0.0, reason=reason or status.value, failed=True)
-        if status is Status.MALFORMED:
-            return Judgement(0.0, {"outcome": 0.0}, reason or "malformed")
         asked = [t for t in self._terms if not (t.outcome and status is Status.TRUNCATED)]
         if len(asked) == 1:  # the usual case, without a task for it
             verdicts = [await _ask(asked[0], transcript)]

@@ -26,7 +26,7 @@ class Refused(EngineError):
     """The answer is a status of 400 or more."""
 
 
-class Reply(dict[str, Any]):
+class ServerReply(dict[str, Any]):
     """A JSON object that a server answered. A missing key raises EngineError, not KeyError."""
 
     def __init__(self, origin: str, content: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Reply(dict[str, Any]):
 
 def call(
     url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
-) -> Reply:
+) -> ServerReply:
     """POST `body` as JSON (GET without one) and return the JSON object that is answered.
 
     Raises NoConnection, NoAnswerInTime (within `timeout` seconds) or Refused; and EngineError on
@@ -55,7 +55,7 @@ def call(
         raise EngineError(f"{origin} did not answer with a JSON object: {text[:300]!r}")
     if reply.get("success") is False:
         raise EngineError(f"{origin} failed: {reply.get('message') or text[:500]}")
-    return Reply(origin, reply)
+    return ServerReply(origin, reply)
 
 
 def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:

@@ -3,10 +3,10 @@
 Exactly one term is the *outcome*: the domain verifier's own verdict from 0 to 1. It is reported
 free of the other terms. How a rollout ended comes first:
 
-    malformed            -> outcome 0, reward 0, no term is asked
-    truncated            -> outcome 0, the other terms are asked
-    aborted or failed    -> failed judgement, never trained on
     completed            -> every term is asked, all at once
+    truncated            -> outcome 0, the other terms are asked
+
+A rollout that ended otherwise is not judged: what it earns is in `engines/rollout/episode.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RubricJudgement:
     """What a rubric says of a rollout.
 
     Example: reward=0.9, breakdown={"outcome": 1.0, "length": -0.1, "length/excess": 12.0}
@@ -61,13 +61,9 @@ class Rubric:
             raise InputError(f"a rubric names a reward twice: {', '.join(names)}.")
         self._terms = tuple(terms)
 
-    async def judge(self, transcript: Transcript) -> Judgement:
+    async def judge(self, transcript: Transcript) -> RubricJudgement:
         """Never raises for a reward's fault: the judgement then says `failed` and why."""
         status, reason = transcript.status, transcript.reason
-        if status in (Status.ABORTED, Status.FAILED):
-            return Judgement(0.0, reason=reason or status.value, failed=True)
-        if status is Status.MALFORMED:
-            return Judgement(0.0, {"outcome": 0.0}, reason or "malformed")
         asked = [t for t in self._terms if not (t.outcome and status is Status.TRUNCATED)]
         if len(asked) == 1:  # the usual case, without a task for it
             verdicts = [await _ask(asked[0], transcript)]
@@ -76,12 +72,12 @@ class Rubric:
         given: dict[str, Verdict] = {}
         for term, verdict in zip(asked, verdicts, strict=True):
             if fault := verdict_fault(term, verdict):
-                return Judgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
+                return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             assert isinstance(verdict, Verdict)
             given[term.name] = verdict
         return self._combine(given, reason)
 
-    def _combine(self, given: dict[str, Verdict], reason: str) -> Judgement:
+    def _combine(self, given: dict[str, Verdict], reason: str) -> RubricJudgement:
         total, breakdown, reasons = 0.0, {}, [reason]
         for term in self._terms:
             verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
@@ -90,7 +86,7 @@ class Rubric:
             breakdown[key] = float(verdict.score)
             breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
             reasons.append(verdict.reason)
-        return Judgement(total, breakdown, "; ".join(filter(None, reasons)))
+        return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)))
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:

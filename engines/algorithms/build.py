@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+from engines.algorithms.inputs import CriticTarget, LossInputs, PolicyLoss, StepTokens
 from engines.algorithms.statistics.whitening import whitened
 from infra.config import Choice
 from infra.hooks import check_options, resolve
@@ -29,9 +29,9 @@ def advantages(spec: choices.Advantage, tokens: StepTokens) -> Tensor:
     return whitened(raw_R) if spec.whiten else raw_R
 
 
-def critic_targets(spec: choices.GaeAdvantage, tokens: StepTokens) -> Tensor:
+def critic_targets(target: CriticTarget, tokens: StepTokens) -> Tensor:
     """[R] float64 what a critic should have said of every trained token."""
-    return our_part("engines.algorithms.advantages.critic:critic_targets")(spec, tokens)
+    return our_part("engines.algorithms.advantages.critic:critic_targets")(target, tokens)
 
 
 def policy_loss(spec: choices.Loss) -> LossFunction:

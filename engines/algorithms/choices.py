@@ -47,15 +47,20 @@ class PartWithCode(Part, Choice):
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-# Advantages. Each says whether it learns only from rewards that differ within a group: a group of
-# equal rewards then teaches nothing, and fresh problems replace it.
+Need = Literal["spread", "batch", "critic", "teachers", "reference"]
+"""what an estimator cannot do without. spread: rewards that differ within a group, so that a group
+of equal rewards teaches nothing and fresh problems replace it; batch: other rollouts of the step;
+critic: a value of each token; teachers, reference: their logprob of each token (the reference is
+the model that the stage started from)"""
+
+# Advantages
 
 
 class GroupAdvantage(PartWithCode):
     """(reward - group mean) / group deviation (GRPO), or without the deviation (Dr.GRPO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.group:advantages"
-    needs_group_spread: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
     kind: Literal["group"]
     std: bool = True
     """divide by the group's standard deviation; turn it off if the rewards' spread differs widely
@@ -68,8 +73,17 @@ class RlooAdvantage(PartWithCode):
     """reward - mean of the group's other rollouts."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.rloo:advantages"
-    needs_group_spread: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
     kind: Literal["rloo"]
+    whiten: bool = False
+
+
+class OpoAdvantage(PartWithCode):
+    """reward - mean of the group's rewards, weighted by the rollouts' lengths (OPO)."""
+
+    code: ClassVar[str] = "engines.algorithms.advantages.opo:advantages"
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
+    kind: Literal["opo"]
     whiten: bool = False
 
 
@@ -77,7 +91,7 @@ class ReinforcePlusPlusAdvantage(PartWithCode):
     """Whitened discounted return of each token, no group (REINFORCE++, arXiv 2501.03262)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus:advantages"
-    needs_group_spread: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ("batch",)
     kind: Literal["reinforce++"]
     gamma: Share = 1.0
     """discount per token; below 1, the reward hardly reaches the first tokens of a long reply"""
@@ -88,7 +102,7 @@ class ReinforcePlusPlusBaselineAdvantage(PartWithCode):
     """reward - group mean, then whitened over the batch (REINFORCE++-baseline)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.reinforce_plus_plus_baseline:advantages"
-    needs_group_spread: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = ("spread",)
     kind: Literal["reinforce++-baseline"]
     whiten: bool = True
 
@@ -97,7 +111,7 @@ class GaeAdvantage(PartWithCode):
     """Generalised advantage estimation with a critic's value of each token (PPO, SAO)."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.critic:advantages"
-    needs_group_spread: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ("critic",)
     kind: Literal["gae"]
     gamma: Share = 1.0
     lam: Fraction = 0.95
@@ -116,7 +130,7 @@ class DistillationAdvantage(PartWithCode):
     """Teacher's - student's logprob of each sampled token; rewards are not used."""
 
     code: ClassVar[str] = "engines.algorithms.advantages.distillation:advantages"
-    needs_group_spread: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ("teachers",)
     kind: Literal["distillation"]
     clip: PositiveFloat | None = 5.0
     """largest absolute advantage of a token, in nats; None: no limit"""
@@ -130,10 +144,13 @@ class CustomAdvantage(Part):
     path: str
     """`module:function`"""
     options: dict[str, Any] = Field(default_factory=dict)
-    needs_group_spread: bool = True
-    """true: it needs rewards that differ within a group, and groups of equal rewards are replaced;
-    false: every group is kept, and a group of one is enough"""
+    needs: tuple[Need, ...] = ("spread",)
+    """what it reads; without `spread` every group is kept, and a group of one is enough"""
     whiten: bool = False
+    # Its critic learns the sum of the rewards that follow a token.
+    gamma: ClassVar[float] = 1.0
+    critic_lam: ClassVar[float] = 1.0
+    skip_observations: ClassVar[bool] = True
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -143,6 +160,7 @@ class CustomAdvantage(Part):
 Advantage = Annotated[
     GroupAdvantage
     | RlooAdvantage
+    | OpoAdvantage
     | ReinforcePlusPlusAdvantage
     | ReinforcePlusPlusBaselineAdvantage
     | GaeAdvantage
@@ -337,6 +355,10 @@ class Kl(PartWithCode):
     """a term of the loss, or of each token's reward"""
     unbiased: bool = False
     """in the loss: times the ratio to the old policy, so that later mini-batches stay exact"""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("reference",) if self.coef else ()
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engines.algorithms.choices import (
-    CustomAdvantage,
     DisLoss,
     DistillationAdvantage,
     GroupAdvantage,
@@ -22,34 +21,38 @@ def refusals(algorithm: Algorithm, group_size: int, *, has_teachers: bool = Fals
     `has_teachers` says whether the stage is one of on-policy distillation.
     """
     yield from _teachers(algorithm, has_teachers)
-    yield from _group(algorithm, group_size, has_teachers)
+    yield from _group(algorithm, group_size)
     yield from _advantage(algorithm)
     yield from _old_logprobs(algorithm)
     yield from _terms(algorithm)
 
 
 def _teachers(algorithm: Algorithm, has_teachers: bool) -> Iterator[str]:
-    advantage = algorithm.advantage
-    if isinstance(advantage, DistillationAdvantage) and not has_teachers:
+    needs, kind = algorithm.needs, algorithm.advantage.kind
+    if "teachers" in needs and not has_teachers:
         yield (
-            "advantage: distillation (preset opd) needs teachers, which `rl` does not have; use an"
-            " `opd` stage (in `unified.path`)"
+            f"advantage: {kind} needs teachers, which `rl` does not have; use an `opd` stage"
+            " (in `unified.path`)"
         )
-    if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):
+    if "teachers" not in needs and has_teachers:
+        way_out = "write `algorithm: {preset: opd}` and the fields that should differ from it"
+        if kind == "custom":
+            way_out = "write `needs: [teachers]` beside its path if it reads them"
         yield (
-            f"advantage: {advantage.kind} does not use the teachers that an `opd` stage"
-            " learns from; write `algorithm: {preset: opd}` and the fields that should differ"
-            " from it"
+            f"advantage: {kind} does not use the teachers that an `opd` stage learns from;"
+            f" {way_out}"
         )
+    if "critic" in needs and has_teachers:
+        yield f"advantage: {kind} needs a critic, which `opd` does not have; use an `rl` stage"
 
 
-def _group(algorithm: Algorithm, group_size: int, has_teachers: bool) -> Iterator[str]:
+def _group(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage
-    if not advantage.needs_group_spread or has_teachers or group_size > 1:
+    if "spread" not in algorithm.needs or group_size > 1:
         return
     way_out = "set group_size to 2 or more"
-    if isinstance(advantage, CustomAdvantage):
-        way_out += ", or `needs_group_spread: false` if yours does not"
+    if advantage.kind == "custom":
+        way_out += ", or write `needs: []` beside its path if yours does not"
     yield (
         f"advantage: {advantage.kind} compares the rollouts of a group, and a group of one"
         f" gives no gradient; {way_out}"

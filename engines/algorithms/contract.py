@@ -7,17 +7,22 @@ Each check says what it tried and what it saw; an empty list of faults is a pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories
+
+if TYPE_CHECKING:
+    from engines.algorithms.choices import Need
 
 TOLERANCE = 1e-5
+_GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers")
+"""the needs that a step has to be given something for"""
 
 # A user's function may return anything: that is what is tried here.
 Advantages = Callable[[StepTokens], Any]
@@ -32,11 +37,15 @@ class Fault:
     saw: str
 
 
-def advantage_faults(advantage: Advantages, compares: str = "group") -> list[Fault]:
-    """Checks of a `def advantage(tokens: StepTokens) -> Tensor` that compares a rollout with the
-    others of its group or of the whole batch, or, with `teachers`, need not follow the rewards."""
-    faults = list(_guarded(advantage, _advantage_checks))
-    return faults or list(_guarded(advantage, partial(_signal_checks, compares=compares)))
+def advantage_faults(advantage: Advantages, needs: Collection[Need] = ("spread",)) -> list[Fault]:
+    """Checks of a `def advantage(tokens: StepTokens) -> Tensor` that is given what it needs: with
+    `spread` it must compare the rollouts of a group, with `teachers` need not follow rewards."""
+    undeclared = _undeclared(advantage, needs)
+    if undeclared:
+        written = f"`needs: [{', '.join([*needs, undeclared])}]`"
+        return [Fault("says what it needs", f"it cannot do without {undeclared}; write {written}")]
+    faults = list(_guarded(advantage, partial(_advantage_checks, needs=needs)))
+    return faults or list(_guarded(advantage, partial(_signal_checks, needs=needs)))
 
 
 def loss_faults(loss: Losses) -> list[Fault]:
@@ -51,8 +60,23 @@ def _guarded(part: Any, checks: Callable[[Any], Iterator[Fault]]) -> Iterator[Fa
         yield Fault("runs without raising", f"{type(error).__name__}: {error}")
 
 
-def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
-    tokens = example_step()
+def _undeclared(advantage: Advantages, needs: Collection[Need]) -> Need | None:
+    """What would let it run, if it cannot with what it declares."""
+    if _runs(advantage, needs):
+        return None
+    return next((need for need in _GIVEN if _runs(advantage, [*needs, need])), None)
+
+
+def _runs(advantage: Advantages, needs: Collection[Need]) -> bool:
+    try:
+        advantage(example_step(needs))
+    except (Exception, SystemExit):  # the user's code may raise anything
+        return False
+    return True
+
+
+def _advantage_checks(advantage: Advantages, needs: Collection[Need]) -> Iterator[Fault]:
+    tokens = example_step(needs)
     copies = [t.clone() for t in _tensors(tokens)]
     found_R = advantage(tokens)
     if not isinstance(found_R, Tensor) or found_R.shape != tokens.sequence_R.shape:
@@ -82,11 +106,11 @@ def _advantage_checks(advantage: Advantages) -> Iterator[Fault]:
         yield Fault("is finite where all rewards are equal", f"{advantage(equal).tolist()}")
 
 
-def _signal_checks(advantage: Advantages, compares: str) -> Iterator[Fault]:
+def _signal_checks(advantage: Advantages, needs: Collection[Need]) -> Iterator[Fault]:
     """Whether anything can be learned from it."""
-    if compares == "teachers":
+    if "teachers" in needs:
         return
-    tokens = example_step()
+    tokens = example_step(needs)
     found_R = advantage(tokens)
     rewards = tokens.rewards_N.flip(0), -tokens.rewards_N, tokens.rewards_N.roll(1)
     others = [advantage(replace(tokens, rewards_N=rewards_N)) for rewards_N in rewards]
@@ -97,11 +121,11 @@ def _signal_checks(advantage: Advantages, compares: str) -> Iterator[Fault]:
         return
     regrouped = [torch.tensor(groups) for groups in ([0] * 6, [0, 1, 2, 0, 1, 2])]
     others = [advantage(replace(tokens, group_N=group_N)) for group_N in regrouped]
-    if compares == "group" and all(_same(other_R, found_R) for other_R in others):
+    if "spread" in needs and all(_same(other_R, found_R) for other_R in others):
         yield Fault(
             "compares the rollouts of a group",
-            "other groups give the same advantages; where the whole batch is its baseline, say"
-            " `needs_group_spread: false` (`--compares batch` of test-hook)",
+            "other groups give the same advantages; where the whole batch is its baseline, write"
+            " `needs: [batch]` (`--needs batch` of test-hook)",
         )
 
 
@@ -138,7 +162,7 @@ def _loss_checks(loss: Losses) -> Iterator[Fault]:
         yield Fault("does not depend on packing", "two micro-batches differ from one")
 
 
-def example_step() -> StepTokens:
+def example_step(needs: Collection[Need] = ()) -> StepTokens:
     """Six samples of two groups of different sizes and a lone one, 1 to 4 tokens each."""
     lengths = torch.tensor([2, 1, 3, 4, 1, 2])
     num = int(lengths.sum())
@@ -149,6 +173,31 @@ def example_step() -> StepTokens:
         sequence_R=torch.arange(6).repeat_interleave(lengths),
         logprobs_R=-torch.linspace(0.1, 3.0, num, dtype=torch.float64),
         token_rewards_R=torch.zeros(num, dtype=torch.float64),
+        trajectories=_example_trajectories(lengths) if "critic" in needs else None,
+        reference_logprobs_R=-torch.linspace(2.5, 0.3, num).double()
+        if "reference" in needs
+        else None,
+        teacher_logprobs_KR=(
+            -torch.linspace(0.2, 4.0, 2 * num).double().view(2, num)
+            if "teachers" in needs
+            else None
+        ),
+        teacher_weights_NK=(
+            torch.linspace(0.1, 0.9, 6).double()[:, None] * torch.tensor([1.0, -1.0])
+            + torch.tensor([0.0, 1.0])
+            if "teachers" in needs
+            else None
+        ),
+    )
+
+
+def _example_trajectories(lengths: Tensor) -> Trajectories:
+    """Every token is the model's own."""
+    num = int(lengths.sum())
+    return Trajectories(
+        values_S=torch.linspace(-0.5, 1.0, num, dtype=torch.float64),
+        sequence_S=torch.arange(len(lengths)).repeat_interleave(lengths),
+        trained_S=torch.ones(num, dtype=torch.bool),
     )
 
 
@@ -165,9 +214,12 @@ def example_micro_batch() -> LossInputs:
     )
 
 
-def _tensors(tokens: StepTokens) -> list[Tensor]:
+def _tensors(tokens: StepTokens | Trajectories) -> list[Tensor]:
     values = [getattr(tokens, field.name) for field in fields(tokens)]
-    return [value for value in values if isinstance(value, Tensor)]
+    inner = [
+        tensor for value in values if isinstance(value, Trajectories) for tensor in _tensors(value)
+    ]
+    return [value for value in values if isinstance(value, Tensor)] + inner
 
 
 def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]:
@@ -182,8 +234,24 @@ def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]
         sequence_R=back_N[tokens.sequence_R[places_R]],
         logprobs_R=tokens.logprobs_R[places_R],
         token_rewards_R=tokens.token_rewards_R[places_R],
+        trajectories=tokens.trajectories and _moved(tokens.trajectories, back_N, places_R),
+        reference_logprobs_R=_at(tokens.reference_logprobs_R, places_R),
+        teacher_logprobs_KR=_at(tokens.teacher_logprobs_KR, (slice(None), places_R)),
+        teacher_weights_NK=_at(tokens.teacher_weights_NK, order_N),
     )
     return moved, places_R
+
+
+def _moved(trajectories: Trajectories, back_N: Tensor, places_S: Tensor) -> Trajectories:
+    return Trajectories(
+        values_S=trajectories.values_S[places_S],
+        sequence_S=back_N[trajectories.sequence_S[places_S]],
+        trained_S=trajectories.trained_S[places_S],
+    )
+
+
+def _at(values: Tensor | None, places: Any) -> Tensor | None:
+    return None if values is None else values[places]
 
 
 def _split(tokens: LossInputs) -> list[LossInputs]:

@@ -7,6 +7,7 @@ Axes: N samples of a step, R trained tokens (sample by sample, in order), S step
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,27 @@ class Trajectories:
     """sample of each step, ascending"""
     trained_S: Tensor
     """bool: whether the token was the model's own; the others are observations"""
+
+
+class CriticTarget(Protocol):
+    """What the critic of an advantage learns: the return of each token."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def gamma(self) -> float:
+        """discount of a step"""
+        ...
+
+    @property
+    def critic_lam(self) -> float:
+        """1: the rewards that followed; lower: relies more on the critic's own later values"""
+        ...
+
+    @property
+    def skip_observations(self) -> bool:
+        """tokens of the environment are not steps"""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +70,11 @@ class StepTokens:
     token_rewards_R: Tensor
     """float64 reward of each token beside the rollout's own: -coef x KL, or zeros"""
     trajectories: Trajectories | None = None
-    """from a critic, where there is one"""
+    """from a critic, if the algorithm needs one"""
+    reference_logprobs_R: Tensor | None = None
+    """float64 under the model that the stage started from, if the algorithm needs it"""
     teacher_logprobs_KR: Tensor | None = None
-    """from teachers, where there are any"""
+    """from teachers, if the algorithm needs them"""
     teacher_weights_NK: Tensor | None = None
     """how much each sample listens to each teacher; rows sum to 1"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from pydantic import Field, GetJsonSchemaHandler, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import CoreSchema
@@ -13,10 +13,10 @@ from engines.algorithms.choices import (
     Aggregation,
     ClipLoss,
     Correction,
-    GaeAdvantage,
     GroupAdvantage,
     Kl,
     Loss,
+    Need,
     Opsm,
     Overlong,
     TokenMean,
@@ -24,6 +24,9 @@ from engines.algorithms.choices import (
 from engines.algorithms.presets import Preset, composed
 from engines.algorithms.unwritten import nullable
 from infra.config import Config
+
+if TYPE_CHECKING:
+    from engines.algorithms.inputs import CriticTarget
 
 
 class Algorithm(Config):
@@ -66,9 +69,15 @@ class Algorithm(Config):
     token; above it the run stops. Use 0.05 if trainer or engine computes in 16 bits"""
 
     @property
-    def has_critic(self) -> bool:
-        """Whether its advantage compares rewards with a critic's values."""
-        return isinstance(self.advantage, GaeAdvantage)
+    def needs(self) -> frozenset[Need]:
+        """What its parts cannot do without. The plan, the checks, the producer and the trainer ask
+        this, and not which estimator it is."""
+        return frozenset((*self.advantage.needs, *self.kl.needs))
+
+    @property
+    def critic_target(self) -> CriticTarget | None:
+        """What its critic learns; None if it needs no critic."""
+        return self.advantage if _learns_values(self.advantage) else None
 
     @property
     def compares_engines(self) -> bool:
@@ -76,11 +85,6 @@ class Algorithm(Config):
         correction = self.correction
         rejects = any(not isinstance(r, Opsm) for r in correction.reject)
         return correction.weight is not None or rejects
-
-    @property
-    def needs_group_spread(self) -> bool:
-        """Whether a group of equal rewards gives no gradient with its advantage."""
-        return self.advantage.needs_group_spread
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +99,10 @@ class Algorithm(Config):
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         nullable(properties, list(properties))
         return schema
+
+
+def _learns_values(advantage: Advantage) -> TypeGuard[CriticTarget]:
+    return "critic" in advantage.needs
 
 
 def _defaults() -> dict[str, Any]:

@@ -18,15 +18,17 @@ import aiohttp
 import orjson
 
 from engines.sglang import last_turn
+from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
 from infra.access import bearer
 from infra.errors import EngineError
 
 _TRIES = 5
-"""nothing answers there: the router ended, and a new one has another address"""
+"""without a connection, or lost on the way: the router ended, and a new one has another address"""
 _PATIENCE_S = 60.0
 """where the router answers for servers that do not: a lost server is back within seconds"""
+_CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
@@ -38,11 +40,19 @@ Pending: TypeAlias = "tuple[Sequence[int], Sampling, asyncio.Future[Generation]]
 
 
 class _Retryable(EngineError):
-    """Worth another try: a server's own fault (5xx), or an answer that no engine gives."""
+    """Worth another try."""
 
 
-class _NoAnswer(_Retryable):
-    """No connection to the router, or a time limit."""
+class _Refused(_Retryable):
+    """A server's own fault (5xx), a full queue, or an answer that no engine gives."""
+
+
+class _NoConnection(_Retryable):
+    """Nobody listens at the router's address, or the connection broke."""
+
+
+class _Lost(_Retryable):
+    """The connection stands, and no answer will come through it."""
 
 
 @dataclass(slots=True)
@@ -58,14 +68,14 @@ class ClientCounts:
 class GenerationClient:
     """Generates turns at one router. Make and use it in one event loop; `close` it there."""
 
-    def __init__(self, router_url: str, *, max_batch: int = 16, timeout: float = 600.0) -> None:
-        """`timeout` bounds one try of one request, in seconds."""
+    def __init__(self, router_url: str, *, max_batch: int = 16, stall_s: float = STALL_S) -> None:
+        """`stall_s`: how long a request may make no progress, beside the time of its tokens."""
         self.router_url = router_url
         self.counts = ClientCounts()
         self.on_trouble: Callable[[], None] = lambda: None
         """called before each further try"""
         self._max_batch = max_batch
-        self._timeout = timeout
+        self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
         self._queue: list[Pending] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,25 +156,48 @@ class GenerationClient:
 
     async def _answer(self, body: bytes, asked: Sequence[Sampling]) -> list[Generation]:
         """What the engine generated, tried for as long as a lost server may take to come back."""
-        tries, unanswered, began = 0, 0, time.monotonic()
+        tries, lost, refused_since = 0, 0, time.monotonic()
         while True:
-            tries += 1
+            tries, began = tries + 1, time.monotonic()
             try:
-                return _read(await self._post(body), asked)
+                return await self._try(body, asked)
             except _Retryable as error:
-                unanswered += isinstance(error, _NoAnswer)
-                if unanswered == _TRIES or time.monotonic() - began > _PATIENCE_S:
+                now = time.monotonic()
+                was_served = now - began > _PATIENCE_S  # its server ended while it generated
+                lost += was_served or not isinstance(error, _Refused)
+                refused_since = now if was_served else refused_since
+                if lost == _TRIES or now - refused_since > _PATIENCE_S:
                     raise EngineError(f"gave up after {tries} tries: {error}") from error
             self.counts.retries += 1
             self.on_trouble()
             wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
+    async def _try(self, body: bytes, asked: Sequence[Sampling]) -> list[Generation]:
+        """One try, for as long as the engine makes progress."""
+        request = self._progress.begin(max(sampling.max_new_tokens for sampling in asked))
+        post = asyncio.create_task(self._post(body))
+        try:
+            while not post.done():
+                if (left := self._progress.seconds_left(request)) <= 0:
+                    raise _Lost(
+                        f"POST {self.router_url}/generate: a request of up to {request.max_tokens}"
+                        f" tokens made no progress in {self._progress.allowed_seconds(request):.0f}"
+                        " s"
+                    )
+                await asyncio.wait({post}, timeout=left)
+            generations = _read(post.result(), asked)
+            self._progress.answer(request, max(len(g.token_ids) for g in generations))
+            return generations
+        finally:
+            self._progress.end(request)
+            post.cancel()
+
     async def _post(self, body: bytes) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 headers={"Content-Type": "application/json"} | bearer(),
             )
         self.counts.requests += 1
@@ -174,9 +207,9 @@ class GenerationClient:
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _NoAnswer(f"POST {url}: {error!r} (limit {self._timeout:.0f} s)") from error
+            raise _NoConnection(f"POST {url}: no connection: {error!r}") from error
         if status >= 400:
-            kind = _Retryable if status >= 500 or status in (408, 429) else EngineError
+            kind = _Refused if status >= 500 or status in (408, 429) else EngineError
             raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")
         return text
 
@@ -206,9 +239,7 @@ def _read(text: bytes, asked: Sequence[Sampling]) -> list[Generation]:
             raise EngineError(f"asked for {len(asked)} turns, got {str(replies)[:300]}")
         return [_parse(reply, sampling) for reply, sampling in zip(replies, asked, strict=True)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _Retryable(
-            f"this is not a valid engine answer ({error!r}): {text[:300]!r}"
-        ) from error
+        raise _Refused(f"this is not a valid engine answer ({error!r}): {text[:300]!r}") from error
 
 
 def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:

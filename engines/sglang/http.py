@@ -14,7 +14,19 @@ from infra.access import bearer
 from infra.errors import EngineError
 
 
-class Reply(dict[str, Any]):
+class NoConnection(EngineError):
+    """Nobody listens there, or the connection broke: the process ended, or its host."""
+
+
+class NoAnswerInTime(EngineError):
+    """Somebody listens and did not answer in time: the process is busy, or it hangs."""
+
+
+class Refused(EngineError):
+    """The answer is a status of 400 or more."""
+
+
+class ServerReply(dict[str, Any]):
     """A JSON object that a server answered. A missing key raises EngineError, not KeyError."""
 
     def __init__(self, origin: str, content: dict[str, Any]) -> None:
@@ -27,11 +39,12 @@ class Reply(dict[str, Any]):
 
 def call(
     url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
-) -> Reply:
+) -> ServerReply:
     """POST `body` as JSON (GET without one) and return the JSON object that is answered.
 
-    Raises EngineError on no answer within `timeout` seconds, a status of 400 or more, an answer
-    that is no JSON object, or one that says `success: false`: SGLang answers 200 to some refusals.
+    Raises NoConnection, NoAnswerInTime (within `timeout` seconds) or Refused; and EngineError on
+    an answer that is no JSON object, or one that says `success: false`: SGLang answers 200 to some
+    refusals.
     """
     text, origin = _exchange(url, path, body, timeout, method)
     try:
@@ -42,7 +55,7 @@ def call(
         raise EngineError(f"{origin} did not answer with a JSON object: {text[:300]!r}")
     if reply.get("success") is False:
         raise EngineError(f"{origin} failed: {reply.get('message') or text[:500]}")
-    return Reply(origin, reply)
+    return ServerReply(origin, reply)
 
 
 def order(url: str, path: str, body: dict[str, Any], *, timeout: float) -> None:
@@ -73,10 +86,14 @@ def _exchange(
         connection.request(method, path, payload, headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
+    except TimeoutError as error:
+        raise NoAnswerInTime(
+            f"{origin}: no answer in {timeout:.0f} s; the process is busy or hangs"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise EngineError(f"{origin}: {error!r} (limit {timeout:.0f} s); is it alive?") from error
+        raise NoConnection(f"{origin}: no connection: {error!r}; is it alive?") from error
     finally:
         connection.close()
     if response.status >= 400:
-        raise EngineError(f"{origin} was refused ({response.status}): {text[:500]}")
+        raise Refused(f"{origin} was refused ({response.status}): {text[:500]}")
     return text, origin

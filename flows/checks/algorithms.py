@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engines.algorithms.choices import ReinforcePlusPlusAdvantage
 from engines.algorithms.combinations import refusals
 from flows.plan import PlannedStage
-from tasks.policy import PolicySettings
 
 _HALF_TYPES = ("bfloat16", "float16", "half")
 _HALF_GATE = 0.01
@@ -23,7 +21,8 @@ def algorithm_problems(stage: PlannedStage) -> Iterator[str]:
     where, has_teachers = f"stage {stage.name}: algorithm", stage.spec.has_teachers
     for refusal in refusals(settings.algorithm, settings.group_size, has_teachers=has_teachers):
         yield f"{where}.{refusal}"
-    if settings.problems_per_step * settings.group_size == 1 and _has_the_batch_alone(settings):
+    num_rollouts = settings.problems_per_step * settings.group_size
+    if num_rollouts == 1 and "batch" in settings.algorithm.needs:
         yield (
             f"{where}.advantage: its baseline is the step's batch, which is only one rollout; raise"
             " problems_per_step or group_size"
@@ -44,7 +43,3 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
             f" 0.01 nats per token if one of them computes in 16 bits; above {gate:g} the stage"
             " stops; set it to 0.05"
         )
-
-
-def _has_the_batch_alone(settings: PolicySettings) -> bool:
-    return isinstance(settings.algorithm.advantage, ReinforcePlusPlusAdvantage)

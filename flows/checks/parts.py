@@ -371,7 +371,7 @@ def _try_custom(part: CustomPart, attempts: Attempts) -> None:
     fine, faults = attempts.call(
         part.where,
         part.path,
-        lambda: hook_faults(part.kind, part.path, part.options, part.compares),
+        lambda: hook_faults(part.kind, part.path, part.options, part.needs),
         IMPORT_SECONDS,
     )
     for check, saw in faults if fine else ():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from curricula.built_in import BUILT_IN as CURRICULA
-from engines.algorithms.choices import CustomAdvantage, CustomLoss
+from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
 from engines.types import Split
 from flows.path import OPTIONS, domains_at
 from flows.plan import PlannedStage
@@ -46,7 +46,7 @@ class CustomPart(Config):
     kind: Literal["advantage", "loss"]
     path: str
     options: dict[str, Any]
-    compares: str
+    needs: tuple[Need, ...]
 
 
 class TrialRequest(Config):
@@ -139,15 +139,13 @@ def _custom(stage: PlannedStage) -> list[CustomPart]:
     where = f"stage {stage.name}: algorithm"
     if isinstance(algorithm.advantage, CustomAdvantage):
         part = algorithm.advantage
-        compares = "group" if part.needs_group_spread else "batch"
-        compares = "teachers" if stage.spec.has_teachers else compares
         parts.append(
             CustomPart(
                 where=f"{where}.advantage",
                 kind="advantage",
                 path=part.path,
                 options=part.options,
-                compares=compares,
+                needs=part.needs,
             )
         )
     if isinstance(algorithm.loss, CustomLoss):
@@ -158,7 +156,7 @@ def _custom(stage: PlannedStage) -> list[CustomPart]:
                 kind="loss",
                 path=part.path,
                 options=part.options,
-                compares="group",
+                needs=(),
             )
         )
     return parts

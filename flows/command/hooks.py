@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
+from engines.algorithms.choices import Need
 from infra.errors import InputError
 from infra.hooks import check_options, resolve
 from infra.user_files import install_hooks, read_hooks
 
 KINDS = ("advantage", "loss")
-COMPARES = ("group", "batch", "teachers")
-"""what an advantage compares a rollout with"""
 
 
-def show_hook(path: str, kind: str, options: str, compares: str, console: Console) -> int:
+def show_hook(path: str, kind: str, options: str, needs: str, console: Console) -> int:
     """Print each broken promise; 0 if there is none, 1 otherwise."""
-    if compares not in COMPARES:
-        raise InputError(f"test-hook: --compares is {', '.join(COMPARES)}, not {compares!r}")
+    declared = _needs(needs)
     name = _importable(path)
     kind = kind or kind_of(name)
     if kind not in KINDS:
         raise InputError(f"test-hook: --kind is {' or '.join(KINDS)}, not {kind!r}")
     given = _options(options)
-    faults = hook_faults(kind, name, given, compares)
+    faults = hook_faults(kind, name, given, declared)
     for check, saw in faults:
         console.print(f"[red]fails[/] {check}: {saw}")
     if faults:
@@ -37,7 +36,7 @@ def show_hook(path: str, kind: str, options: str, compares: str, console: Consol
 
 
 def hook_faults(
-    kind: str, name: str, options: dict[str, Any], compares: str = "group"
+    kind: str, name: str, options: dict[str, Any], needs: Collection[Need] = ("spread",)
 ) -> list[tuple[str, str]]:
     """(check, what it saw) of every broken promise. Raises InputError for a wrong path or option.
 
@@ -47,7 +46,7 @@ def hook_faults(
     from engines.algorithms.contract import advantage_faults, loss_faults
 
     part = custom(kind, name, options)
-    found = advantage_faults(part, compares) if kind == "advantage" else loss_faults(part)
+    found = advantage_faults(part, needs) if kind == "advantage" else loss_faults(part)
     return [(fault.check, fault.saw) for fault in found]
 
 
@@ -76,6 +75,16 @@ def _importable(path: str) -> str:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return path
+
+
+def _needs(text: str) -> list[Need]:
+    given = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := set(given) - set(get_args(Need)):
+        raise InputError(
+            f"test-hook: --needs has {', '.join(sorted(unknown))}; it is a list, separated by"
+            f" commas, of {', '.join(get_args(Need))}"
+        )
+    return [need for need in get_args(Need) if need in given]
 
 
 def _options(text: str) -> dict[str, Any]:

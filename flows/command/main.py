@@ -138,7 +138,7 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
 
 
 @app.command(name="test-hook")
-def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str = "group") -> int:
+def check_hook(path: str, /, *, kind: str = "", options: str = "", needs: str = "spread") -> int:
     """Test your own advantage or loss on small batches against the contract.
 
     Parameters
@@ -146,11 +146,11 @@ def check_hook(path: str, /, *, kind: str = "", options: str = "", compares: str
     path: `module:function`, or `file.py:function`.
     kind: advantage or loss; default: from the type of its argument.
     options: Its options as JSON.
-    compares: What an advantage compares a rollout with: its group, the batch or teachers.
+    needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers, reference.
     """
     from flows.command.hooks import show_hook
 
-    return show_hook(path, kind, options, compares, console)
+    return show_hook(path, kind, options, needs, console)
 
 
 @app.command

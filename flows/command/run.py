@@ -63,7 +63,7 @@ to see that a flow and its worker died"""
 _LOST = "LOST"
 
 
-class _Going(Protocol):
+class _StartedFlow(Protocol):
     """A run that continues while the command follows it."""
 
     @property
@@ -76,29 +76,31 @@ class _Going(Protocol):
 def _watch(record: RunRecord, console: Console) -> int:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
-    going: _Going = _Here(record, console) if head.in_process else _Deployed(record, console)
+    started: _StartedFlow = (
+        _Here(record, console) if head.in_process else _Deployed(record, console)
+    )
     table = LiveTable(record, plan, console)
     try:
         with table:
-            while not going.is_over:
+            while not started.is_over:
                 table.update()
                 time.sleep(POLL_SECONDS)
             table.update()
     except KeyboardInterrupt:
-        return _interrupted(record, going, console)
-    going.result()
+        return _interrupted(record, started, console)
+    started.result()
     return show_end(record, plan, console)
 
 
-def _interrupted(record: RunRecord, going: _Going, console: Console) -> int:
+def _interrupted(record: RunRecord, started: _StartedFlow, console: Console) -> int:
     """One Ctrl-C detaches from the run; a second one within two seconds cancels it."""
     try:
         console.print("Ctrl-C again within 2 s cancels the run.")
         time.sleep(CANCEL_WINDOW_SECONDS)
-        going.detach(console)
+        started.detach(console)
     except KeyboardInterrupt:
         console.print("cancelling: the running stages write a checkpoint and stop ...")
-        going.cancel()
+        started.cancel()
         console.print("cancelled.")
     console.print(f"continue with: tributary resume {record.run}", markup=False, soft_wrap=True)
     return DETACHED

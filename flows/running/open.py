@@ -11,7 +11,7 @@ from flows.checks.recipe import check_recipe
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun
 from flows.running.secrets import block_secrets
-from flows.running.tracked_run import Tracked
+from flows.running.tracked_run import TrackedRun
 from infra.cluster import Cluster
 from infra.errors import InfrastructureError
 from infra.home import home
@@ -59,7 +59,7 @@ def open_run(record: RunRecord) -> RecipeRun:
         mlflow_experiment=recipe.tracking.experiment,
     )
     tracker = Tracker(stack.mlflow_uri, recipe.tracking.experiment) if stack else None
-    tracked = Tracked(tracker, recipe, record.run, head.flow)
+    tracked = TrackedRun(tracker, recipe, record.run, head.flow)
     return RecipeRun(record, recipe, place, install_hooks(files), tracked)
 
 

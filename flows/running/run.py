@@ -14,7 +14,7 @@ from typing import TypeVar
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import RunRecord, RunState, StageRecord
-from flows.running.tracked_run import Tracked
+from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError, StageFailed, TributaryError
 from infra.store.artifacts import ArtifactRecord
 from infra.user_files import InstalledFiles
@@ -55,7 +55,7 @@ class RecipeRun:
         recipe: Recipe,
         place: RunPlace,
         user_files: InstalledFiles,
-        tracked: Tracked,
+        tracked: TrackedRun,
     ) -> None:
         self.record, self.recipe, self.place, self.tracked = record, recipe, place, tracked
         self._user_files = user_files

@@ -11,14 +11,14 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord
-from infra.tracking.spool import LaterRun, RunRef
+from infra.tracking.spool import DeferredRun, RunRef
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageLetGo, StageWork
 
 _log = logging.getLogger(__name__)
 
 
-class Tracked:
+class TrackedRun:
     """Does nothing when the run has no tracker. MLflow that is down or refuses costs its entries
     and a warning, never a stage or a run."""
 
@@ -46,8 +46,8 @@ class Tracked:
             yield work
             return
         try:
-            if isinstance(run, LaterRun):
-                yield dataclasses.replace(work, mlflow_later=run)
+            if isinstance(run, DeferredRun):
+                yield dataclasses.replace(work, mlflow_deferred=run)
             else:
                 yield dataclasses.replace(work, mlflow_run=run)
         except StageLetGo:

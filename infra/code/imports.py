@@ -114,15 +114,20 @@ def _declares(statement: ast.stmt, settings: Collection[str]) -> bool | None:
 def _is_setting(statement: ast.stmt) -> bool:
     match statement:
         case ast.AnnAssign(annotation=ast.Subscript(value=ast.Name(id="ClassVar")), value=value):
-            return value is None or isinstance(value, ast.Constant)  # as the digest takes it
+            return value is None or _is_constant(value)  # as the digest takes it
         case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
             return True
-        case ast.FunctionDef(name="parts"):
+        case ast.FunctionDef(name="parts" | "needs"):  # what the fields say, in other words
             return True
         case ast.FunctionDef(decorator_list=[_, *_] as decorators):  # it refuses, or returns as is
             return all(_name_of(decorator) in _VALIDATORS for decorator in decorators)
         case _:
             return False
+
+
+def _is_constant(value: ast.expr) -> bool:
+    items = value.elts if isinstance(value, ast.Tuple) else [value]
+    return all(isinstance(item, ast.Constant) for item in items)
 
 
 def _name_of(decorator: ast.expr) -> str:

@@ -1,6 +1,6 @@
 """A user's reward or environment in a separate process: its calls cannot stall or end a stage.
 
-    caller ── Request ──▶ `part_worker`: one process, one event loop ── Reply ──▶ caller
+    caller ── PartRequest ──▶ `part_worker`: one process, one event loop ── PartReply ──▶ caller
 
 A thread would not do. It cannot be ended, so every call that hangs would leave one behind; and one
 that holds the interpreter's lock (a regular expression that backtracks, a huge power) would stop
@@ -36,9 +36,9 @@ from infra.processes.coroutines import place_of
 from infra.processes.part_worker import (
     PART,
     STACK_SIGNAL,
+    PartReply,
+    PartRequest,
     Raised,
-    Reply,
-    Request,
     framed,
     read_frame,
 )
@@ -73,7 +73,7 @@ class PartRaised(PartFailed):
 
 @dataclass(slots=True)
 class _Call:
-    request: Request
+    request: PartRequest
     about: str
     answer: asyncio.Future[Any]
     tries: int = 0
@@ -150,7 +150,7 @@ class PartProcess:
         if self._hung >= MAX_HUNG and self._calls:
             raise PartFailed(f"was not called: {self._hung} calls in a row hung")
         self._number += 1
-        request = Request(self._number, target, method, arguments, self.timeout_s, keeps)
+        request = PartRequest(self._number, target, method, arguments, self.timeout_s, keeps)
         call = _Call(request, about, asyncio.get_running_loop().create_future())
         self._calls[request.id] = call
         try:
@@ -223,7 +223,7 @@ class PartProcess:
         """Take what the process says up, until it is gone."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                reply: Reply = await read_frame(reader)
+                reply: PartReply = await read_frame(reader)
                 process.said = asyncio.get_running_loop().time()
                 self._take(process, reply)
         code = await asyncio.to_thread(_wait, process.popen)
@@ -233,7 +233,7 @@ class PartProcess:
         elif process is self._process:
             self._lose(process, None, f"lost its process ({_ended(code)})")
 
-    def _take(self, process: _Process, reply: Reply) -> None:
+    def _take(self, process: _Process, reply: PartReply) -> None:
         match reply.kind:
             case "ready":
                 process.is_ready.set()
@@ -249,7 +249,7 @@ class PartProcess:
             case _:
                 self._settle(process, reply)
 
-    def _settle(self, process: _Process, reply: Reply) -> None:
+    def _settle(self, process: _Process, reply: PartReply) -> None:
         call = self._calls.pop(reply.id, None)
         value = pickle.loads(reply.value)
         if reply.kind in ("done", "raised"):

@@ -34,7 +34,7 @@ _HEAD = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PartRequest:
     """One call of a method of the part, or of an object that it made."""
 
     id: int
@@ -60,7 +60,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PartReply:
     """The result of a call. `value` is pickled by itself: only its reader can fail at it.
 
     done: its result; raised, refused (the part was not built): a `Raised`; late: where it stood;
@@ -91,7 +91,7 @@ class Worker:
         self._replies = replies
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: PartReply) -> None:
         """Sent immediately: the next call may block this process forever."""
         self._replies.write(framed(reply))
         self._replies.flush()
@@ -102,8 +102,8 @@ class Worker:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _call(self, request: Request) -> None:
-        self.reply(Reply(request.id, "began"))
+    async def _call(self, request: PartRequest) -> None:
+        self.reply(PartReply(request.id, "began"))
         task, late = asyncio.current_task(), list[bytes]()
         assert task is not None
         timer = asyncio.get_running_loop().call_later(
@@ -112,11 +112,11 @@ class Worker:
         try:
             reply = await self._answer(request)
         except asyncio.CancelledError as error:  # for it was late, or of the part's own making
-            reply = Reply(request.id, "raised", _pickled(error))
+            reply = PartReply(request.id, "raised", _pickled(error))
         timer.cancel()
-        self.reply(Reply(request.id, "late", late[0]) if late else reply)
+        self.reply(PartReply(request.id, "late", late[0]) if late else reply)
 
-    async def _answer(self, request: Request) -> Reply:
+    async def _answer(self, request: PartRequest) -> PartReply:
         try:
             value = getattr(self._objects[request.target], request.method)(*request.arguments)
             if inspect.isawaitable(value):
@@ -125,13 +125,13 @@ class Worker:
                 self._objects[request.id], value = value, request.id
             if request.method == "close":
                 self._objects.pop(request.target, None)
-            return Reply(request.id, "done", pickle.dumps(value))
+            return PartReply(request.id, "done", pickle.dumps(value))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # also SystemExit: no part ends its process by it
-            return Reply(request.id, "raised", _pickled(error))
+            return PartReply(request.id, "raised", _pickled(error))
 
-    def _cancel(self, request: Request, task: asyncio.Task[Any], late: list[bytes]) -> None:
+    def _cancel(self, request: PartRequest, task: asyncio.Task[Any], late: list[bytes]) -> None:
         """Put where a call stands that takes too long into `late`, and cancel it."""
         frames = frames_of(task.get_coro())
         stack = [(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
@@ -140,7 +140,7 @@ class Worker:
 
         def check() -> None:
             if not task.done():
-                self.reply(Reply(request.id, "stuck", late[0]))
+                self.reply(PartReply(request.id, "stuck", late[0]))
 
         asyncio.get_running_loop().call_later(CANCEL_SECONDS, check)
 
@@ -156,7 +156,7 @@ async def _serve(part: object, requests: BinaryIO, replies: BinaryIO) -> None:
         lambda: asyncio.StreamReaderProtocol(reader), requests
     )
     worker = Worker(part, replies)
-    worker.reply(Reply(PART, "ready"))
+    worker.reply(PartReply(PART, "ready"))
     await worker.serve(reader)
 
 
@@ -172,7 +172,7 @@ def main(owner: int, requests: int, replies: int, stacks: int) -> None:
     sys.path[:] = path
 
     def warn(said: str) -> None:
-        outgoing.write(framed(Reply(PART, "warned", pickle.dumps(said))))
+        outgoing.write(framed(PartReply(PART, "warned", pickle.dumps(said))))
         outgoing.flush()
 
     watch_reads(InstalledFiles(hooks_on_path()), warn)
@@ -181,7 +181,7 @@ def main(owner: int, requests: int, replies: int, stacks: int) -> None:
         build: Callable[..., object] = getattr(importlib.import_module(module), name)
         part = build(*arguments)
     except BaseException as error:  # also SystemExit
-        outgoing.write(framed(Reply(PART, "refused", _pickled(error))))
+        outgoing.write(framed(PartReply(PART, "refused", _pickled(error))))
         outgoing.flush()
         return
     try:

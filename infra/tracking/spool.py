@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LaterRun:
+class DeferredRun:
     """A run that could not be made yet: found by its tags, or made, when MLflow answers."""
 
     experiment: str
@@ -40,7 +40,7 @@ class LaterRun:
     tags: Mapping[str, str]
 
 
-RunRef: TypeAlias = str | LaterRun
+RunRef: TypeAlias = str | DeferredRun
 """an MLflow run's id, or a run that has none yet"""
 
 
@@ -201,7 +201,7 @@ def _read(file: IO[bytes]) -> Generator[Entry]:
             raw: dict[str, Any] = json.loads(line)
         except ValueError:
             continue
-        run = raw["run"] if isinstance(raw["run"], str) else LaterRun(**raw["run"])
+        run = raw["run"] if isinstance(raw["run"], str) else DeferredRun(**raw["run"])
         yield Entry(run, [Metric(**m) for m in raw["metrics"]], raw["status"])
 
 

@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 from infra.errors import InfrastructureError, TributaryError
 from infra.tracking.rest import Metric, MlflowRest
-from infra.tracking.spool import Delivery, Entry, LaterRun, RunRef, SpoolFile, spool_folder
+from infra.tracking.spool import DeferredRun, Delivery, Entry, RunRef, SpoolFile, spool_folder
 
 _log = logging.getLogger(__name__)
 _BATCH_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
 
 
-class Tracked(Protocol):
+class TrackedArtifact(Protocol):
     """What tracking needs to know of an artifact (`infra.store.manifest.ArtifactRecord`)."""
 
     @property
@@ -95,11 +95,11 @@ class Tracker:
 
     def later_stage_run(
         self, parent: str, stage: str, digest: str, tags: Mapping[str, str]
-    ) -> LaterRun:
+    ) -> DeferredRun:
         """The same run while the server is down: it is found or made with its first metrics."""
-        return LaterRun(self.experiment, stage, _stage_identity(parent, stage, digest), tags)
+        return DeferredRun(self.experiment, stage, _stage_identity(parent, stage, digest), tags)
 
-    def cached_stage(self, parent: str, stage: str, record: Tracked) -> str:
+    def cached_stage(self, parent: str, stage: str, record: TrackedArtifact) -> str:
         """A nested run for a stage that another run made: its metrics and a link to the origin."""
         tags = {"tributary.kind": record.kind, "tributary.cached": "true"}
         if record.mlflow_run_id:
@@ -128,7 +128,7 @@ class Tracker:
         """Queue the run's end: FINISHED, FAILED or KILLED."""
         self._sender.put(Entry(run, status=status))
 
-    def register_model(self, name: str, record: Tracked, alias: str) -> str:
+    def register_model(self, name: str, record: TrackedArtifact, alias: str) -> str:
         """Register an artifact as a version of a model and point an alias at it; -> version.
 
         The version's source is a pointer among the run's artifacts: MLflow refuses sources on a

@@ -22,7 +22,7 @@ from infra.processes.memory import kernel_kills
 from infra.processes.secret_file import hand_over, withdraw
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
-from infra.tracking.spool import LaterRun
+from infra.tracking.spool import DeferredRun
 from infra.user_files import UserFiles
 from tasks.durable.claims import Claim, Claims, End, Owner
 from tasks.durable.launch import Launcher, job_command, log_path
@@ -69,7 +69,7 @@ class StageWork:
     resources: StageResources
     digest: str
     mlflow_run: str = ""
-    mlflow_later: LaterRun | None = None
+    mlflow_deferred: DeferredRun | None = None
     """its run where MLflow did not answer"""
 
 
@@ -214,7 +214,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         mlflow_uri=place.mlflow_uri,
         mlflow_experiment=place.mlflow_experiment,
         mlflow_run=work.mlflow_run,
-        mlflow_later=work.mlflow_later,
+        mlflow_deferred=work.mlflow_deferred,
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())

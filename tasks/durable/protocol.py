@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from infra.config import Config
 from infra.store.artifacts import ArtifactRecord
-from infra.tracking.spool import LaterRun
+from infra.tracking.spool import DeferredRun
 from infra.user_files import UserFiles
 from tasks.stage import Resources, StageResources
 
@@ -39,7 +39,7 @@ class JobInput(Config):
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     mlflow_run: str = ""
-    mlflow_later: LaterRun | None = None
+    mlflow_deferred: DeferredRun | None = None
     """in place of `mlflow_run` while MLflow does not answer"""
 
 

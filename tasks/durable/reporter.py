@@ -64,7 +64,7 @@ class JobReporter:
 @contextlib.contextmanager
 def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
-    run = given.mlflow_run or given.mlflow_later
+    run = given.mlflow_run or given.mlflow_deferred
     if not run:
         yield JobReporter("", None, pulse)
         return

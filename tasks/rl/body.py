@@ -43,8 +43,7 @@ async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
 async def train(
     spec: RlSpec, context: StageContext, teachers: Mapping[str, Path]
 ) -> dict[str, float]:
-    """The same, of which `opd` is the case with `teachers`: model folders by domain. They judge
-    every token, so no group is dropped because its rewards are equal."""
+    """The same, of which `opd` is the case with `teachers`: model folders by domain."""
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
         (roles, fleet), (chat, domains) = await run_both(
@@ -72,7 +71,7 @@ async def train(
             record,
             buffer,
             saving,
-            _producer(spec, context, chat, domains, fleet, has_teachers=bool(teachers)),
+            _producer(spec, context, chat, domains, fleet),
             roles,
             served,
         )
@@ -99,12 +98,9 @@ def _producer(
     chat: Chat,
     domains: list[LiveDomain],
     fleet: Fleet,
-    *,
-    has_teachers: bool,
 ) -> Producer:
     settings = spec.settings
-    # Teachers judge every token, whatever the rewards of its group.
-    needs_spread = settings.algorithm.needs_group_spread and not has_teachers
+    needs_spread = "spread" in settings.algorithm.needs
     return Producer(
         roller=Roller(
             generate=fleet.client.generate,

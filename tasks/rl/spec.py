@@ -40,7 +40,7 @@ class RlSettings(PolicySettings):
     @property
     def critic_role(self) -> CriticSettings | None:
         """What its critic is trained with; None if its algorithm has none."""
-        return (self.critic or CriticSettings()) if self.algorithm.has_critic else None
+        return (self.critic or CriticSettings()) if "critic" in self.algorithm.needs else None
 
 
 class RlSpec(StageSpec):
@@ -80,7 +80,7 @@ class RlSpec(StageSpec):
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:
-        return ("policy", "critic") if self.settings.algorithm.has_critic else ("policy",)
+        return ("policy", "critic") if "critic" in self.settings.algorithm.needs else ("policy",)
 
     @property
     def sampled_domains(self) -> Sequence[Domain]:

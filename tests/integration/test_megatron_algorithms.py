@@ -27,7 +27,8 @@ LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
 ALONE = [
     name
     for name in PRESETS
-    if not (algorithm := Algorithm(preset=name)).has_critic and not list(refusals(algorithm, 8))
+    if "critic" not in (algorithm := Algorithm(preset=name)).needs
+    and not list(refusals(algorithm, 8))
 ]
 """presets that train without a critic or teachers"""
 EXAMPLES = Path(__file__).parents[2] / "examples" / "custom_algorithm"

@@ -176,12 +176,12 @@ def test_metrics_of_a_run_that_is_gone_are_dropped(mlflow_uri: str) -> None:
 
 LOG_AND_DIE = """
 import json, os, signal, sys
-from infra.tracking.spool import LaterRun
+from infra.tracking.spool import DeferredRun
 from infra.tracking.tracker import Tracker
 uri, experiment, run, later = json.loads(sys.argv[1])
 tracker = Tracker(uri, experiment)
 for step in (2, 3):
-    for target in (run, LaterRun(**later)):
+    for target in (run, DeferredRun(**later)):
         tracker.log(target, step, {"reward": float(step)})
 assert not tracker.flush(timeout=30)
 os.kill(os.getpid(), signal.SIGKILL)

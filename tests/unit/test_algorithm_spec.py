@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
@@ -15,6 +18,7 @@ from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
+from infra.home import SOURCE_ROOT
 from tasks.rl.spec import RlSettings
 from tests.recipe_parts import settings_of
 
@@ -188,10 +192,71 @@ def test_a_group_of_one_is_refused_where_a_group_is_compared(preset: str) -> Non
 def test_a_custom_advantage_says_whether_it_compares_a_group() -> None:
     mine = {"kind": "custom", "path": "mine:advantage"}
     (line,) = refused(1, advantage=mine)
-    assert "or `needs_group_spread: false` if yours does not" in line
-    assert refused(1, advantage={**mine, "needs_group_spread": False}) == []
-    alone = Algorithm.model_validate({"advantage": mine})
-    assert list(refusals(alone, 1, has_teachers=True)) == []
+    assert "or write `needs: []` beside its path if yours does not" in line
+    assert refused(1, advantage={**mine, "needs": []}) == []
+    with pytest.raises(ValidationError, match="'spread', 'batch', 'critic'"):
+        refused(1, advantage={**mine, "needs": ["a critic"]})
+
+
+@pytest.mark.parametrize(
+    ("written", "needs"),
+    [
+        ({}, {"spread"}),
+        ({"preset": "rloo"}, {"spread"}),
+        ({"preset": "reinforce++"}, {"batch"}),
+        ({"preset": "ppo"}, {"critic"}),
+        ({"preset": "opd"}, {"teachers"}),
+        ({"kl": {"coef": 0.1}}, {"spread", "reference"}),
+        (
+            {"advantage": {"kind": "custom", "path": "a:b", "needs": ["critic", "reference"]}},
+            {"critic", "reference"},
+        ),
+    ],
+)
+def test_an_algorithm_needs_what_its_parts_declare(written, needs: set[str]) -> None:
+    assert Algorithm.model_validate(written).needs == needs
+
+
+def test_only_who_needs_a_critic_says_what_it_learns() -> None:
+    for member in get_args(get_args(choices.Advantage)[0]):
+        (kind,) = get_args(member.model_fields["kind"].annotation)
+        written = {"kind": kind, **({"path": "a:b"} if kind == "custom" else {})}
+        target = Algorithm.model_validate({"advantage": written}).critic_target
+        assert (target is not None) == (kind == "gae")
+    custom = {"kind": "custom", "path": "a:b", "needs": ["critic"]}
+    target = Algorithm.model_validate({"advantage": custom}).critic_target
+    assert target is not None
+    assert (target.gamma, target.critic_lam, target.skip_observations) == (1.0, 1.0, True)
+
+
+def test_nobody_asks_which_estimator_it_is_to_know_what_it_needs() -> None:
+    """Two classes of advantages are named beside their declarations: in the refusals of their own
+    fields, and the one by which a custom function is found."""
+    names = "|".join(m.__name__ for m in get_args(get_args(choices.Advantage)[0]))
+    found = {
+        str(file.relative_to(SOURCE_ROOT))
+        for package in ("flows", "tasks", "engines", "infra")
+        for file in (SOURCE_ROOT / package).rglob("*.py")
+        if re.search(rf"isinstance\([^)]*\b({names})\b", file.read_text())
+    }
+    assert found == {"engines/algorithms/combinations.py", "flows/checks/trial_request.py"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "has_teachers", "said"),
+    [
+        (["teachers"], True, []),
+        (["teachers"], False, ["custom needs teachers, which `rl` does not have"]),
+        ([], True, ["write `needs: [teachers]` beside its path"]),
+        (["teachers", "critic"], True, ["needs a critic, which `opd` does not have"]),
+    ],
+)
+def test_teachers_are_where_an_advantage_needs_them(needs, has_teachers, said) -> None:
+    written = {"kind": "custom", "path": "mine:advantage", "needs": needs}
+    algorithm = Algorithm.model_validate({"advantage": written})
+    found = list(refusals(algorithm, 2, has_teachers=has_teachers))
+    assert len(found) == len(said)
+    assert all(wanted in line for wanted, line in zip(said, found, strict=True))
 
 
 def test_one_rollout_a_step_is_refused_where_the_batch_is_the_baseline() -> None:
@@ -216,7 +281,7 @@ def test_check_names_the_stage_and_every_reason() -> None:
     with pytest.raises(InputError) as caught:
         check_recipe(recipe, plan_post_train(recipe))
     said = str(caught.value)
-    assert "stage agent-rl: algorithm.advantage: distillation (preset opd) needs teachers" in said
+    assert "stage agent-rl: algorithm.advantage: distillation needs teachers" in said
     assert "stage unified-rl: algorithm.correction: weighs" in said
 
 

@@ -109,6 +109,7 @@ Level = Literal["a", "b"]
 class One(Choice):
     """One."""
     code: ClassVar[str] = "engines.one:loss"
+    needs: ClassVar[tuple[str, ...]] = ("spread", "critic")
     level: Level = "a"
     @model_validator(mode="after")
     def _ordered(self):
@@ -116,6 +117,9 @@ class One(Choice):
 class Two(One):
     @property
     def parts(self):
+        return ()
+    @property
+    def needs(self):
         return ()
 TABLE: dict[str, str] = {"one": "engines.one:One", "two": "engines.two:Two.make"}
 '''
@@ -129,6 +133,7 @@ TABLE: dict[str, str] = {"one": "engines.one:One", "two": "engines.two:Two.make"
         ("LIMIT = 3\n", False),
         ("class Table(Config):\n    words: ClassVar[dict] = {'a': 1}\n", False),
         ("WORDS = {'a': 'ant'}\n", False),
+        ("class Table(Config):\n    words: ClassVar[tuple] = (LEVEL, 'b')\n", False),
         ("class Computes(Config):\n    x: int\n    @property\n    def y(self): return 1\n", False),
         ("class Other:\n    x: int = 1\n", False),
     ],

@@ -27,12 +27,56 @@ pytestmark = pytest.mark.unit
         choices.RlooAdvantage(kind="rloo"),
         choices.ReinforcePlusPlusAdvantage(kind="reinforce++", gamma=0.9),
         choices.ReinforcePlusPlusBaselineAdvantage(kind="reinforce++-baseline"),
+        choices.GaeAdvantage(kind="gae", alpha=1.5),
+        choices.DistillationAdvantage(kind="distillation"),
     ],
     ids=lambda spec: spec.kind,
 )
 def test_our_advantages_keep_it(spec: choices.Advantage) -> None:
-    compares = "group" if spec.needs_group_spread else "batch"
-    assert advantage_faults(lambda tokens: advantages(spec, tokens), compares) == []
+    assert advantage_faults(lambda tokens: advantages(spec, tokens), spec.needs) == []
+
+
+def of_the_values(tokens: StepTokens) -> torch.Tensor:
+    assert tokens.trajectories is not None
+    values_R = tokens.trajectories.values_S[tokens.trajectories.trained_S]
+    return tokens.rewards_N[tokens.sequence_R] - values_R
+
+
+def of_the_reference(tokens: StepTokens) -> torch.Tensor:
+    assert tokens.reference_logprobs_R is not None
+    closer_R = tokens.logprobs_R - tokens.reference_logprobs_R
+    return tokens.rewards_N[tokens.sequence_R] - 0.1 * closer_R
+
+
+def of_the_first_teacher(tokens: StepTokens) -> torch.Tensor:
+    assert tokens.teacher_logprobs_KR is not None
+    return tokens.teacher_logprobs_KR[0] - tokens.logprobs_R
+
+
+@pytest.mark.parametrize(
+    ("advantage", "need"),
+    [
+        (of_the_values, "critic"),
+        (of_the_reference, "reference"),
+        (of_the_first_teacher, "teachers"),
+    ],
+)
+def test_an_advantage_that_does_not_say_what_it_needs_is_told_what_to_write(
+    advantage, need: choices.Need
+) -> None:
+    wanted = f"it cannot do without {need}; write `needs: [batch, {need}]`"
+    assert advantage_faults(advantage, ["batch"]) == [Fault("says what it needs", wanted)]
+    assert advantage_faults(advantage, ["batch", need]) == []
+
+
+def test_who_changes_what_it_is_given_of_its_needs_is_found() -> None:
+    def moves(tokens: StepTokens) -> torch.Tensor:
+        assert tokens.trajectories is not None
+        tokens.trajectories.values_S.add_(1)
+        return tokens.rewards_N[tokens.sequence_R]
+
+    said = [fault.check for fault in advantage_faults(moves, ["critic"])]
+    assert said == ["leaves its inputs alone"]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +306,12 @@ def test_an_advantage_of_any_input_follows_its_samples(name: str) -> None:
             return values.detach().clone()
         return by_sample[tokens.sequence_R]
 
-    assert advantage_faults(advantage, "teachers") == []
+    assert advantage_faults(advantage, ["teachers"]) == []
 
 
 def test_who_compares_with_the_batch_need_not_look_at_groups() -> None:
-    assert advantage_faults(of_the_batch, "batch") == []
-    zero = advantage_faults(lambda tokens: torch.zeros_like(tokens.logprobs_R), "batch")
+    assert advantage_faults(of_the_batch, ["batch"]) == []
+    zero = advantage_faults(lambda tokens: torch.zeros_like(tokens.logprobs_R), ["batch"])
     assert zero == [Fault("follows the rewards", "every advantage is 0")]
 
 

@@ -10,7 +10,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.running.records import StageRecord, new_run
 from flows.running.run import RecipeRun
-from flows.running.tracked_run import Tracked
+from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.user_files import InstalledFiles
@@ -54,7 +54,7 @@ class Resumed:
             store=record.store, artifacts=self.artifacts, launcher=LocalLauncher(),
             home_id="home", run=record.run, pool=Resources(),
         )  # fmt: skip
-        tracked = Tracked(None, recipe, record.run, "post-train")
+        tracked = TrackedRun(None, recipe, record.run, "post-train")
         self.run = RecipeRun(record, recipe, place, InstalledFiles(None), tracked)
         self.known = StageRecord(name="base", kind="base", digest=self.begun, state="failed")
         self.watch = Warnings()

@@ -262,6 +262,38 @@ def test_values_of_the_flat_tokens_reach_the_advantage_and_the_returns() -> None
     assert batch.valued(algorithm) is batch.flat
 
 
+def test_the_critic_of_a_custom_advantage_learns_the_rewards_that_follow() -> None:
+    custom = {"kind": "custom", "path": "mine:advantage", "needs": ["critic"]}
+    algorithm = Algorithm.model_validate({"advantage": custom})
+    batch = RlBatch.of([sample("a", 0), with_observation("b", 1)], algorithm)
+    values = np.full(4 + 7, 0.3, np.float32)
+    returns = batch.returns(algorithm, values, None)
+    assert returns[batch.trained()].tolist() == pytest.approx([0, 0, 1, 1, 1])
+    assert batch.valued(algorithm) is batch.flat
+
+
+def test_an_algorithm_without_a_critic_has_no_returns() -> None:
+    batch = RlBatch.of([sample("a", 0)], Algorithm())
+    with pytest.raises(ValueError, match="advantage group needs no critic"):
+        batch.returns(Algorithm(), np.zeros(4, np.float32), None)
+
+
+def test_a_custom_advantage_reads_the_reference_that_it_needs(monkeypatch) -> None:
+    seen: list[object] = []
+
+    def advantage(tokens):
+        seen.append(tokens.reference_logprobs_R)
+        return tokens.logprobs_R.detach()
+
+    monkeypatch.setattr("engines.algorithms.build.resolve", lambda *_: advantage)
+    custom = {"kind": "custom", "path": "mine:advantage", "needs": ["reference"]}
+    algorithm = Algorithm.model_validate({"advantage": custom})
+    batch = RlBatch.of([sample("a", 0)], algorithm)
+    targets = batch.targets(algorithm, None, np.arange(4, dtype=np.float32))
+    assert [t.tolist() for t in seen] == [[2.0, 3.0]]
+    assert targets.reference is None  # it is no term of the loss
+
+
 def test_observations_that_are_steps_need_values_between_the_trained_tokens() -> None:
     algorithm = Algorithm.model_validate({"advantage": {**GAE, "skip_observations": False}})
     batch = RlBatch.of([sample("a", 0), with_observation("b", 1)], algorithm)

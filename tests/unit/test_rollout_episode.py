@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engines.types import Message, Status, Step
@@ -81,6 +83,20 @@ async def test_a_broken_call_ends_with_reward_zero_and_its_reason_unjudged():
     assert rollout.sample.reward == 0.0
     assert rollout.sample.rewards == {"outcome": 0.0}
     assert rollout.sample.reason == "broken call"
+    assert isinstance(live.judge, Judge)
+    assert live.judge.seen == []
+
+
+async def test_an_interrupted_rollout_is_not_judged():
+    class Interrupted(Policy):
+        async def generate(self, prompt_ids, sampling):
+            found = await super().generate(prompt_ids, sampling)
+            return replace(found, finish="abort")
+
+    live = domain("d", lambda _: 1.0)
+    rollout = await roll(Interrupted(lambda *_: "7"), live)
+    assert rollout.sample.status is Status.ABORTED
+    assert rollout.sample.reward == 0.0
     assert isinstance(live.judge, Judge)
     assert live.judge.seen == []
 

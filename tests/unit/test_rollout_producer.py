@@ -143,7 +143,7 @@ def stages_producer(algorithm, group_size, policy):
     spec = RlSpec(settings=settings, domains=[{"name": "d", **parts}])
     context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
     fleet = SimpleNamespace(client=policy)
-    return _producer(spec, context, CharChat(), [domain("d", float)], fleet, has_teachers=False)
+    return _producer(spec, context, CharChat(), [domain("d", float)], fleet)
 
 
 class NoNotes:

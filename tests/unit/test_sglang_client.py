@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -116,8 +117,81 @@ async def test_trying_again_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_nobody_at_the_address_is_an_engine_error() -> None:
     async with GenerationClient("http://127.0.0.1:9") as client:
-        with pytest.raises(EngineError, match="gave up after 5 tries"):
+        with pytest.raises(EngineError, match=r"gave up after 5 tries: .* no connection"):
             await client.generate([1], Sampling(4))
+
+
+async def test_a_request_may_queue_for_much_longer_than_a_stall() -> None:
+    one_at_a_time = asyncio.Lock()
+
+    async def queues(body: dict[str, Any]) -> web.Response:
+        async with one_at_a_time:
+            await asyncio.sleep(0.1)
+            return await _good(body)
+
+    async with (
+        _endpoint(queues) as (url, asked),
+        GenerationClient(url, max_batch=1, stall_s=0.4) as client,
+    ):
+        began = time.monotonic()
+        turns = (client.generate([i], Sampling(1, seed=i)) for i in range(20))
+        answers = await asyncio.gather(*turns)
+        assert time.monotonic() - began > 1.5
+        assert client.counts.retries == 0
+    assert [g.token_ids for g in answers] == [[i] for i in range(20)]
+    assert len(asked) == 20
+
+
+async def test_a_request_that_later_ones_overtook_is_lost_and_sent_again() -> None:
+    first_seen = asyncio.Event()
+
+    async def loses_the_first(body: dict[str, Any]) -> web.Response:
+        if body["input_ids"] == [[0]] and not first_seen.is_set():
+            first_seen.set()
+            await asyncio.sleep(60)
+        return await _good(body)
+
+    async with (
+        _endpoint(loses_the_first) as (url, asked),
+        GenerationClient(url, max_batch=1, stall_s=0.5) as client,
+    ):
+        lost = asyncio.create_task(client.generate([0], Sampling(1)))
+        await first_seen.wait()
+        others = 0
+        while not lost.done():  # others are answered all the time
+            await client.generate([7], Sampling(1))
+            others += 1
+        assert (await lost).token_ids == [0]
+        assert client.counts.retries == 1
+    assert others > 5
+    assert [body["input_ids"] for body in asked].count([[0]]) == 2
+
+
+async def test_where_nobody_is_answered_every_request_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hangs(_: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(client_module, "_TRIES", 2)
+    async with _endpoint(hangs) as (url, asked), GenerationClient(url, stall_s=0.1) as client:
+        with pytest.raises(EngineError, match=r"up to 1 tokens made no progress in 0 s"):
+            await client.generate([1], Sampling(1))
+    assert len(asked) == 2
+
+
+async def test_a_server_that_ends_after_long_work_is_waited_for_as_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ends(_: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.Response(status=502, text="the server ended")
+
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.3)
+    async with _endpoint(ends, ends, _good) as (url, asked), GenerationClient(url) as client:
+        assert (await client.generate([1, 2], Sampling(4))).token_ids == [2, 1]
+    assert len(asked) == 3
 
 
 async def _refused(_: dict[str, Any]) -> web.Response:

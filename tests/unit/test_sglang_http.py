@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from engines.sglang.http import call, order
+from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call, order
 from engines.weight_sync import update
 from infra.errors import EngineError
 
@@ -52,6 +53,19 @@ def _answering(status: int, text: str) -> Generator[str]:
 def test_an_order_that_is_not_confirmed_is_an_error(status: int, text: str, words: str) -> None:
     with _answering(status, text) as url, pytest.raises(EngineError, match=words):
         order(url, "/begin_weight_update", {}, timeout=5)
+
+
+def test_a_process_that_is_gone_is_told_from_one_that_is_busy() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(NoConnection, match="no connection: ConnectionRefusedError"):
+            call(url, "/model_info", timeout=5)
+        listener.listen()
+        with pytest.raises(NoAnswerInTime, match="no answer in 1 s; the process is busy"):
+            call(url, "/model_info", timeout=1)
+    with _answering(400, "bad") as url, pytest.raises(Refused, match="400"):
+        call(url, "/begin_weight_update", {}, timeout=5)
 
 
 @pytest.mark.parametrize("text", ['{"success": true}', '{"status": "ok"}'])

@@ -7,7 +7,7 @@ import pytest
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
-from flows.running.tracked_run import Tracked, kinds_of
+from flows.running.tracked_run import TrackedRun, kinds_of
 from infra.processes.ports import free_ports
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.tracker import Tracker
@@ -42,7 +42,7 @@ def _work() -> StageWork:
     return StageWork(stage.name, stage.spec, {}, StageResources(), "d" * 64)
 
 
-def _use_all(tracked: Tracked) -> None:
+def _use_all(tracked: TrackedRun) -> None:
     """A run's whole life, each call once."""
     base, record = plan_post_train(RECIPE)[0], ArtifactRecord(kind="base", digest="d", url="")
     with tracked.stage(base, _work()) as work:
@@ -59,7 +59,7 @@ def _use_all(tracked: Tracked) -> None:
 
 def test_mlflow_that_is_down_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
-    _use_all(Tracked(tracker, RECIPE, "run", "post-train"))
+    _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
     assert "run run is not in MLflow" in caplog.text
 
 
@@ -69,5 +69,5 @@ def test_mlflow_that_goes_down_in_mid_run_costs_a_warning(
     tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
     monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
     monkeypatch.setattr(tracker, "flush", lambda: False)  # it would wait for its bound
-    _use_all(Tracked(tracker, RECIPE, "run", "post-train"))
+    _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
     assert "stage base is not in MLflow" in caplog.text

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from engines.algorithms.inputs import StepTokens, sequence_lengths
+from engines.algorithms.inputs import CriticTarget, StepTokens, sequence_lengths
 from engines.algorithms.statistics.gae import gae, terminal_rewards
-
-if TYPE_CHECKING:
-    # What a person writes is pydantic; the functions need torch alone.
-    from engines.algorithms.choices import GaeAdvantage
 
 
 def advantages(
@@ -28,10 +22,10 @@ def advantages(
     return _estimates(tokens, gamma, lam, alpha, skip_observations)[0]
 
 
-def critic_targets(spec: GaeAdvantage, tokens: StepTokens) -> Tensor:
+def critic_targets(target: CriticTarget, tokens: StepTokens) -> Tensor:
     """[R] float64: what the critic should have said of each trained token."""
     errors_R, values_R = _estimates(
-        tokens, spec.gamma, spec.critic_lam, None, spec.skip_observations
+        tokens, target.gamma, target.critic_lam, None, target.skip_observations
     )
     return errors_R + values_R
 

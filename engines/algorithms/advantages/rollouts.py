@@ -15,12 +15,17 @@ Estimate = Callable[[Tensor, Tensor], Tensor]
 
 def of_rollouts(tokens: StepTokens, estimate: Estimate) -> Tensor:
     """[R] one advantage a rollout, of its reward and the rewards of all its tokens."""
-    num_rollouts = int(tokens.rollout_N.max()) + 1
-    of_tokens = tokens.rewards_N.new_zeros(num_rollouts).index_add(
-        0, tokens.rollout_N[tokens.sequence_R], tokens.token_rewards_R
-    )
-    totals_N = tokens.rewards_N + of_tokens[tokens.rollout_N]
+    totals_N = tokens.rewards_N + over_rollouts(tokens, tokens.token_rewards_R)
     return per_rollout(tokens, totals_N, estimate)[tokens.sequence_R]
+
+
+def over_rollouts(tokens: StepTokens, values_R: Tensor) -> Tensor:
+    """[N] the sum over all tokens of each sample's rollout."""
+    num_rollouts = int(tokens.rollout_N.max()) + 1
+    sums = values_R.new_zeros(num_rollouts).index_add(
+        0, tokens.rollout_N[tokens.sequence_R], values_R
+    )
+    return sums[tokens.rollout_N]
 
 
 def per_rollout(tokens: StepTokens, values_N: Tensor, estimate: Estimate) -> Tensor:

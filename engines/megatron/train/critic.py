@@ -21,7 +21,7 @@ from torch import Tensor
 from engines.algorithms.losses.value_loss import value_loss
 from engines.megatron.hf.folder import HfWeights, write_critic_folder
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.objectives import Part, stacked
+from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import Pack
 from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.stopwatch import Began
@@ -119,7 +119,7 @@ class ValueObjective:
     def head(self) -> Mapping[str, Any]:
         return {}
 
-    def part(self, pack: Pack, scores: Tensor) -> Part:
+    def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         values_R, units = scores[0], len(pack.targets)
         loss_R, is_clipped_R = value_loss(
             values_R,
@@ -129,7 +129,7 @@ class ValueObjective:
         )
         loss = loss_R.sum()
         sums = stacked(loss, units, is_clipped_R.sum())
-        return Part(loss, units, sums, loss.new_zeros(0, dtype=torch.float64))
+        return MicroBatchLoss(loss, units, sums, loss.new_zeros(0, dtype=torch.float64))
 
 
 def value_metrics(values_R: Floats, returns_R: Floats) -> dict[str, float]:

@@ -18,7 +18,7 @@ from engines.megatron.train.pack import Pack
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MicroBatchLoss:
     """One micro-batch's contribution."""
 
     loss: Tensor
@@ -42,7 +42,7 @@ class Objective(Protocol):
         """What the model's head is asked for: keywords of its `forward`."""
         ...
 
-    def part(self, pack: Pack, scores: Tensor) -> Part:
+    def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         """`scores` is what the model's head gave for the pack's trained rows."""
         ...
 
@@ -57,9 +57,11 @@ class SftObjective:
     def head(self) -> Mapping[str, Any]:
         return {"temperature": 1.0}
 
-    def part(self, pack: Pack, scores: Tensor) -> Part:
+    def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         loss, units = supervised_loss(scores[0]).sum(), len(pack.targets)
-        return Part(loss, units, stacked(loss, units), loss.new_zeros(0, dtype=torch.float64))
+        return MicroBatchLoss(
+            loss, units, stacked(loss, units), loss.new_zeros(0, dtype=torch.float64)
+        )
 
 
 def stacked(*values: Tensor | int) -> Tensor:

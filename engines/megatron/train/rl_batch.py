@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import advantages, critic_targets, our_part, policy_loss
-from engines.algorithms.choices import ConstantMean, GaeAdvantage, Kl, Overlong, Weight
+from engines.algorithms.choices import ConstantMean, Kl, Overlong, Weight
 from engines.algorithms.inputs import StepTokens, Trajectories
 from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
@@ -99,7 +99,7 @@ class RlBatch:
         old = self.engine_logprobs if trainer is None else trainer
         if token_rewards is None:
             token_rewards = self.kl_rewards(algorithm, trainer, reference)
-        tokens = self._step_tokens(algorithm, old, token_rewards, values, teachers)
+        tokens = self._step_tokens(algorithm, old, token_rewards, values, reference, teachers)
         metrics = teachers.metrics(tokens.logprobs_R) if teachers is not None else {}
         weights = None
         if algorithm.compares_engines:
@@ -116,7 +116,7 @@ class RlBatch:
             old_logprobs=old,
             advantages=self._spread(advantages(algorithm.advantage, tokens)),
             weights=weights,
-            reference=reference if algorithm.kl.place == "loss" else None,
+            reference=reference if algorithm.kl.coef and algorithm.kl.place == "loss" else None,
             metrics=metrics,
         )
 
@@ -133,18 +133,19 @@ class RlBatch:
 
     def returns(self, algorithm: Algorithm, values: Floats, token_rewards: Floats | None) -> Floats:
         """[T] what a critic that said `values` should have said of each trained token."""
-        if not isinstance(algorithm.advantage, GaeAdvantage):
-            raise ValueError(f"advantage {algorithm.advantage.kind} has no critic")
+        target = algorithm.critic_target
+        if target is None:
+            raise ValueError(f"advantage {algorithm.advantage.kind} needs no critic")
         if token_rewards is None:
             token_rewards = np.zeros_like(values)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
-        return self._spread(critic_targets(algorithm.advantage, tokens))
+        return self._spread(critic_targets(target, tokens))
 
     def valued(self, algorithm: Algorithm) -> FlatSequences:
         """The sequences with every token marked whose state needs a value: the trained ones, or
         all from the first to the last of these where observations are steps."""
-        advantage = algorithm.advantage
-        if isinstance(advantage, GaeAdvantage) and advantage.skip_observations:
+        target = algorithm.critic_target
+        if target is not None and target.skip_observations:
             return self.flat
         return replace(self.flat, trained=self._spans())
 
@@ -170,6 +171,7 @@ class RlBatch:
         logprobs: Floats,
         token_rewards: Floats,
         values: Floats | None,
+        reference: Floats | None = None,
         teachers: TeacherScores | None = None,
     ) -> StepTokens:
         num_trained = torch.from_numpy(self.num_trained)
@@ -181,6 +183,7 @@ class RlBatch:
             logprobs_R=self._at(logprobs),
             token_rewards_R=self._at(token_rewards),
             trajectories=None if values is None else self._trajectories(values),
+            reference_logprobs_R=None if reference is None else self._at(reference),
             teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
             teacher_weights_NK=None if teachers is None else teachers.weights_NK,
         )

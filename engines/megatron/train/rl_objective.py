@@ -16,7 +16,7 @@ from engines.algorithms.choices import Kl, Opsm
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
-from engines.megatron.train.objectives import Part, stacked
+from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import Pack
 
 
@@ -68,7 +68,7 @@ class RlObjective:
             "has_entropy_loss": algorithm.entropy_bonus > 0,
         }
 
-    def part(self, pack: Pack, scores: Tensor) -> Part:
+    def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
         logprobs_R, entropies_R = scores
         tokens = self._inputs(pack, logprobs_R)
         policy = self.loss(tokens)
@@ -97,7 +97,7 @@ class RlObjective:
             0 if reference_kl_R is None else reference_kl_R.sum(),
             0 if left_R is None else left_R.sum(),
         )
-        return Part(loss, units, sums, stacked(_peak(ratio)))
+        return MicroBatchLoss(loss, units, sums, stacked(_peak(ratio)))
 
     def _inputs(self, pack: Pack, logprobs_R: Tensor) -> LossInputs:
         targets = self.targets

@@ -30,9 +30,10 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
     algorithm, token_rewards = inputs.algorithm, inputs.token_rewards
     batch = RlBatch.of(inputs.samples, algorithm)
     old = _old(trainer, batch, algorithm)
-    reference = _reference(trainer, batch, algorithm) if token_rewards is None else None
+    reference = _reference(trainer, batch, algorithm) if _reads_reference(inputs) else None
     teachers = None
-    if trainer.teachers is not None:
+    if "teachers" in algorithm.needs:
+        assert trainer.teachers is not None, f"{algorithm.advantage.kind}: no teachers are loaded"
         teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
     targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers)
     mismatch: dict[str, float] = {}
@@ -84,10 +85,15 @@ def _old(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np
 def _reference(
     trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm
 ) -> NDArray[np.float32] | None:
-    """Logprobs [T] of the first weights; None without a KL term."""
-    if not algorithm.kl.coef:
+    """Logprobs [T] of the first weights; None if nothing needs them."""
+    if "reference" not in algorithm.needs:
         return None
     return trainer.reference_score(batch.flat, algorithm.temperature)
+
+
+def _reads_reference(inputs: StepInputs) -> bool:
+    """Not so where the KL penalty is already among the token rewards."""
+    return inputs.token_rewards is None or "reference" in inputs.algorithm.advantage.needs
 
 
 def _before_updates(

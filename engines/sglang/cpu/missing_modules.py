@@ -124,12 +124,12 @@ def install() -> AbsentFinder:
     for finder in sys.meta_path:
         if isinstance(finder, AbsentFinder):
             return finder
-    absent = [name for name in (*_IMPORT_ONLY, _KERNELS) if importlib.util.find_spec(name) is None]
-    if "triton" in absent:
+    missing = [name for name in (*_IMPORT_ONLY, _KERNELS) if importlib.util.find_spec(name) is None]
+    if "triton" in missing:
         # torch caches its answer: let it learn that triton is absent before a stand-in exists.
         from torch.utils._triton import has_triton_package
 
         has_triton_package()
-    finder = AbsentFinder(absent)
+    finder = AbsentFinder(missing)
     sys.meta_path.append(finder)  # type: ignore[arg-type]
     return finder

@@ -34,7 +34,7 @@ from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, Values
 from engines.types import Transcript
 from engines.weight_sync import PublishReport
-from rewards.rubric import Judgement
+from rewards.rubric import RubricJudgement
 from tests.programs.bench.clock import Clock, Spent
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
@@ -67,9 +67,9 @@ class StepCost:
 class Checksum:
     """A reward that depends on the answer and on nothing else, as TRL's side computes it too."""
 
-    async def judge(self, transcript: Transcript) -> Judgement:
+    async def judge(self, transcript: Transcript) -> RubricJudgement:
         reward = checksum(transcript.raw)
-        return Judgement(reward, {"outcome": reward})
+        return RubricJudgement(reward, {"outcome": reward})
 
 
 def checksum(text: str) -> float:

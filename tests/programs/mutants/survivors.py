@@ -252,17 +252,6 @@ KNOWN: Mapping[str, list[Survivor]] = {
             "words of a warning",
             is_equivalent=False,
         ),
-        Survivor(
-            "if has_teachers and not isinstance(advantage, DistillationAdvantage | CustomAdvantage):",
-            (
-                "keyword: isinstance(advantage, DistillationAdvantage | CustomAdvantage) -> isinstance(DistillationAdvantage | CustomAdvantage, advantage)",
-                "operator: DistillationAdvantage | CustomAdvantage -> DistillationAdvantage & CustomAdvantage",
-                "operator: not isinstance(advantage, DistillationAdvantage | CustomAdvantage) -> isinstance(advantage, DistillationAdvantage | CustomAdvantage)",
-                "return: if has_teachers and (not isinstance(advantage, DistillationAdvantage | CustomAdvantage)) -> if False",
-            ),
-            "what an `opd` stage refuses is tested with its plan, beside this subset of the tests",
-            is_equivalent=False,
-        ),
         *(
             Survivor(
                 line,
@@ -369,14 +358,6 @@ KNOWN: Mapping[str, list[Survivor]] = {
                 "keyword: torch.zeros_like(tokens.advantages_R, dtype=torch.bool) -> torch.zeros_like(tokens.advantages_R)",
             ),
             "nothing is clipped: 0 and False are averaged alike",
-        ),
-    ],
-    "engines/algorithms/spec.py": [
-        Survivor(
-            "return isinstance(self.advantage, GaeAdvantage)",
-            ("return: return isinstance(self.advantage, GaeAdvantage) -> return None",),
-            "None is as false; where it is true is tested with the critic, beside this subset",
-            is_equivalent=False,
         ),
     ],
 }

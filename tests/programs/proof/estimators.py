@@ -49,6 +49,7 @@ OF_UNIONS = {
     "critic_targets",
     "our_part",
     "of_rollouts",
+    "over_rollouts",
     "per_rollout",
     "deviations",
     "per_group",

@@ -33,6 +33,7 @@ _LLAMA = 6 * (92160 + 6144 + 1152)
 
 EXAMPLES = {
     "llama": Example(_LLAMA),
+    "phi3": Example(_LLAMA),
     "qwen2": Example(_LLAMA),
     # Heads of 16: queries 64 x 32, keys and values 2 x 32 x 32, output 32 x 64: 10752 weights a
     # layer with the feed-forward; attention twice as wide.

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """What torch says of itself, which a lock and a version's tag may not know."""
+
+    version: str
+    cuda: str | None
+    """the CUDA version that it was built for; None: a CPU build"""
+    sees_gpu: bool
 
 
 @functools.cache
@@ -16,4 +27,21 @@ def has_cuda() -> bool:
     CUDA_VISIBLE_DEVICES set to nothing (or -1) makes a host count as one without.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
-    return not hidden and _DRIVER.exists()
+    return not hidden and (_DRIVER / "version").exists()
+
+
+def gpu_name() -> str:
+    """The maker's name of the host's first GPU, as its driver tells it; empty without one."""
+    for file in sorted(_DRIVER.glob("gpus/*/information"))[:1]:
+        for line in file.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "Model":
+                return value.strip()
+    return ""
+
+
+def torch_build() -> TorchBuild:
+    """Imports torch."""
+    import torch
+
+    return TorchBuild(torch.__version__, torch.version.cuda, torch.cuda.is_available())

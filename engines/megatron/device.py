@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from infra.cuda import has_cuda
+from infra.cuda import has_cuda, torch_build
 from infra.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def prepare() -> None:
 
     Raises EngineError where there is a GPU that this torch cannot use.
     """
-    if has_cuda() and not torch.cuda.is_available():
+    if has_cuda() and not torch_build().sees_gpu:
         raise EngineError(
             f"this host has a GPU, but torch {torch.__version__} cannot use it: install with"
             " LOCK=locks/cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"

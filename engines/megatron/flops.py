@@ -1,4 +1,4 @@
-"""Model FLOPs of a step, and what the device could do at most: their ratio is the MFU.
+"""A step's model FLOPs of what the device could do at most: the MFU.
 
 There are two peaks: what a large matrix product reaches on this very device, and what its maker
 states, where we know it. The first is below the second, so its MFU is the kinder one.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import functools
 import time
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engines.megatron import device
-from engines.megatron.hf.config import ModelShape
 
 # Large enough to be bound by arithmetic, small enough to take well under a second on one core.
 PEAK_MATRICES = {"cpu": (512, 1024), "cuda": (4096, 8192)}
@@ -29,22 +26,6 @@ DATA_SHEETS = {
     "A100": {torch.bfloat16: 312.0 * T, torch.float32: 19.5 * T},
     "L40S": {torch.bfloat16: 362.0 * T, torch.float32: 91.6 * T},
 }
-
-
-def sequence_flops(
-    shape: ModelShape, lengths: NDArray[np.int64], num_logit_rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Forward and backward of each sequence of these lengths, logits on so many of its tokens.
-
-    A weight costs 6 FLOPs a token (2 forward, 4 backward); causal attention 6 x heads x head size
-    x length squared a layer, which already counts only the lower triangle. No recomputation.
-    """
-    # Floats: the squares of long sequences times a large model's sizes pass 2**63.
-    tokens, rows = lengths.astype(np.float64), num_logit_rows.astype(np.float64)
-    outputs = 1 if shape.has_value_head else shape.vocab
-    weights = shape.num_matmul_params * tokens + shape.hidden * outputs * rows
-    attention = shape.num_layers * shape.heads * shape.head_dim * tokens**2
-    return 6.0 * (weights + attention)
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.families.common.family import ModelShape
 from engines.megatron import device
-from engines.megatron.hf.config import ModelShape
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.parallel import Layout
 from engines.megatron.train.pack import Pack
@@ -145,8 +145,7 @@ def transformer_config(
         "gated_linear_unit": True,
         "activation_func": F.silu,
         "add_bias_linear": False,
-        "add_qkv_bias": shape.has_qkv_bias,
-        "qk_layernorm": shape.has_qk_norm,
+        **shape.family.megatron,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "params_dtype": dtype,
@@ -180,7 +179,8 @@ def transformer_config(
 def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PackedModel:
     """This rank's part of the model, weights still unset, on its device."""
     kind = ValueModel if shape.has_value_head else PolicyModel
-    layers = [layer_spec(config)] * get_num_layers_to_build(config)
+    layer = (shape.family.layer_spec or layer_spec)(config)
+    layers = [layer] * get_num_layers_to_build(config)
     norm: Any = RMSNorm
     speeds = shape.rope.inverse_frequencies(shape.head_dim)
     with device.cuda_means_cpu():

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines.megatron.hf.config import ModelShape, model_shape
+from engines.families.common.family import ModelShape
+from engines.families.common.registry import model_shape
 from engines.megatron.spec import Parallel
 from engines.options import check_kind, unknown_option
 from infra.errors import InputError

@@ -19,6 +19,7 @@ from infra.home import home
 
 _PREFIX = "fleet-manager-"
 _CODE = (
+    "engines/families",
     "engines/keeper.py",
     "engines/lease.py",
     "engines/sglang",

@@ -11,6 +11,7 @@ from engines.sglang.options import check_options
 from flows.checks.model_folders import model_report
 from flows.plan import PlannedStage
 from infra.errors import InputError
+from tasks.base.random_model import hf_config
 from tasks.base.spec import BaseSettings
 
 
@@ -19,18 +20,7 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     if base.random is None:
         report = model_report(str(base.folder))
         return report and report.config
-    made = base.random
-    return {
-        "model_type": "qwen3",
-        "hidden_size": made.hidden_size,
-        "num_hidden_layers": made.layers,
-        "num_attention_heads": made.heads,
-        "num_key_value_heads": made.kv_heads,
-        "head_dim": made.head_dim,
-        "intermediate_size": made.ffn_size,
-        "vocab_size": made.vocab_size,
-        "max_position_embeddings": made.max_length,
-    }
+    return hf_config(base.random)
 
 
 def _fitting(layout: Parallel) -> dict[str, Any]:

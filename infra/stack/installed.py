@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from infra.cuda import has_cuda
+from infra.cuda import TorchBuild, has_cuda
 from infra.home import SOURCE_ROOT
 from infra.stack.check import Check
 
@@ -20,9 +20,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TORCH_LOADS_S = 180.0
 """bound for importing torch in a process of its own, on a cold and crowded disk"""
 _ASK_TORCH = """
-import json, torch
-gpu = torch.cuda.is_available()
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu}))
+import dataclasses, json
+from infra.cuda import torch_build
+print(json.dumps(dataclasses.asdict(torch_build())))
 """
 
 
@@ -59,19 +59,18 @@ def torch_build() -> Check:
     if done.returncode != 0:
         told = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Check("torch", False, f"{_installed('torch')} does not load: {told}", _reinstall())
-    found = json.loads(done.stdout.splitlines()[-1])
-    return judge_torch(found["version"], found["cuda"], sees_gpu=found["gpu"], has_gpu=has_cuda())
+    found = TorchBuild(**json.loads(done.stdout.splitlines()[-1]))
+    return judge_torch(found, has_gpu=has_cuda())
 
 
-def judge_torch(version: str, cuda: str | None, *, sees_gpu: bool, has_gpu: bool) -> Check:
-    """`cuda` is the CUDA version that torch was built for, None for a CPU build."""
-    told = f"{version}, built for {f'CUDA {cuda}' if cuda else 'CPU'}"
+def judge_torch(found: TorchBuild, *, has_gpu: bool) -> Check:
+    told = f"{found.version}, built for {f'CUDA {found.cuda}' if found.cuda else 'CPU'}"
     if not has_gpu:
-        return Check("torch", True, f"{told}, on the CPU" if cuda else told, "")
-    if not cuda:
+        return Check("torch", True, f"{told}, on the CPU" if found.cuda else told, "")
+    if not found.cuda:
         return Check("torch", False, f"{told}, on a machine with an NVIDIA GPU", _reinstall())
-    if not sees_gpu:
-        repair = f"a driver for CUDA {cuda}, or unset CUDA_VISIBLE_DEVICES"
+    if not found.sees_gpu:
+        repair = f"a driver for CUDA {found.cuda}, or unset CUDA_VISIBLE_DEVICES"
         return Check("torch", False, f"{told}, but it sees no GPU", repair)
     return Check("torch", True, f"{told}, with a GPU", "")
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from infra.config import Config
+from infra.cuda import gpu_name
 from infra.store.store import FileRecord
 
 # Those whose version can change numbers.
@@ -97,21 +98,15 @@ def machine_type() -> Mapping[str, str]:
     return {
         "system": platform.system(),
         "arch": platform.machine(),
-        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor(),
-        "accelerator": _line("/proc/driver/nvidia/gpus", "Model") or "none",
+        "cpu": _cpu_name() or platform.processor(),
+        "accelerator": gpu_name() or "none",
     }
 
 
-def _line(path: str, key: str) -> str:
-    """Value of the first `key : value` line of a file, or of the information file of the first
-    entry of a folder."""
-    place = Path(path)
-    files = sorted(place.glob("*/information")) if place.is_dir() else [place]
-    for file in files[:1]:
-        if not file.exists():
-            continue
-        for line in file.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
+def _cpu_name() -> str:
+    file = Path("/proc/cpuinfo")
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
     return ""

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.families.common.tensors import EMBEDDING, HfTensor
+from engines.families.qwen3 import FAMILY
 from engines.types import Demonstration
 from tasks.base.chat_format import END, PAD, STOP_TOKENS, TEMPLATE
 from tasks.base.tokenizer import train_tokenizer
@@ -47,49 +49,38 @@ def write_chat_files(
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     stops = [_id(tokenizer, token) for token in STOP_TOKENS]
     ends = {"eos_token_id": stops, "pad_token_id": _id(tokenizer, PAD)}
-    _write(folder / "config.json", {**_config(shape), **ends})
+    _write(folder / "config.json", {**hf_config(shape), **ends})
     _write(folder / "generation_config.json", {**ends, "do_sample": True})
     _write(folder / "tokenizer_config.json", _tokenizer_config(shape))
     return tokenizer.get_vocab_size()
 
 
-def _weights(shape: RandomModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and fp32 values, drawn in this order."""
+def _weights(made: RandomModel, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and fp32 values, drawn in this order; norms are ones."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    width, heads = shape.hidden_size, shape.heads * shape.head_dim
-    groups = shape.kv_heads * shape.head_dim
-
-    def normal(out: int, fan_in: int, std: float) -> np.ndarray:
-        return rng.standard_normal((out, fan_in), dtype=np.float32) * np.float32(std)
-
-    def linear(out: int, fan_in: int, scale: float = 1.0) -> np.ndarray:
-        return normal(out, fan_in, scale * fan_in**-0.5)
-
-    def ones(size: int) -> np.ndarray:
-        return np.ones(size, np.float32)
-
-    yield "model.embed_tokens.weight", normal(shape.vocab_size, width, shape.embedding_std)
-    for layer in range(shape.layers):
-        at = f"model.layers.{layer}"
-        yield f"{at}.input_layernorm.weight", ones(width)
-        yield f"{at}.self_attn.q_proj.weight", linear(heads, width)
-        yield f"{at}.self_attn.k_proj.weight", linear(groups, width)
-        yield f"{at}.self_attn.v_proj.weight", linear(groups, width)
-        yield f"{at}.self_attn.o_proj.weight", linear(width, heads, _OUTPUT_SCALE)
-        yield f"{at}.self_attn.q_norm.weight", ones(shape.head_dim)
-        yield f"{at}.self_attn.k_norm.weight", ones(shape.head_dim)
-        yield f"{at}.post_attention_layernorm.weight", ones(width)
-        yield f"{at}.mlp.gate_proj.weight", linear(shape.ffn_size, width)
-        yield f"{at}.mlp.up_proj.weight", linear(shape.ffn_size, width)
-        yield f"{at}.mlp.down_proj.weight", linear(width, shape.ffn_size, _OUTPUT_SCALE)
-    yield "model.norm.weight", ones(width)
+    shape = FAMILY.read_shape(hf_config(made))
+    for tensor in shape.expected_tensors():
+        size = tensor.size(shape.axes)
+        if len(size) == 1:
+            yield tensor.name, np.ones(size, np.float32)
+        else:
+            drawn = rng.standard_normal(size, dtype=np.float32)
+            yield tensor.name, drawn * np.float32(_spread(made, tensor, size[1]))
 
 
-def _config(shape: RandomModel) -> dict[str, Any]:
+def _spread(made: RandomModel, tensor: HfTensor, fan_in: int) -> float:
+    if tensor.name == EMBEDDING:
+        return made.embedding_std
+    is_output = tensor.rows == ("hidden",)
+    return (_OUTPUT_SCALE if is_output else 1.0) * fan_in**-0.5
+
+
+def hf_config(shape: RandomModel) -> dict[str, Any]:
+    """The model's config.json, but for its end tokens."""
     return {
-        "architectures": ["Qwen3ForCausalLM"],
+        "architectures": [FAMILY.architecture],
         "model_type": "qwen3",
         "attention_bias": False,
         "attention_dropout": 0.0,

@@ -53,8 +53,8 @@ class BaseSettings(Config):
 
     random: RandomModel | None = None
     folder: str | None = None
-    """an HF folder of a supported family (qwen2, qwen3, llama): a path, relative to the recipe's
-    file, or any fsspec URL"""
+    """an HF folder of a supported family (docs/add-a-model-family.md lists them): a path, relative
+    to the recipe's file, or any fsspec URL"""
 
     @model_validator(mode="after")
     def _one_of(self) -> BaseSettings:

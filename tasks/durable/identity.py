@@ -11,6 +11,8 @@ from typing import Any
 
 import fsspec
 
+from engines.families.common.config import parse_config
+from engines.families.common.registry import family_module
 from engines.megatron.options import RESULT_NEUTRAL as MEGATRON_NEUTRAL
 from engines.megatron.spec import TrainerSettings
 from engines.sglang.options import RESULT_NEUTRAL as SGLANG_NEUTRAL
@@ -77,9 +79,13 @@ def stage_code(
     root: Path = SOURCE_ROOT,
     looked_up: LookedUp | None = None,
 ) -> CodeIdentity:
-    """Identity of what the stage runs: its body, the parts that its spec names, and what these
-    import. Raises InputError for a hook that is not Python."""
+    """Identity of what the stage runs: its body, the parts that its spec names, the family of the
+    model that it imports, and what these import. Raises InputError for a hook that is not Python.
+
+    Of all stages only `base` names a family: the others are made from what it gives them."""
     modules = {part.partition(":")[0] for part in _parts(spec) if ":" in part}
+    if spec.imported_folder is not None:
+        modules |= _family_modules(spec.imported_folder)
     return code_identity(
         [module_of(name_of(spec)), *sorted(modules)],
         hooks=user.folder if user else None,
@@ -98,6 +104,18 @@ def _parts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _parts(item)
+
+
+def _family_modules(url: str) -> set[str]:
+    """Of the model in the folder; none where the folder holds no model that we know, which is for
+    the stage itself to refuse."""
+    try:
+        fs, root = fsspec.core.url_to_fs(expanded(url))
+        return {family_module(parse_config(fs.cat_file(f"{root.rstrip('/')}/config.json")))}
+    except (FileNotFoundError, InputError):
+        return set()
+    except Exception as error:  # each file system has errors of its own
+        raise _unreadable(url, error) from error
 
 
 def spec_content(spec: StageSpec) -> dict[str, Any]:
@@ -119,8 +137,12 @@ def folder_fingerprint(url: str) -> dict[str, list[Any]]:
         return {os.path.relpath(p, root): _ends(fs, p) for p in paths}
     except InputError:
         raise
-    except Exception as error:  # each file system has errors of its own
-        raise InputError(f"base.folder: {url} cannot be read: {error}") from error
+    except Exception as error:
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: Exception) -> InputError:
+    return InputError(f"base.folder: {url} cannot be read: {error}")
 
 
 def _ends(fs: Any, path: str) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.megatron.hf.config import ModelShape
+from engines.families.common.family import ModelShape
 from engines.types import Message, Problem, Tool, ToolCall
 from infra.errors import InputError
 

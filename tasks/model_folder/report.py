@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from engines.megatron.hf.config import ModelShape, model_shape, parse_config
+from engines.families.common.config import parse_config
+from engines.families.common.family import ModelShape
+from engines.families.common.registry import model_shape
 from infra.errors import InputError
 from tasks.model_folder.chat import CHAT_FILES, chat_problems
 from tasks.model_folder.files import ModelFiles
@@ -69,17 +71,17 @@ def _config(
     except InputError as error:
         problems.append(str(error))
         return None, None
-    problems += _architecture_problems(config)
+    problems += _architecture_problems(config, shape.family.architecture)
     return config, shape
 
 
-def _architecture_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _architecture_problems(config: Mapping[str, Any], expected: str) -> Iterator[str]:
     """A classifier or a reward model has the same `model_type` as the model it was made from."""
     named = config.get("architectures")
-    if named and not any(str(name).endswith("ForCausalLM") for name in named):
+    if named and expected not in named:
         yield (
-            f"config.json: architectures is {named}; a language model (...ForCausalLM) is expected,"
-            " with no other head: give the model that this one was made from"
+            f"config.json: architectures is {named}; {expected} is expected, a language model with"
+            " no other head: give the model that this one was made from"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from engines.megatron.hf.tensors import INDEX, SINGLE
+from engines.families.common.tensors import INDEX, SINGLE
 from infra.errors import InputError
 from tasks.model_folder.files import ModelFiles
 

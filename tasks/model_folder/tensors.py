@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from engines.megatron.hf.config import ModelShape
-from engines.megatron.hf.tensors import EMBEDDING, OUTPUT, SINGLE, expected_tensors, is_computed
+from engines.families.common.family import ModelShape
+from engines.families.common.tensors import EMBEDDING, OUTPUT, SINGLE, is_computed
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.stored_tensors import StoredTensor
 
@@ -19,7 +19,7 @@ def tensor_problems(
     files: ModelFiles, stored: Mapping[str, StoredTensor], shape: ModelShape
 ) -> Iterator[str]:
     """Missing and surplus tensors, wrong types and shapes, and an output that is not tied."""
-    expected = {tensor.name: tensor.size for tensor in expected_tensors(shape)}
+    expected = {tensor.name: tensor.size(shape.axes) for tensor in shape.expected_tensors()}
     kept = {OUTPUT, *expected} if shape.is_tied else set(expected)
     yield from _missing([name for name in expected if name not in stored], stored)
     yield from _surplus([n for n in stored if n not in kept and not is_computed(n)], stored)

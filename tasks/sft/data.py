@@ -42,7 +42,8 @@ class _Solved:
 def load_data(spec: SftSpec, model: Path, dataset: Path | None) -> SftData:
     """Sequences for the model's own tokenizer. Raises InputError when none is usable."""
     from engines.chat import Chat
-    from engines.megatron.hf.config import model_shape, read_config
+    from engines.families.common.config import read_config
+    from engines.families.common.registry import model_shape
 
     shape = model_shape(read_config(model))
     chat = Chat.load(model)

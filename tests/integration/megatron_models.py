@@ -13,17 +13,9 @@ from engines.batching import TokenSequence
 from engines.megatron.spec import Parallel
 from engines.types import Sample, Status
 from infra.processes.ports import free_ports
+from tests.families import SIZES, hf_config
 
-VOCAB = 96
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+VOCAB = SIZES["vocab_size"]
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -34,23 +26,24 @@ LLAMA3_ROPE = {
 }
 
 
-def make_model(name: str, folder: Path) -> Any:
-    """Save a random model with large weights, so that errors show, to `folder`; returns it."""
-    import torch
-    import transformers as hf
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+}
+"""family and changed fields, by a name of its own"""
 
-    configs: dict[str, Any] = {
-        "qwen2": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=False),
-        "qwen2-tied": lambda: hf.Qwen2Config(**SIZES, tie_word_embeddings=True),
-        "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
-        "llama": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=False),
-        "llama3": lambda: hf.LlamaConfig(
-            **SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE
-        ),
-    }
-    config = configs[name]()
+
+def make_model(name: str, folder: Path) -> Any:
+    """Save a random model with large weights, so that errors show, to `folder`; returns it.
+
+    `name` is a family or a variant of one."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    family, changes = VARIANTS.get(name, (name, {}))
+    config = hf_config(family, **{"tie_word_embeddings": family == "qwen3"} | changes)
     torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = 0.1 * torch.randn(parameter.shape)

@@ -14,6 +14,7 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
+from engines.families.common.registry import family_names
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences, build_pack
@@ -21,12 +22,12 @@ from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from infra.errors import AgreementError, InputError, TrainingStopped
-from tests.integration.megatron_models import make_model, one_rank, samples, sequences
+from tests.integration.megatron_models import VARIANTS, make_model, one_rank, samples, sequences
 
 pytestmark = pytest.mark.integration
 
 LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
-FAMILIES = ("qwen2", "qwen2-tied", "qwen3", "llama", "llama3")
+FAMILIES = (*family_names(), *VARIANTS)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,11 +27,30 @@ pytestmark = pytest.mark.unit
 def test_a_gpu_counts_where_its_driver_is_and_nobody_hides_it(
     visible: str | None, driver: bool, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "_DRIVER", tmp_path if driver else tmp_path / "none")
+    if driver:
+        (tmp_path / "version").touch()
+    monkeypatch.setattr(cuda, "_DRIVER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert cuda.has_cuda.__wrapped__() is found
+
+
+def test_the_drivers_name_of_the_first_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_DRIVER", tmp_path)
+    assert cuda.gpu_name() == ""
+    for place, name in (("0000:02:00.0", "Other"), ("0000:01:00.0", "NVIDIA H100 80GB HBM3")):
+        (folder := tmp_path / "gpus" / place).mkdir(parents=True)
+        (folder / "information").write_text(f"IRQ: 7\nModel: \t {name}\n")
+    assert cuda.gpu_name() == "NVIDIA H100 80GB HBM3"
+
+
+def test_torch_says_how_it_was_built() -> None:
+    import torch
+
+    assert cuda.torch_build() == cuda.TorchBuild(
+        torch.__version__, torch.version.cuda, torch.cuda.is_available()
+    )
 
 
 def _with_gpu() -> bool:

@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from infra.cuda import TorchBuild
 from infra.stack import installed
 from infra.stack.installed import judge_torch, lock_pins, torch_build
 
 pytestmark = pytest.mark.unit
+CPU_BUILD = TorchBuild("2.13.0+cpu", None, sees_gpu=False)
 
 
 def test_a_cuda_build_is_never_called_one_for_the_cpu() -> None:
-    plain = judge_torch("2.13.0", "13.0", sees_gpu=False, has_gpu=False)
+    plain = judge_torch(TorchBuild("2.13.0", "13.0", sees_gpu=False), has_gpu=False)
     assert plain.ok
     assert plain.detail == "2.13.0, built for CUDA 13.0, on the CPU"
-    assert judge_torch("2.13.0+cpu", None, sees_gpu=False, has_gpu=False).detail == (
-        "2.13.0+cpu, built for CPU"
-    )
+    assert judge_torch(CPU_BUILD, has_gpu=False).detail == "2.13.0+cpu, built for CPU"
 
 
 def test_a_build_that_cannot_use_the_gpu_is_a_finding() -> None:
-    assert not judge_torch("2.13.0+cpu", None, sees_gpu=False, has_gpu=True).ok
-    assert not judge_torch("2.14.1", "13.0", sees_gpu=False, has_gpu=True).ok
-    assert judge_torch("2.14.1", "13.0", sees_gpu=True, has_gpu=True).ok
+    assert not judge_torch(CPU_BUILD, has_gpu=True).ok
+    assert not judge_torch(TorchBuild("2.14.1", "13.0", sees_gpu=False), has_gpu=True).ok
+    assert judge_torch(TorchBuild("2.14.1", "13.0", sees_gpu=True), has_gpu=True).ok
 
 
 def test_a_torch_without_its_libraries_is_found(

@@ -86,7 +86,7 @@ def test_latent_attention_with_tensor_parallelism_is_refused_for_its_gradients()
         (Parallel(tp=2), {"intermediate_size": 255}, "feed-forward size (255)"),
         (Parallel(pp=3), {}, "layers (4)"),
         (Parallel(dp=2, ep=2), {}, "mixture-of-experts"),
-        (None, {"model_type": "gpt2"}, "supported families: qwen2, qwen3, llama"),
+        (None, {"model_type": "gpt2"}, "supported families: llama"),
         (None, {"attention_bias": True}, "attention_bias"),
         (None, {"use_sliding_window": True}, "sliding-window"),
         (None, {"hidden_act": "gelu"}, "'gelu'"),

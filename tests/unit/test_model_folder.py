@@ -144,7 +144,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "config a list": (_text("config.json", "[]"), "config.json: must hold a JSON object"),
     "other family": (_config(model_type="gpt2"), "model_type 'gpt2' is not supported"),
     "no family": (_config(model_type=...), "model_type None is not supported"),
-    "classifier": (_config(architectures=["Qwen3ForTokenClassification"]), "ForCausalLM) is exp"),
+    "classifier": (_config(architectures=["Qwen3ForTokenClassification"]), "Qwen3ForCausalLM is e"),
     "no width": (_config(hidden_size=...), "hidden_size must be a positive integer, got None"),
     "layers as text": (_config(num_hidden_layers="1"), "num_hidden_layers must be a positive int"),
     "NaN": (_config(rms_norm_eps=float("nan")), "rms_norm_eps must be a finite number above 0"),

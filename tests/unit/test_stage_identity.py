@@ -151,6 +151,10 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("engines/megatron/train/critic.py", set()),
         ("engines/sglang/client.py", EXPERTS_RL | UNIFIED),
         ("engines/megatron/train/optimizer.py", ALL - {"base"}),
+        # one model family
+        ("engines/families/qwen3.py", ALL),
+        ("engines/families/llama.py", set()),
+        ("engines/families/common/dense.py", ALL),
         # what only declares is in the specs, by value
         ("engines/algorithms/choices.py", set()),
         ("rewards/built_in.py", set()),
@@ -172,6 +176,18 @@ def test_an_estimator_counts_where_the_algorithm_names_it(tree: Path) -> None:
     with edited(tree / "engines/algorithms/statistics/leave_one_out.py"):
         changed = rerun(before, digests(preset, root=tree))
     assert changed == {"general-rl"} | UNIFIED - {"unified-opd"}
+
+
+def test_an_imported_models_family_counts_and_no_other(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    imported = f"base={{folder: '{tmp_path}'}}"
+    before = digests(imported, root=tree)
+    with edited(tree / "engines/families/llama.py"):
+        assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
+    with edited(tree / "engines/families/qwen3.py"):
+        assert rerun(before, digests(imported, root=tree)) == set()
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
 
 
 # Hooks

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.megatron.hf.tensors import INDEX, SINGLE, is_computed
+from engines.families.common.tensors import INDEX, SINGLE, is_computed
 from infra.errors import InputError
 
 

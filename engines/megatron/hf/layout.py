@@ -8,18 +8,21 @@ knows those layouts and nothing else: it reads and writes tensors through the ca
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engines.megatron.hf.config import ModelShape
-from engines.megatron.hf.tensors import EMBEDDING, OUTPUT, hf_names
+from engines.families.common.family import ModelShape
+from engines.families.common.tensors import EMBEDDING, OUTPUT, HfTensor
 from engines.megatron.parallel import Layout
 
-VALUE_HEAD = {"output_layer.weight": "score.weight", "output_layer.bias": "score.bias"}
+VALUE_HEAD = {
+    "output_layer.weight": HfTensor("score.weight", ("value",), "hidden"),
+    "output_layer.bias": HfTensor("score.bias", ("value",)),
+}
 """as transformers' token classifiers name it, so that they read an exported critic"""
 
 
@@ -28,13 +31,22 @@ class MappedWeight:
     """One Megatron parameter of this rank and the HF tensors it is made of."""
 
     param: Tensor
-    names: tuple[str, ...]
+    tensors: tuple[HfTensor, ...]
     split_dim: int | None
     """the dimension that tensor-parallel ranks share; None if each holds the whole"""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tensor.name for tensor in self.tensors)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its rows, by axis: one HF tensor may hold several parts."""
+        return tuple(part for tensor in self.tensors for part in tensor.rows)
+
+    @property
     def is_qkv(self) -> bool:
-        return "q_proj" in self.names[0]
+        return self.parts == ("queries", "keys", "keys")
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
@@ -46,11 +58,11 @@ def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Itera
         if shape.has_value_head and name in VALUE_HEAD:
             yield MappedWeight(param, (VALUE_HEAD[name],), None)
             continue
-        names = hf_names(name, first_layer)
-        if names == (OUTPUT,) and shape.is_tied:
+        tensors = shape.family.tensors.of_parameter(name, first_layer)
+        if tensors[0].name == OUTPUT and shape.is_tied:
             # The last pipeline stage's own copy of the embedding.
-            names = (EMBEDDING,)
-        yield MappedWeight(param, names, split_dim)
+            tensors = (replace(tensors[0], name=EMBEDDING),)
+        yield MappedWeight(param, tensors, split_dim)
 
 
 def _first_layer(model: nn.Module) -> int:
@@ -71,14 +83,15 @@ def load_weights(
     A value head that is not among the `stored` names keeps the zeros it was made with.
     """
     for weight in mapped_weights(model, shape, layout):
-        if weight.names[0] in VALUE_HEAD.values() and weight.names[0] not in stored:
+        if weight.tensors[0] in VALUE_HEAD.values() and weight.names[0] not in stored:
             continue
         whole = _fuse(weight, [read(name) for name in weight.names], shape, layout)
         weight.param.copy_(whole)
 
 
-def _fuse(weight: MappedWeight, parts: list[Tensor], shape: ModelShape, layout: Layout) -> Tensor:
+def _fuse(weight: MappedWeight, stored: list[Tensor], shape: ModelShape, layout: Layout) -> Tensor:
     """This rank's slice of the fused tensor."""
+    parts = _parted(weight, stored, shape)
     if weight.is_qkv:
         # [G, heads of the group + k + v, ...]: a slice of whole groups stays in that order.
         by_group = [part.reshape(shape.kv_groups, -1, *part.shape[1:]) for part in parts]
@@ -87,6 +100,15 @@ def _fuse(weight: MappedWeight, parts: list[Tensor], shape: ModelShape, layout: 
     if weight.split_dim is None:
         return torch.cat(parts)
     return torch.cat([_slice(part, weight.split_dim, layout) for part in parts])
+
+
+def _parted(weight: MappedWeight, stored: list[Tensor], shape: ModelShape) -> list[Tensor]:
+    """The parts that HF's tensors hold, one below another."""
+    parts: list[Tensor] = []
+    for tensor, held in zip(weight.tensors, stored, strict=True):
+        sizes = [shape.axes[part] for part in tensor.rows] if len(tensor.rows) > 1 else []
+        parts += held.split(sizes) if sizes else [held]
+    return parts
 
 
 def _slice(tensor: Tensor, dim: int, layout: Layout) -> Tensor:
@@ -131,6 +153,12 @@ def _stage_tensors(
 
 def _unfuse(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
     """The inverse of `_fuse`, gathered over tensor-parallel ranks."""
+    parts = iter(_gathered_parts(weight, shape, layout))
+    by_tensor = [[next(parts) for _ in tensor.rows] for tensor in weight.tensors]
+    return [torch.cat(held) if len(held) > 1 else held[0] for held in by_tensor]
+
+
+def _gathered_parts(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
     slices = _gather(weight, layout)
     if weight.is_qkv:
         fused = torch.cat(slices) if len(slices) > 1 else slices[0]
@@ -138,7 +166,7 @@ def _unfuse(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Ten
         heads = shape.heads // shape.kv_groups * shape.head_dim
         parts = by_group.split([heads, shape.head_dim, shape.head_dim], 1)
         return [part.reshape(-1, *fused.shape[1:]) for part in parts]
-    pieces = [piece.chunk(len(weight.names)) for piece in slices]
+    pieces = [piece.chunk(len(weight.parts)) for piece in slices]
     dim = weight.split_dim or 0
     by_name = [list(same) for same in zip(*pieces, strict=True)]
     return [torch.cat(same, dim) if len(same) > 1 else same[0] for same in by_name]

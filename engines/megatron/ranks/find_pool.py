@@ -13,6 +13,7 @@ _PREFIX = "trainer-pool-"
 _CODE = (
     "engines/algorithms",
     "engines/batching.py",
+    "engines/families",
     "engines/keeper.py",
     "engines/lease.py",
     "engines/megatron",

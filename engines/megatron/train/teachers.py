@@ -18,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.megatron.hf.config import ModelShape, model_shape, read_config
+from engines.families.common.config import read_config
+from engines.families.common.family import ModelShape
+from engines.families.common.registry import model_shape
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import load_weights
 from engines.megatron.train.reference import Reference

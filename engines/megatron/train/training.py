@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.batching import plan_micro_batches
+from engines.families.common.config import read_config
+from engines.families.common.registry import model_shape
 from engines.megatron import device
-from engines.megatron.flops import mfu, sequence_flops
-from engines.megatron.hf.config import model_shape, read_config
+from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
@@ -160,7 +161,7 @@ class Training:
 
     def _flops(self, flat: FlatSequences) -> NDArray[np.float64]:
         """Of each sequence, forward and backward."""
-        return sequence_flops(self.shape, flat.lengths, flat.num_trained)
+        return self.shape.family.flops(self.shape, flat.lengths, flat.num_trained)
 
     def _schedule(
         self, packs: list[Pack], forward: Any, *, forward_only: bool = False

@@ -13,11 +13,13 @@ Legend: N new tokens, A query and key heads together, W width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 
+from engines.families.common.registry import all_families
 from engines.sglang.cpu.row_invariant import filled_up
 
 
@@ -140,13 +142,11 @@ def is_plain(model: Any) -> bool:
 
 
 def install() -> None:
-    """Put it under the families that the trainer maps."""
-    from sglang.srt.models.llama import LlamaModel
-    from sglang.srt.models.qwen2 import Qwen2Model
-    from sglang.srt.models.qwen3 import Qwen3Model
-
-    for kind in (LlamaModel, Qwen2Model, Qwen3Model):
-        kind.forward = _either(kind.forward)
+    """Put it under the families that say that it computes what they do."""
+    named = [family.sglang_dense for family in all_families().values()]
+    for name in dict.fromkeys(filter(None, named)):
+        trunk = resolve_name(name)
+        trunk.forward = _either(trunk.forward)
 
 
 def _either(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The families that the trainer maps, a module each, for SGLang's hook for model packages.
+"""Our families' model classes, for SGLang's hook for model packages.
 
 Importing these instead of all that SGLang has saves seconds at every start.
 """

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engines.batching import MicroBatch, plan_micro_batches
-from engines.megatron.flops import sequence_flops
-from engines.megatron.hf.config import model_shape
+from engines.families.common.registry import model_shape
 from tests.programs.bench.rows import Row
 
 MAX_TOKENS = 65536
@@ -92,7 +91,7 @@ def _long_tail(number: int, seed: int) -> tuple[list[int], list[float]]:
     """Lengths and FLOPs; every token is trained."""
     drawn = np.random.default_rng(seed).lognormal(np.log(MEDIAN), SIGMA, number)
     lengths = drawn.astype(np.int64).clip(1, MAX_TOKENS)
-    return lengths.tolist(), sequence_flops(SHAPE, lengths, lengths).tolist()
+    return lengths.tolist(), SHAPE.family.flops(SHAPE, lengths, lengths).tolist()
 
 
 def _by_flops(lengths: list[int], costs: list[float], ranks: int) -> Plan:

@@ -1,0 +1,51 @@
+"""Finds a family by a config's `model_type`: the module of that name in `engines/families`.
+
+A family is imported when it is asked for. So a stage's code identity holds the family of its model
+and no other (`tasks/durable/identity.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from engines.families.common.family import Family, ModelShape
+from infra.errors import InputError
+
+_FOLDER = Path(__file__).resolve().parent.parent
+_PACKAGE = __name__.rpartition(".common.")[0]
+
+
+@functools.cache
+def family_names() -> tuple[str, ...]:
+    """Values of `model_type` that are supported."""
+    return tuple(sorted(file.stem for file in _FOLDER.glob("[!_]*.py")))
+
+
+def family_module(config: Mapping[str, Any]) -> str:
+    """Dotted name of the module that describes this config's family. Raises InputError."""
+    name = config.get("model_type")
+    if name not in family_names():
+        raise InputError(
+            f"config.json: model_type {name!r} is not supported; supported families:"
+            f" {', '.join(family_names())}"
+        )
+    return f"{_PACKAGE}.{name}"
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Raises InputError that names the families there are."""
+    return import_module(family_module(config)).FAMILY
+
+
+def all_families() -> dict[str, Family]:
+    """By `model_type`."""
+    return {name: family_of({"model_type": name}) for name in family_names()}
+
+
+def model_shape(config: Mapping[str, Any]) -> ModelShape:
+    """Read a config; raises InputError for a family or feature that is not supported."""
+    return family_of(config).read_shape(config)

@@ -1,3 +1,0 @@
-"""Llama, as SGLang has it."""
-
-from sglang.srt.models.llama import EntryClass as EntryClass

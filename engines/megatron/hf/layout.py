@@ -7,7 +7,7 @@ knows those layouts and nothing else: it reads and writes tensors through the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,59 @@ class MappedWeight:
     @property
     def is_qkv(self) -> bool:
         return "q_proj" in self.names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeight:
+    """The same as `engines.weights` pushes it: whole tensors, put together from shards."""
+
+    weight: MappedWeight
+    shape: ModelShape
+    tp: int
+
+    @property
+    def local(self) -> Tensor:
+        return self.weight.param.detach()
+
+    @property
+    def is_split(self) -> bool:
+        return self.weight.split_dim is not None
+
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """HF names and whole sizes."""
+        names, size = self.weight.names, list(self.local.shape)
+        if self.weight.split_dim is not None:
+            size[self.weight.split_dim] *= self.tp
+        if not self.weight.is_qkv:
+            return [(name, (size[0] // len(names), *size[1:])) for name in names]
+        groups = self.shape.kv_groups
+        rows = [groups * heads * self.shape.head_dim for heads in self._heads]
+        return [(name, (count, *size[1:])) for name, count in zip(names, rows, strict=True)]
+
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        """Of q, k and v in each KV group."""
+        return self.shape.heads // self.shape.kv_groups, 1, 1
+
+    @torch.no_grad()
+    def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
+        """Copy the shard of tensor-parallel rank `index` to where it belongs."""
+        if self.weight.is_qkv:
+            # [G, heads of the group + k + v, ...]: a rank has whole groups.
+            groups = self.shape.kv_groups
+            own = groups // self.tp if self.is_split else groups
+            by_group = shard.reshape(own, -1, *shard.shape[1:])
+            parts = by_group.split([heads * self.shape.head_dim for heads in self._heads], 1)
+            for part, target in zip(parts, whole, strict=True):
+                place = target.view(groups, -1, *target.shape[1:])
+                place.narrow(0, own * index if self.is_split else 0, own).copy_(part)
+            return
+        for part, target in zip(shard.chunk(len(whole)), whole, strict=True):
+            if self.weight.split_dim is None:
+                target.copy_(part)
+            else:
+                target.chunk(self.tp, self.weight.split_dim)[index].copy_(part)
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
@@ -99,8 +152,8 @@ def gathered_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """(HF name, whole tensor) of every weight, on every rank: a collective over TP and PP.
 
-    Tensors stay on the device and may share memory with the parameters: use or copy each before
-    taking the next. A tied output layer is not repeated.
+    Tensors stay on the device: use or copy each before taking the next. A tied output layer is not
+    repeated.
     """
     if layout.parallel.pp == 1:
         yield from _stage_tensors(model, shape, layout)
@@ -123,25 +176,30 @@ def gathered_tensors(
 def _stage_tensors(
     model: nn.Module, shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
+    for weight in _own_weights(model, shape, layout):
+        yield from zip(weight.names, _unfuse(weight, shape, layout), strict=True)
+
+
+def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
+    """Of this stage, without the last stage's own copy of the embedding."""
     for weight in mapped_weights(model, shape, layout):
-        is_copy = weight.names == (EMBEDDING,) and not layout.is_first_stage
-        if not is_copy:
-            yield from zip(weight.names, _unfuse(weight, shape, layout), strict=True)
+        if weight.names != (EMBEDDING,) or layout.is_first_stage:
+            yield weight
+
+
+def served_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> list[ServedWeight]:
+    """What this rank's pipeline stage gives to servers."""
+    tp = layout.parallel.tp
+    return [ServedWeight(weight, shape, tp) for weight in _own_weights(model, shape, layout)]
 
 
 def _unfuse(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
     """The inverse of `_fuse`, gathered over tensor-parallel ranks."""
-    slices = _gather(weight, layout)
-    if weight.is_qkv:
-        fused = torch.cat(slices) if len(slices) > 1 else slices[0]
-        by_group = fused.reshape(shape.kv_groups, -1, *fused.shape[1:])
-        heads = shape.heads // shape.kv_groups * shape.head_dim
-        parts = by_group.split([heads, shape.head_dim, shape.head_dim], 1)
-        return [part.reshape(-1, *fused.shape[1:]) for part in parts]
-    pieces = [piece.chunk(len(weight.names)) for piece in slices]
-    dim = weight.split_dim or 0
-    by_name = [list(same) for same in zip(*pieces, strict=True)]
-    return [torch.cat(same, dim) if len(same) > 1 else same[0] for same in by_name]
+    served = ServedWeight(weight, shape, layout.parallel.tp)
+    whole = [weight.param.new_empty(size) for _, size in served.tensors]
+    for index, shard in enumerate(_gather(weight, layout)):
+        served.place(shard, index, whole)
+    return whole
 
 
 def _gather(weight: MappedWeight, layout: Layout) -> list[Tensor]:

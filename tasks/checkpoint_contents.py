@@ -52,7 +52,11 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_optimizer_spec": "spec",
         "_run_schedule": "handle",
     },
-    "engines/megatron/train/trainer.py:RlTrainer": {"_reference": "spec", "teachers": "spec"},
+    "engines/megatron/train/trainer.py:RlTrainer": {
+        "_reference": "spec",
+        "teachers": "spec",
+        "_transport": "handle",
+    },
     "engines/megatron/train/critic.py:CriticTrainer": {"_critic": "spec"},
     "tasks/rl/record.py:RlRecord": {
         "step": "state.json",

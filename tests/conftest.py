@@ -39,7 +39,7 @@ _TOGETHER = (
     | {"test_stack.py", "test_cluster.py"},
     {"test_rl_exact.py", "test_rl_stage.py", "test_sft_stage.py"},
     {"test_sandbox.py", "test_sandbox_attacks.py"},
-    {"test_sglang_exact.py", "test_sglang_generation.py", "test_weight_sync.py"},
+    {"test_sglang_exact.py", "test_sglang_generation.py", "test_weights.py"},
     {f"test_megatron_{name}.py" for name in ("batches", "checkpoint", "critic", "parity")},
 )
 """files that share servers or ranks, which each process would have to start for itself, or that

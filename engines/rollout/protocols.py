@@ -23,7 +23,7 @@ from engines.types import (
 
 if TYPE_CHECKING:
     from engines.step_inputs import StepInputs, Values
-    from engines.weight_sync.report import PublishReport
+    from engines.weights.report import PublishReport
 
 
 class Generate(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
-    from engines.weight_sync.report import PublishReport
+    from engines.weights.report import PublishReport
 
 _TRIES = 3
 _log = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class LeasedServers(Protocol):
     async def wait_healthy(self) -> None: ...
 
     async def versions(self) -> Mapping[str, str]: ...
+
+    async def checksums(self) -> Mapping[str, str]: ...
 
 
 class PublishedPolicy:
@@ -86,5 +88,13 @@ class PublishedPolicy:
                 lacking = [url for url, version in served.items() if version != str(self._version)]
                 if lacking:
                     await self._trainer.publish(lacking, self._version)
+                    await self._make_equal()
         except EngineError as error:  # whoever asked tries on, and asks again
             _log.warning("a lost server has not got its weights yet: %s", error)
+
+    async def _make_equal(self) -> None:
+        """Publish to all servers again if they hold different bits of one version."""
+        checksums = await self._servers.checksums()
+        if len(set(checksums.values())) > 1:
+            _log.warning("servers differ in version %d: %s", self._version, checksums)
+            await self._trainer.publish(self._servers.server_urls, self._version)

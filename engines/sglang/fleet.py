@@ -14,6 +14,7 @@ from engines.sglang import http
 from engines.sglang.client import GenerationClient
 from engines.sglang.servers.manager import HUNG_S, LEASE_TTL_S, FleetManager, Request, ServerGrant
 from engines.sglang.spec import FleetSpec
+from engines.weights.held import HeldWeights, held_weights
 from infra.errors import EngineError, InputError, TributaryError
 from infra.home import home
 
@@ -23,7 +24,7 @@ _CODE = (
     "engines/keeper.py",
     "engines/lease.py",
     "engines/sglang",
-    "engines/weight_sync",
+    "engines/weights",
     "infra/access.py",
     "infra/errors.py",
 )
@@ -112,6 +113,15 @@ class Fleet:
             *[asyncio.to_thread(_version, url) for url in self.server_urls]
         )
         return dict(zip(self.server_urls, found, strict=True))
+
+    async def checksums(self) -> dict[str, str]:
+        """Of the weights in each server's memory; servers that do not answer are left out."""
+        found = await asyncio.gather(
+            *[asyncio.to_thread(held_weights, url) for url in self.server_urls],
+            return_exceptions=True,
+        )
+        pairs = zip(self.server_urls, found, strict=True)
+        return {url: held.checksum for url, held in pairs if isinstance(held, HeldWeights)}
 
     async def load(self, model: Path, version: int) -> None:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""

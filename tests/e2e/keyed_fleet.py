@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from engines.weight_sync import publish
 from infra.access import bearer, key
 from infra.home import home
 from infra.stack import load_stack
 from infra.stack.exposure import open_ports
 from tests.tiny import tiny_model
+from tests.whole_weights import push
 
 _GREEDY = Sampling(8, temperature=0.0)
 _WRONG = {"Authorization": "Bearer wrong"}
@@ -38,7 +37,7 @@ async def main(folder: Path) -> None:
     spec = FleetSpec(sglang={"log_level": "info"})  # SGLang then logs its arguments
     async with await Fleet.lease(spec, first, 1, 1, pool_servers=1, holder="test") as fleet:
         before = await fleet.client.generate([1, 2, 3], _GREEDY)
-        await asyncio.to_thread(publish, _tensors(second), fleet.server_urls, 5)
+        await asyncio.to_thread(push, second, fleet.server_urls, 5)
         after = await fleet.client.generate([1, 2, 3], _GREEDY)
         await fleet.load(first, 6)
         _refuses_strangers(fleet)
@@ -73,12 +72,6 @@ def _listens_on_every_address(fleet: Fleet) -> None:
     assert stack is not None
     ports = {int(url.rpartition(":")[2]) for url in (fleet.router_url, *fleet.server_urls)}
     assert ports <= set(open_ports(stack))
-
-
-def _tensors(folder: Path) -> Any:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors").items()
 
 
 def _versions(turn: Generation) -> set[int]:

@@ -9,9 +9,10 @@ import pytest
 from engines.sglang.client import GenerationClient
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from engines.weight_sync import disk, publish
-from engines.weight_sync.update import flush
+from engines.weights.disk import load_folder
+from engines.weights.update import flush
 from tests.integration.conftest import SglangPair
+from tests.whole_weights import push
 
 pytestmark = pytest.mark.integration
 
@@ -81,15 +82,12 @@ async def test_greedy_and_filtered_neighbours_leave_a_sample_as_it_is(
 async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_batch(
     sglang_pair: SglangPair,
 ) -> None:
-    from safetensors.torch import load_file
-
     pair, turns = sglang_pair, sampled(48)
-    await asyncio.to_thread(disk.publish, pair.other_model, pair.urls, 1)
+    await asyncio.to_thread(load_folder, pair.other_model, pair.urls, 1)
     fine = await generate(pair, turns, 16)
     spec = FleetSpec(sglang={"dtype": "bfloat16"})
     await asyncio.to_thread(pair.slots.prepare, pair.names, spec, pair.model, 1, 0)
-    weights = load_file(pair.other_model / "model.safetensors").items()
-    await asyncio.to_thread(publish, weights, pair.urls, 1)
+    await asyncio.to_thread(push, pair.other_model, pair.urls, 1)
     together = await generate(pair, turns, 16)
     for url in pair.urls:
         flush(url)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from engines.rollout.published_policy import PublishedPolicy
-from engines.weight_sync.report import PublishReport
+from engines.weights.report import PublishReport
 from infra.errors import EngineError
 
 pytestmark = pytest.mark.unit
@@ -24,6 +24,8 @@ class Fleet:
     def __init__(self) -> None:
         self.serve = dict.fromkeys(BOTH, "1")
         self.lost: set[str] = set()
+        self.bits: dict[str, str] = {}
+        """of servers that differ from the others, until they are asked"""
         self.returns = True
 
     def lose(self, url: str) -> None:
@@ -36,6 +38,9 @@ class Fleet:
         for url in self.lost:
             self.serve[url] = "0"
         self.lost.clear()
+
+    async def checksums(self) -> dict[str, str]:
+        return {url: self.bits.pop(url, "same") for url in BOTH}
 
     async def versions(self) -> dict[str, str]:
         return dict(self.serve)
@@ -77,6 +82,17 @@ async def test_a_server_that_came_back_gets_the_weights_of_the_moment(
     served.repair()
     await served.wait_repaired()
     assert len(trainer.published) == 1, "nothing is lacking any more"
+
+
+async def test_servers_that_differ_after_a_repair_all_get_the_weights_again(
+    fleet: Fleet, trainer: Trainer
+) -> None:
+    served = PublishedPolicy(trainer, fleet, 1)
+    fleet.lose(BOTH[1])
+    fleet.bits = {BOTH[1]: "other"}
+    served.repair()
+    await served.wait_repaired()
+    assert trainer.published == [((BOTH[1],), 1), (tuple(BOTH), 1)]
 
 
 async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call, order
-from engines.weight_sync import update
+from engines.weights import update
 from infra.errors import EngineError
 
 pytestmark = pytest.mark.unit

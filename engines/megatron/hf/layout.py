@@ -7,7 +7,7 @@ knows those layouts and nothing else: it reads and writes tensors through the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,52 @@ class MappedWeight:
     @property
     def is_qkv(self) -> bool:
         return self.parts == ("queries", "keys", "keys")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeight:
+    """The same as `engines.weights` pushes it: whole tensors, put together from shards."""
+
+    weight: MappedWeight
+    shape: ModelShape
+    tp: int
+
+    @property
+    def local(self) -> Tensor:
+        return self.weight.param.detach()
+
+    @property
+    def is_split(self) -> bool:
+        return self.weight.split_dim is not None
+
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """HF names and whole sizes."""
+        axes = {**self.shape.axes, "value": 1}
+        return [(tensor.name, tensor.size(axes)) for tensor in self.weight.tensors]
+
+    @torch.no_grad()
+    def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
+        """Copy the shard of tensor-parallel rank `index` to where it belongs."""
+        parts = _parted(self.weight, whole, self.shape)
+        if self.weight.is_qkv:
+            self._place_groups(shard, index, parts)
+            return
+        for piece, target in zip(shard.chunk(len(parts)), parts, strict=True):
+            if self.weight.split_dim is None:
+                target.copy_(piece)
+            else:
+                target.chunk(self.tp, self.weight.split_dim)[index].copy_(piece)
+
+    def _place_groups(self, shard: Tensor, index: int, parts: Sequence[Tensor]) -> None:
+        """A rank has whole KV groups, of [heads of the group + k + v, ...] each."""
+        groups, width = self.shape.kv_groups, self.shape.head_dim
+        own = groups // self.tp if self.is_split else groups
+        by_group = shard.reshape(own, -1, *shard.shape[1:])
+        pieces = by_group.split([self.shape.heads // groups * width, width, width], 1)
+        for piece, target in zip(pieces, parts, strict=True):
+            held = target.view(groups, -1, *target.shape[1:])
+            held.narrow(0, own * index if self.is_split else 0, own).copy_(piece)
 
 
 def mapped_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
@@ -102,7 +148,7 @@ def _fuse(weight: MappedWeight, stored: list[Tensor], shape: ModelShape, layout:
     return torch.cat([_slice(part, weight.split_dim, layout) for part in parts])
 
 
-def _parted(weight: MappedWeight, stored: list[Tensor], shape: ModelShape) -> list[Tensor]:
+def _parted(weight: MappedWeight, stored: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
     """The parts that HF's tensors hold, one below another."""
     parts: list[Tensor] = []
     for tensor, held in zip(weight.tensors, stored, strict=True):
@@ -121,8 +167,8 @@ def gathered_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """(HF name, whole tensor) of every weight, on every rank: a collective over TP and PP.
 
-    Tensors stay on the device and may share memory with the parameters: use or copy each before
-    taking the next. A tied output layer is not repeated.
+    Tensors stay on the device: use or copy each before taking the next. A tied output layer is not
+    repeated.
     """
     if layout.parallel.pp == 1:
         yield from _stage_tensors(model, shape, layout)
@@ -145,31 +191,30 @@ def gathered_tensors(
 def _stage_tensors(
     model: nn.Module, shape: ModelShape, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
+    for weight in _own_weights(model, shape, layout):
+        yield from zip(weight.names, _unfuse(weight, shape, layout), strict=True)
+
+
+def _own_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> Iterator[MappedWeight]:
+    """Of this stage, without the last stage's own copy of the embedding."""
     for weight in mapped_weights(model, shape, layout):
-        is_copy = weight.names == (EMBEDDING,) and not layout.is_first_stage
-        if not is_copy:
-            yield from zip(weight.names, _unfuse(weight, shape, layout), strict=True)
+        if weight.names != (EMBEDDING,) or layout.is_first_stage:
+            yield weight
+
+
+def served_weights(model: nn.Module, shape: ModelShape, layout: Layout) -> list[ServedWeight]:
+    """What this rank's pipeline stage gives to servers."""
+    tp = layout.parallel.tp
+    return [ServedWeight(weight, shape, tp) for weight in _own_weights(model, shape, layout)]
 
 
 def _unfuse(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
     """The inverse of `_fuse`, gathered over tensor-parallel ranks."""
-    parts = iter(_gathered_parts(weight, shape, layout))
-    by_tensor = [[next(parts) for _ in tensor.rows] for tensor in weight.tensors]
-    return [torch.cat(held) if len(held) > 1 else held[0] for held in by_tensor]
-
-
-def _gathered_parts(weight: MappedWeight, shape: ModelShape, layout: Layout) -> list[Tensor]:
-    slices = _gather(weight, layout)
-    if weight.is_qkv:
-        fused = torch.cat(slices) if len(slices) > 1 else slices[0]
-        by_group = fused.reshape(shape.kv_groups, -1, *fused.shape[1:])
-        heads = shape.heads // shape.kv_groups * shape.head_dim
-        parts = by_group.split([heads, shape.head_dim, shape.head_dim], 1)
-        return [part.reshape(-1, *fused.shape[1:]) for part in parts]
-    pieces = [piece.chunk(len(weight.parts)) for piece in slices]
-    dim = weight.split_dim or 0
-    by_name = [list(same) for same in zip(*pieces, strict=True)]
-    return [torch.cat(same, dim) if len(same) > 1 else same[0] for same in by_name]
+    served = ServedWeight(weight, shape, layout.parallel.tp)
+    whole = [weight.param.new_empty(size) for _, size in served.tensors]
+    for index, shard in enumerate(_gather(weight, layout)):
+        served.place(shard, index, whole)
+    return whole
 
 
 def _gather(weight: MappedWeight, layout: Layout) -> list[Tensor]:

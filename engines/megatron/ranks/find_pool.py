@@ -20,7 +20,7 @@ _CODE = (
     "engines/raylink.py",
     "engines/sglang/http.py",
     "engines/types.py",
-    "engines/weight_sync",
+    "engines/weights",
     "infra/config.py",
     "infra/errors.py",
 )

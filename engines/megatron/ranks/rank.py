@@ -151,6 +151,8 @@ class TrainerRank:
     def stop(self) -> None:
         from engines.megatron.parallel import stop_parallel
 
+        if self._trainer is not None:
+            self._trainer.close()
         self._trainer, self._rank = None, -1
         self._stop_listening()
         stop_parallel()

@@ -22,7 +22,7 @@ from infra.errors import EngineError
 
 if TYPE_CHECKING:
     from engines.batching import TokenSequence
-    from engines.weight_sync.report import PublishReport
+    from engines.weights.report import PublishReport
 
 
 async def prewarm(ranks: int, pool: Any = None) -> None:

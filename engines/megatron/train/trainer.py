@@ -17,7 +17,9 @@ from engines.megatron.train.rl_step import agreement_of, token_rewards_of, train
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs
-from engines.weight_sync.report import PublishReport
+from engines.weights import PublishReport, Transport
+from engines.weights.choice import transport_to
+from engines.weights.transport import find_targets
 from infra.errors import EngineError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
@@ -29,6 +31,8 @@ class RlTrainer(SftTrainer):
     _reference: Reference | None = None
     teachers: Teachers | None = None
     """set by `load_teachers`"""
+    _transport: Transport | None = None
+    """made by the first publish, which knows where the servers are"""
 
     @property
     def policy(self) -> PolicyModel:
@@ -70,21 +74,20 @@ class RlTrainer(SftTrainer):
 
     # Weights
 
-    def publish(self, endpoints: Sequence[str], version: int) -> PublishReport | None:
-        """Give the current weights to generation servers as `version`; rank 0 sends.
+    def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
+        """Give the current weights to generation servers as `version`; all ranks take part.
 
-        Returns the report on rank 0, None elsewhere. A server that refuses is in the report: the
-        ranks stay in step, and the publish can be repeated.
+        A server that refuses is in the report: the ranks stay in step, and the publish can be
+        repeated.
         """
-        tensors = self.hf_tensors()
+        weights = self.trained_weights()
         try:
-            if self.layout.rank != 0:
-                return None
-            from engines.weight_sync import publish
-
-            return publish(tensors, endpoints, version)
+            targets = weights.ranks.from_leader(lambda: find_targets(endpoints))
+            self._transport = self._transport or transport_to(targets, weights.ranks)
+            return self._transport.push(weights, targets, version)
         except EngineError as error:
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
-        finally:
-            for _ in tensors:  # every rank takes part in gathering each of them
-                pass
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

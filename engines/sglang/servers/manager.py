@@ -25,7 +25,7 @@ from engines.keeper import Waiting, ended_leases, holders
 from engines.lease import Lease, LeaseBook
 from engines.sglang.servers.slots import ServerSlots, Slot, architecture
 from engines.sglang.spec import FleetSpec
-from engines.weight_sync import disk
+from engines.weights.disk import load_folder
 from infra.errors import EngineError, OutOfMemory
 
 LEASE_TTL_S = 60.0
@@ -148,7 +148,7 @@ class FleetManager:
         slots = [self._slots[name] for name in lease.units if name not in fleet.down]
         if all(slot.fits(wanted) for slot in slots):
             urls = [slot.url for slot in slots]
-            await asyncio.to_thread(disk.publish, model, urls, version)
+            await asyncio.to_thread(load_folder, model, urls, version)
         else:
             await asyncio.to_thread(
                 self._slots.prepare, lease.units, request.spec, model, request.tp, version
@@ -255,10 +255,11 @@ class FleetManager:
         _log.warning("%s died; restarting it", name)
         try:
             await asyncio.to_thread(slot.ensure, request.spec, fleet.model, request.tp)
-            await asyncio.to_thread(disk.publish, fleet.model, [slot.url], fleet.disk_version)
+            await asyncio.to_thread(load_folder, fleet.model, [slot.url], fleet.disk_version)
             self._restarts += 1
         except (EngineError, OutOfMemory):
             _log.exception("%s does not start; trying again", name)
+            await asyncio.to_thread(slot.stop)  # as a dead one it is restarted
         finally:
             fleet.restarting.discard(name)
 

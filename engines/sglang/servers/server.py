@@ -1,4 +1,4 @@
-"""One SGLang server's life: start, ready, health, stop. Knows no Ray; weights: `weight_sync`."""
+"""One SGLang server's life: start, ready, health, stop. Knows no Ray and no weights."""
 
 from __future__ import annotations
 

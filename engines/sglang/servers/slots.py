@@ -19,7 +19,7 @@ from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.servers.zygote import Zygote
 from engines.sglang.spec import FleetSpec
-from engines.weight_sync import disk
+from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
 from infra.errors import EngineError, InputError
 from infra.processes.ports import free_ports
@@ -123,7 +123,7 @@ class ServerSlots:
             ready_router = pool.submit(self.router, names)
             for future in [pool.submit(slot.ensure, spec, model, tp) for slot in slots]:
                 future.result()
-            disk.publish(model, [slot.url for slot in slots], version)
+            load_folder(model, [slot.url for slot in slots], version)
             router = ready_router.result()
         router.set_servers([slot.url for slot in slots])
         return router

@@ -33,7 +33,7 @@ from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, Values
 from engines.types import Transcript
-from engines.weight_sync import PublishReport
+from engines.weights import PublishReport
 from rewards.rubric import RubricJudgement
 from tests.programs.bench.clock import Clock, Spent
 from tests.programs.bench.rows import Row
@@ -95,7 +95,7 @@ class HereTrainer:
 
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         report = self.trainer.publish(endpoints, version)
-        if report is None or report.refused:
+        if report.refused:
             raise RuntimeError(f"the servers did not take the weights: {report}")
         return report
 

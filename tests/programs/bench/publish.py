@@ -7,6 +7,7 @@ import statistics
 import torch
 
 from engines.megatron.train.trainer import RlTrainer
+from engines.weights import PublishReport
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
@@ -23,21 +24,28 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
 
 
 def _rows(trainer: RlTrainer, urls: list[str], copying: float) -> list[Row]:
-    reports = [trainer.publish(urls, version) for version in range(1, REPEATS + 2)][1:]
-    taken = [report for report in reports if report is not None]
-    seconds = statistics.median(report.seconds for report in taken)
-    copied = statistics.median(report.copy_seconds for report in taken)
+    reports = [_published(trainer, urls, version) for version in range(1, REPEATS + 2)][1:]
+    seconds = statistics.median(report.seconds for report in reports)
+    paused = statistics.median(report.pause_seconds for report in reports)
     to = f"{len(urls)} server{'s' * (len(urls) > 1)}"
     return [
         Row(
             f"weight publish to {to}",
             seconds,
             "s",
-            note=f"{taken[0].bytes} bytes, {1e3 * copied:.2f} ms of it copying; median of"
-            f" {REPEATS}; the rest is the servers' own protocol and loading",
+            note=f"{reports[0].bytes} bytes, median of {REPEATS}; most of it is the servers' own"
+            " protocol and loading",
         ),
+        Row(f"pause of generation for a publish to {to}", paused, "s"),
         Row(f"weight publish over memcpy, {to}", seconds / copying, "ratio"),
     ]
+
+
+def _published(trainer: RlTrainer, urls: list[str], version: int) -> PublishReport:
+    report = trainer.publish(urls, version)
+    if report.refused:
+        raise RuntimeError(f"a server did not take the weights: {report.refused}")
+    return report
 
 
 def _memcpy_seconds(trainer: RlTrainer) -> float:

@@ -28,7 +28,7 @@ from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling
-from engines.weight_sync.update import flush
+from engines.weights.update import flush
 from tasks.rl.spec import RlSettings
 from tests.programs.bench import transformers_rollout
 from tests.programs.bench.clock import Clock, Spent, median_ratio

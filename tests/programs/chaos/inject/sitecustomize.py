@@ -50,9 +50,9 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         lambda self: self.steps_done == 5,
     ),
     "mid-publish": (
-        "engines.weight_sync.shared_memory",
-        "_send",
-        lambda servers, placed, ranks, version: version == 3,
+        "engines.weights.update",
+        "Update.end",
+        lambda self: self._in_parts and self._version == 3,
     ),
     # In the store but not visible yet, while the next step goes on.
     "mid-checkpoint": (

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 class PublishReport:
     """One publish of all weights to all servers.
 
-    Example: PublishReport(7, "shared_memory", 2631680, 2, seconds=0.05, copy_seconds=0.001)
+    Example: PublishReport(7, "shared memory", 2631680, 2, seconds=0.05, pause_seconds=0.04)
     """
 
     version: int
     transport: str
-    """shared_memory, disk or distributed"""
+    """its name: shared memory, broadcast or disk"""
     bytes: int
     """size of the weights, counted once however many servers took them"""
     servers: int
     seconds: float
-    """from the first pause to the last server's verified new version"""
-    copy_seconds: float = 0.0
-    """of these, copying into the shared memory: what a bare memcpy would cost"""
+    """from the call to the last server's verified new version"""
+    pause_seconds: float = 0.0
+    """of these, those in which no server generated"""
     refused: str = ""
     """why a server did not take them; the trainer is as it was"""

@@ -1,0 +1,186 @@
+"""A rank's weights as buckets of whole tensors, in the names and shapes that servers take.
+
+    weights ─ plan ─▶ [w w w] [w w] ... ─ own shard copied, other shards received ─▶ Bucket
+
+Two buckets' memory serves them all in turn: one can be sent while the next is packed. With tensor
+parallelism a bucket's limit also counts what its packing receives, so that a rank holds at most two
+buckets in all. A tensor that is larger than the limit goes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from engines.weights.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BUCKET_BYTES = 1 << 29
+
+Size = tuple[int, ...]
+
+
+class Weight(Protocol):
+    """One parameter as this rank holds it, and the tensors that servers take for it."""
+
+    @property
+    def local(self) -> Tensor:
+        """this rank's shard of it, or all of it if it is not split"""
+        ...
+
+    @property
+    def tensors(self) -> Sequence[tuple[str, Size]]:
+        """HF names and whole sizes"""
+        ...
+
+    @property
+    def is_split(self) -> bool: ...
+
+    def place(self, shard: Tensor, index: int, whole: Sequence[Tensor]) -> None:
+        """Copy the shard of rank `index` to where it belongs in the whole tensors."""
+        ...
+
+
+class Memory(Protocol):
+    """Where buckets lie."""
+
+    def __call__(self, slot: int, num_bytes: int) -> Tensor:
+        """At least `num_bytes` of type uint8; the same memory again for the same slot, if it is
+        large enough. Slots are 0 and 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Whole tensors of one type, end to end in `flat`. Its memory is used again by the bucket after
+    the next one."""
+
+    flat: Tensor
+    tensors: Sequence[tuple[str, Tensor]]
+    """HF names and views of `flat`"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """The weights of a model in training, as one of its ranks holds them."""
+
+    weights: Sequence[Weight]
+    """of this rank's pipeline stage"""
+    ranks: Ranks = ALONE
+    bucket_bytes: int = BUCKET_BYTES
+
+    def buckets(self, memory: Memory, *, share_work: bool = False) -> Iterator[Bucket | None]:
+        """Each bucket of this rank's stage in turn; None for one that another rank gets.
+
+        The stage's sender gets them all, or with `share_work` every rank its share. All ranks of a
+        stage have to iterate to the end: they give each other their shards on the way.
+        """
+        ranks = self.ranks
+        for index, weights in enumerate(planned(self.weights, self.bucket_bytes, ranks.num_shards)):
+            turn = index if share_work else 0
+            replica, shard = turn % ranks.num_replicas, turn // ranks.num_replicas
+            if ranks.replica != replica:
+                yield None
+            elif ranks.shard != shard % ranks.num_shards:
+                _give_shards(weights, ranks, shard % ranks.num_shards)
+                yield None
+            else:
+                yield _packed(weights, ranks, memory, index % 2)
+
+
+class OwnMemory:
+    """Two buckets on one device, in memory that torch allocates."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._slots: dict[int, Tensor] = {}
+
+    def __call__(self, slot: int, num_bytes: int) -> Tensor:
+        import torch
+
+        if slot not in self._slots or self._slots[slot].nbytes < num_bytes:
+            self._slots.pop(slot, None)
+            self._slots[slot] = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._slots[slot]
+
+
+def planned(weights: Sequence[Weight], limit: int, num_shards: int) -> Iterator[list[Weight]]:
+    """Neighbours of one type that fit into `limit` bytes together, with what packing receives."""
+    bucket: list[Weight] = []
+    size = 0
+    for weight in weights:
+        needed = _whole_bytes(weight) + (weight.local.nbytes if num_shards > 1 else 0)
+        if bucket and (size + needed > limit or weight.local.dtype != bucket[0].local.dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(weight)
+        size += needed
+    if bucket:
+        yield bucket
+
+
+def _whole_bytes(weight: Weight) -> int:
+    return weight.local.element_size() * sum(_count(size) for _, size in weight.tensors)
+
+
+def _count(size: Size) -> int:
+    count = 1
+    for length in size:
+        count *= length
+    return count
+
+
+def _packed(weights: Sequence[Weight], ranks: Ranks, memory: Memory, slot: int) -> Bucket:
+    num_bytes = sum(_whole_bytes(weight) for weight in weights)
+    flat = memory(slot, num_bytes)[:num_bytes]
+    wholes = _views(flat, weights)
+    for weight, whole in zip(weights, wholes, strict=True):
+        weight.place(weight.local, ranks.shard, whole)
+    _take_shards(weights, wholes, ranks)
+    named = [
+        (name, tensor)
+        for weight, whole in zip(weights, wholes, strict=True)
+        for (name, _), tensor in zip(weight.tensors, whole, strict=True)
+    ]
+    return Bucket(flat, named)
+
+
+def _views(flat: Tensor, weights: Sequence[Weight]) -> list[list[Tensor]]:
+    """Each weight's whole tensors in `flat`."""
+    rest = flat.view(weights[0].local.dtype)
+    views: list[list[Tensor]] = []
+    for weight in weights:
+        own: list[Tensor] = []
+        for _, size in weight.tensors:
+            own.append(rest[: _count(size)].view(size))
+            rest = rest[_count(size) :]
+        views.append(own)
+    return views
+
+
+def _give_shards(weights: Sequence[Weight], ranks: Ranks, to: int) -> None:
+    """This rank's shards of a bucket, in one message."""
+    import torch
+
+    if split := [weight.local.reshape(-1) for weight in weights if weight.is_split]:
+        ranks.send(torch.cat(split), to)
+
+
+def _take_shards(weights: Sequence[Weight], wholes: list[list[Tensor]], ranks: Ranks) -> None:
+    """The other ranks' shards of a bucket, to where they belong."""
+    split = [(w, whole) for w, whole in zip(weights, wholes, strict=True) if w.is_split]
+    if not split or ranks.num_shards == 1:
+        return
+    first = split[0][0].local
+    received = first.new_empty(sum(weight.local.numel() for weight, _ in split))
+    for shard in range(ranks.num_shards):
+        if shard == ranks.shard:
+            continue
+        ranks.receive(received, shard)
+        parts = received.split([weight.local.numel() for weight, _ in split])
+        for (weight, whole), part in zip(split, parts, strict=True):
+            weight.place(part.view(weight.local.shape), shard, whole)

@@ -1,12 +1,12 @@
-"""Exclusive, fenced, expiring rights to named units (server slots, trainer ranks).
+"""Exclusive, fenced, expiring rights to named units (trainer ranks, servers).
 
 Pure book-keeping: no clock, no threads, no I/O. Who waits, who is next and what a reclaimed unit
-needs before it is used again is the business of the actor that keeps the book.
+needs before it is used again is the business of the owner that keeps the book.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
@@ -18,15 +18,17 @@ class Lease:
     """One holder's right to its units until `expires`.
 
     `token` grows with every grant of a book, so that of two leases on one unit the higher wins.
-    Example: Lease("9f2c", 7, ("rank-0", "rank-1"), "stage-rl-ab12-a1", 1060.0)
+    Example: Lease("9f2c", 7, ("rank-0", "rank-1"), "stage-rl-ab12-a1", "02000000", 1060.0)
     """
 
     id: str
     token: int
     units: tuple[str, ...]
     holder: str
+    driver: str
+    """the Ray job of the holder's process"""
     expires: float
-    """seconds on the clock of the book's keeper"""
+    """seconds on the clock of the book's owner"""
 
 
 class LeaseBook:
@@ -34,33 +36,35 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
-        self._held: dict[str, str] = {}
+        self._by_unit: dict[str, str] = {}
         self._last_token = 0
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """All live leases, oldest grant first; an expired one counts until it is reclaimed."""
+        """All live leases, oldest grant first; an expired one counts until `end_lost` ends it."""
         return tuple(self._leases.values())
 
     def holder_of(self, unit: str) -> Lease | None:
-        lease_id = self._held.get(unit)
+        lease_id = self._by_unit.get(unit)
         return None if lease_id is None else self._leases[lease_id]
 
-    def grant(self, units: Iterable[str], holder: str, ttl: float, now: float) -> Lease | None:
-        """All of `units` for `ttl` seconds, or None if any of them is held.
+    def grant(
+        self, units: Iterable[str], holder: str, driver: str, ttl: float, now: float
+    ) -> Lease | None:
+        """All of `units` for `ttl` seconds, or None if any of them is leased.
 
-        A unit of an expired lease stays held until `expired` reclaims it: its keeper must first
-        see what state the old holder left it in.
+        A unit of an expired lease stays leased until `end_lost` ends it: its owner must first see
+        what state the old holder left it in.
         """
         wanted = tuple(dict.fromkeys(units))
         if not wanted:
             raise ValueError("a lease needs at least one unit")
-        if any(unit in self._held for unit in wanted):
+        if any(unit in self._by_unit for unit in wanted):
             return None
         self._last_token += 1
-        lease = Lease(uuid4().hex, self._last_token, wanted, holder, now + ttl)
+        lease = Lease(uuid4().hex, self._last_token, wanted, holder, driver, now + ttl)
         self._leases[lease.id] = lease
-        self._held.update(dict.fromkeys(wanted, lease.id))
+        self._by_unit.update(dict.fromkeys(wanted, lease.id))
         return lease
 
     def check(self, lease_id: str, token: int, now: float) -> Lease:
@@ -80,24 +84,24 @@ class LeaseBook:
         return lease
 
     def release(self, lease_id: str, token: int) -> Lease:
-        """End a lease; returns it as it was. Raises LeaseLost if it was reclaimed before."""
+        """End a lease; returns it as it was. Raises LeaseLost if it had ended before."""
         lease = self._known(lease_id, token)
         self._drop(lease)
         return lease
 
-    def expired(self, now: float) -> tuple[Lease, ...]:
-        """Reclaim every lease whose time is up and return them, oldest grant first."""
-        ended = tuple(lease for lease in self._leases.values() if now >= lease.expires)
-        for lease in ended:
+    def end_lost(self, now: float, dead_drivers: Collection[str] = ()) -> tuple[Lease, ...]:
+        """End every lease whose time is up or whose driver is dead; returns them, oldest first."""
+        lost = tuple(x for x in self.leases if now >= x.expires or x.driver in dead_drivers)
+        for lease in lost:
             self._drop(lease)
-        return ended
+        return lost
 
     def _known(self, lease_id: str, token: int) -> Lease:
         lease = self._leases.get(lease_id)
         if lease is None:
             raise LeaseLost(
                 f"no lease {lease_id[:8]} (token {token}): it was released, expired,"
-                " or its keeper restarted; lease again"
+                " or its owner restarted; lease again"
             )
         if lease.token != token:
             raise LeaseLost(
@@ -109,4 +113,4 @@ class LeaseBook:
     def _drop(self, lease: Lease) -> None:
         del self._leases[lease.id]
         for unit in lease.units:
-            del self._held[unit]
+            del self._by_unit[unit]

@@ -133,6 +133,8 @@ class TrainerRank:
     ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
+        if self._trainer.is_asleep and method not in ("sleep", "wake"):
+            raise EngineError(f"rank {self._rank} is asleep: `{method}` has to wait for `wake`")
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():

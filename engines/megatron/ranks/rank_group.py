@@ -56,6 +56,15 @@ class RankGroup:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
         await self._call("export", folder, source, timeout_s=timeout_s or self._state_s)
 
+    async def sleep(self) -> int:
+        """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
+        other call is answered until `wake`."""
+        return await self._call("sleep", timeout_s=self._state_s)
+
+    async def wake(self) -> None:
+        """Take the memory again, with the same bits in it."""
+        await self._call("wake", timeout_s=self._state_s)
+
     async def release(self) -> None:
         """End the lease, and so every group on it. Safe to call twice."""
         await self._lease.release()

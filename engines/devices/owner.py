@@ -131,7 +131,7 @@ class DeviceOwner:
     async def is_healthy(self, kind: Kind, lease_id: str, token: int) -> bool:
         """Whether every unit of the lease works, and none is being restarted."""
         pool = self._pool(kind)
-        return pool.units.is_healthy(pool.book.check(lease_id, token, time.monotonic()))
+        return await pool.units.is_healthy(pool.book.check(lease_id, token, time.monotonic()))
 
     async def release(self, kind: Kind, lease_id: str, token: int, is_clean: bool) -> None:
         """End a lease. Nobody knows what units are doing that are not `is_clean`."""

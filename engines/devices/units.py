@@ -86,7 +86,7 @@ class Units(Protocol):
         """Look for dead units; called every second. Returns the idle ones to warm again."""
         ...
 
-    def is_healthy(self, lease: Lease) -> bool:
+    async def is_healthy(self, lease: Lease) -> bool:
         """Whether every unit of the lease works, as far as `repair` knows."""
         ...
 

@@ -359,7 +359,7 @@ async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
 
 async def test_with_gpus_each_rank_keeps_one_of_its_own(cluster: str) -> None:
     del cluster
-    owner = new_owner(gpus=1)
+    owner = new_owner(gpus=2)
     async with await leased(owner) as one, await leased(owner) as two:
         gpus = [(await group.logprobs([[0]]))[0][2] for group in (one, two)]
         assert sorted(gpus) == [0, 1]

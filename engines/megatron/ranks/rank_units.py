@@ -98,7 +98,7 @@ class RankUnits:
         dead = await asyncio.gather(*(_is_dead(rank) for _, rank in ranks))
         return [name for (name, _), is_dead in zip(ranks, dead, strict=True) if is_dead]
 
-    def is_healthy(self, lease: Lease) -> bool:
+    async def is_healthy(self, lease: Lease) -> bool:
         return all(self._ranks[name] is not None for name in lease.units)
 
     def close(self) -> None:

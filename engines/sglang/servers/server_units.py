@@ -79,7 +79,7 @@ class ServerUnits:
 
     def running(self) -> Mapping[str, int]:
         slots = (self._slots[name] for name in self._slots.grow(0))
-        return {x.name: x.server.pid for x in slots if x.server is not None and x.is_alive}
+        return {x.name: x.server.pid for x in slots if x.server is not None}
 
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         """Those first whose server can take the model as it runs."""
@@ -119,11 +119,11 @@ class ServerUnits:
                 await self._repair(lease, fleet)
         return ()
 
-    def is_healthy(self, lease: Lease) -> bool:
-        fleet = self._fleets.get(lease.id)
-        if fleet is None or self._restarting & set(lease.units):
+    async def is_healthy(self, lease: Lease) -> bool:
+        if lease.id not in self._fleets or self._restarting & set(lease.units):
             return False
-        return all(self._slots[name].is_alive for name in lease.units)
+        slots = [self._slots[name] for name in lease.units]
+        return await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots))
 
     def close(self) -> None:
         self._slots.close()

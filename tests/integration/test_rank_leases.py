@@ -103,7 +103,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def pool(cluster: str) -> Any:
+def owner(cluster: str) -> Any:
     del cluster
     return new_owner()
 
@@ -200,7 +200,7 @@ async def test_a_request_that_is_given_up_leaves_the_queue(owner: Any) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_pool_grows_when_asked_for_more_and_retires_only_when_idle(cluster: str) -> None:
+async def test_an_owner_starts_ranks_as_asked_and_retires_only_when_idle(cluster: str) -> None:
     del cluster
     owner = new_owner()
     with pytest.raises(InputError, match=r"needs 4 ranks .* are 2"):
@@ -340,7 +340,7 @@ asyncio.run(main())
         ray.kill(shared)
 
 
-async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
+async def test_an_owner_that_is_gone_ends_the_group(cluster: str) -> None:
     del cluster
     doomed = new_owner()
     group = await leased(doomed)

@@ -96,7 +96,7 @@ class HeldLease:
 
     async def _ask(self, method: str, *arguments: Any, timeout_s: float = CALL_S) -> Any:
         asked: Callable[..., Any] = getattr(self._owner, method).remote
-        call = asked(self._kind, self._grant.lease_id, self._grant.token, *arguments)
+        call = asked(self._kind, self._grant.lease_id, *arguments)
         return (await answers([call], timeout_s, f"{method} of {self._kind}s", ()))[0]
 
     async def _keep_renewing(self) -> None:

@@ -39,7 +39,6 @@ class Grant:
     """A lease as its holder sees it."""
 
     lease_id: str
-    token: int
     ttl_s: float
     """the lease ends this long after its last renewal"""
     use: Any
@@ -113,30 +112,30 @@ class DeviceOwner:
         try:
             use = await pool.units.prepare(lease, request.terms)
             # From now on the holder has to renew.
-            pool.book.renew(lease.id, lease.token, self._settings.ttl_s, time.monotonic())
+            pool.book.renew(lease.id, self._settings.ttl_s, time.monotonic())
         except BaseException:
-            pool.book.release(lease.id, lease.token)
+            pool.book.release(lease.id)
             self._give_back(pool, lease, is_clean=False)
             raise
-        return Grant(lease.id, lease.token, self._settings.ttl_s, use)
+        return Grant(lease.id, self._settings.ttl_s, use)
 
-    async def prepare(self, kind: Kind, lease_id: str, token: int, terms: Any) -> Any:
+    async def prepare(self, kind: Kind, lease_id: str, terms: Any) -> Any:
         """Let the units of a lease serve other terms."""
-        lease = self._pool(kind).book.check(lease_id, token, time.monotonic())
+        lease = self._pool(kind).book.check(lease_id, time.monotonic())
         return await self._pool(kind).units.prepare(lease, terms)
 
-    async def renew(self, kind: Kind, lease_id: str, token: int) -> None:
-        self._pool(kind).book.renew(lease_id, token, self._settings.ttl_s, time.monotonic())
+    async def renew(self, kind: Kind, lease_id: str) -> None:
+        self._pool(kind).book.renew(lease_id, self._settings.ttl_s, time.monotonic())
 
-    async def is_healthy(self, kind: Kind, lease_id: str, token: int) -> bool:
+    async def is_healthy(self, kind: Kind, lease_id: str) -> bool:
         """Whether every unit of the lease works, and none is being restarted."""
         pool = self._pool(kind)
-        return await pool.units.is_healthy(pool.book.check(lease_id, token, time.monotonic()))
+        return await pool.units.is_healthy(pool.book.check(lease_id, time.monotonic()))
 
-    async def release(self, kind: Kind, lease_id: str, token: int, is_clean: bool) -> None:
+    async def release(self, kind: Kind, lease_id: str, is_clean: bool) -> None:
         """End a lease. Nobody knows what units are doing that are not `is_clean`."""
         pool = self._pool(kind)
-        self._give_back(pool, pool.book.release(lease_id, token), is_clean)
+        self._give_back(pool, pool.book.release(lease_id), is_clean)
 
     async def status(self, kind: Kind) -> KindStatus:
         pool = self._pool(kind)

@@ -116,7 +116,7 @@ async def test_a_lease_that_nobody_renews_is_reclaimed(owner: Any, models: list[
     grant = await owner.lease.remote(request)
     await _until(owner, lambda status: not status.leases)
     with pytest.raises(LeaseLost):
-        await owner.renew.remote("server", grant.lease_id, grant.token)
+        await owner.renew.remote("server", grant.lease_id)
 
 
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from contextlib import suppress
@@ -33,8 +34,7 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
     from ray.util import list_named_actors
 
     settings = settings or OwnerSettings(home() / "logs" / "fleet", _most_gpus())
-    parts = [part.partition(":")[0] for part in KINDS.values()]
-    name = name or _PREFIX + running_code([__name__, *parts])[:10]
+    name = name or _own_name()
     if name in (alive := list_named_actors()):
         _end_if_hung(name)
     else:
@@ -55,6 +55,13 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
         )
         .remote(settings)
     )
+
+
+@functools.cache
+def _own_name() -> str:
+    """Of the owner that runs the code that this process runs."""
+    parts = [part.partition(":")[0] for part in KINDS.values()]
+    return _PREFIX + running_code([__name__, *parts])[:10]
 
 
 def _most_gpus() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,26 @@ def test_the_owner_of_devices_is_known_by_every_part_that_its_engines_may_run() 
         "engines/algorithms/losses/value_loss.py",
         "infra/access.py",
     }
+
+
+def test_no_file_that_a_warm_process_has_loaded_is_missing() -> None:
+    """What the owner, a rank and a server's process really import, against what was derived."""
+    loads = """
+import importlib, json, sys
+from engines.devices.kinds import KINDS
+from engines.megatron.ranks.roles import ROLES
+named = [part.partition(":")[0] for part in [*KINDS.values(), *ROLES.values()]]
+for name in [*named, "engines.devices.find_owner", "engines.devices.process_parent",
+             "engines.sglang.plugin"]:
+    importlib.import_module(name)
+tops = ("engines.", "infra.", "tasks.", "flows.", "rewards.", "curricula.")
+print(json.dumps([sys.modules[m].__file__ for m in sys.modules if m.startswith(tops)]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", loads], cwd=SOURCE_ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {Path(file) for file in json.loads(ran.stdout.splitlines()[-1]) if file}
+    modules = [part.partition(":")[0] for part in KINDS.values()]
+    derived = set(running_files(["engines.devices.find_owner", *modules]))
+    assert len(loaded) > 50
+    assert {str(x) for x in loaded - derived} == set()

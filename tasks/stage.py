@@ -152,7 +152,7 @@ class Resources(Config):
     trainer_ranks: PositiveInt = 2
     """number of warm trainer processes in the pool"""
     servers: PositiveInt = 2
-    """number of SGLang servers of the fleet manager"""
+    """number of SGLang servers that may run"""
 
     def of(self, stage: str) -> StageResources:
         return self.stages.get(stage, self.default)

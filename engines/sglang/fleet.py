@@ -3,69 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from engines.keeper import grant_of, keep_renewing, open_keeper
-from engines.raylink import code_tag, connect, driver_id
+from engines.devices import held_lease
+from engines.devices.held_lease import HeldLease
+from engines.devices.units import Request
+from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.manager import HUNG_S, LEASE_TTL_S, FleetManager, Request, ServerGrant
+from engines.sglang.servers.server_units import ServerTerms, ServerUse
 from engines.sglang.spec import FleetSpec
 from engines.weights.held import HeldWeights, held_weights
-from infra.errors import EngineError, InputError, TributaryError
-from infra.home import home
+from infra.errors import EngineError
 
-_PREFIX = "fleet-manager-"
-_CODE = (
-    "engines/families",
-    "engines/keeper.py",
-    "engines/lease.py",
-    "engines/sglang",
-    "engines/weights",
-    "infra/access.py",
-    "infra/errors.py",
-)
 _START_S = 600.0
+"""what servers may take to start and to read a model of no size"""
 _CALL_S = 30.0
 REPAIR_S = 60.0
-"""what a lost server may take to run again"""
+"""what a lost server may take to run again, apart from reading its weights"""
 _LOOK_S = 0.25
-_LOAD_S = 600.0
 
 
-def open_manager(
-    name: str = "", num_gpus: float = 0.0, ttl_s: float = LEASE_TTL_S, hung_s: float = HUNG_S
-) -> Any:
-    """The Ray actor handle of the one manager that runs this very code; started if need be.
-
-    Blocks like `raylink.connect` the first time. A test passes a name and times of its own.
-    """
-    arguments = (str(home() / "logs" / "fleet"), ttl_s, hung_s)
-    tag = code_tag(*_CODE)
-    return open_keeper(FleetManager, _PREFIX, tag, name, arguments, num_gpus=num_gpus)
-
-
-async def prewarm(pool_servers: int, tp: int) -> None:
-    """Start the manager, which loads SGLang in the background, so that a lease finds it warm."""
-    await asyncio.to_thread(_open_for, pool_servers * tp)
+async def prewarm(pool_servers: int) -> None:
+    """Load SGLang in the background, so that a lease finds it warm."""
+    await held_lease.prewarm("server", pool_servers)
 
 
 class Fleet:
     """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
 
-    def __init__(self, manager: Any, grant: ServerGrant) -> None:
-        self.router_url = grant.router_url
-        self.server_urls = list(grant.server_urls)
-        self.version = 0
-        """what `load` loaded last; publishing tensors does not change it"""
-        self.client = GenerationClient(grant.router_url)
-        self._manager = manager
-        self._grant = grant
-        self._released = False
-        self._renewal = asyncio.create_task(self._renew())
+    def __init__(self, lease: HeldLease, terms: ServerTerms) -> None:
+        use: ServerUse = lease.use
+        self.router_url = use.router_url
+        self.server_urls = list(use.server_urls)
+        self.client = GenerationClient(use.router_url)
+        self._lease, self._terms = lease, terms
+        lease.on_lost = self.client.refuse  # every further turn fails and says why
+
+    @property
+    def version(self) -> int:
+        """What `load` loaded last; publishing tensors does not change it."""
+        return self._terms.version
 
     @classmethod
     async def lease(
@@ -78,31 +59,27 @@ class Fleet:
         holder: str,
         *,
         wait_s: float = 3600.0,
-        manager: Any = None,
+        owner: Any = None,
     ) -> Fleet:
         """Wait for `servers` servers, first come first served, that serve `model` as version 0.
 
         Raises InputError if there can never be that many, EngineError if none came free within
         `wait_s` or a server does not start (with the end of its log).
         """
-        if servers > pool_servers:
-            raise InputError(
-                f"the stage needs {servers} servers but there are {pool_servers}: raise"
-                " resources.servers or ask for fewer"
-            )
-        manager = manager or await asyncio.to_thread(_open_for, pool_servers * tp)
-        request = Request(spec, model, servers, tp, pool_servers, holder, driver_id(), wait_s)
-        call = manager.lease.remote(request)
-        bound = wait_s + _START_S
-        return cls(manager, await grant_of(call, lambda c: _answer(c, bound, "leasing servers")))
+        terms = ServerTerms(spec, model, tp)
+        request = Request("server", servers, pool_servers, holder, terms, wait_s)
+        lease = await HeldLease.take(
+            request, what=f"the stage needs {servers}", prepare_s=_bound_s(model), owner=owner
+        )
+        return cls(lease, terms)
 
-    async def wait_healthy(self, wait_s: float = REPAIR_S) -> None:
-        """Return when every server runs, with any weights. Raises EngineError after `wait_s`."""
+    async def wait_healthy(self, wait_s: float | None = None) -> None:
+        """Return when every server runs, with any weights. Raises EngineError after `wait_s`; None:
+        what reading the weights may take."""
+        size = folder_bytes(self._terms.model)
+        wait_s = transfer_bound_s(size, REPAIR_S) if wait_s is None else wait_s
         deadline = time.monotonic() + wait_s
-        while True:
-            call = self._manager.is_healthy.remote(self._grant.lease_id, self._grant.token)
-            if await _answer(call, _CALL_S, "asking about the servers"):
-                return
+        while not await self._lease.is_healthy():
             if time.monotonic() > deadline:
                 raise EngineError(f"a server that was lost is not back after {wait_s:.0f} s")
             await asyncio.sleep(_LOOK_S)
@@ -125,20 +102,25 @@ class Fleet:
 
     async def load(self, model: Path, version: int) -> None:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""
-        call = self._manager.load.remote(self._grant.lease_id, self._grant.token, model, version)
-        await _answer(call, _LOAD_S, f"loading {model}")
-        self.version = version
+        await self._serve(replace(self._terms, model=model, version=version))
+
+    async def sleep(self) -> None:
+        """Give back the memory of the servers' devices; nothing may be generating."""
+        await self._serve(replace(self._terms, is_asleep=True))
+
+    async def wake(self) -> None:
+        """Serve again what `load` loaded last; weights that were published since are not kept, and
+        have to be published again."""
+        await self._serve(replace(self._terms, is_asleep=False))
 
     async def release(self) -> None:
         """Give the servers back; they stay warm. Doing it twice is harmless."""
-        if self._released:
-            return
-        self._released = True
-        self._renewal.cancel()
         await self.client.close()
-        call = self._manager.release.remote(self._grant.lease_id, self._grant.token)
-        with contextlib.suppress(EngineError):  # reclaimed already, or the manager is gone
-            await _answer(call, _CALL_S, "releasing servers")
+        await self._lease.release()
+
+    async def _serve(self, terms: ServerTerms) -> None:
+        await self._lease.prepare(terms, _bound_s(terms.model))
+        self._terms = terms
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,22 +128,9 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         await self.release()
 
-    async def _renew(self) -> None:
-        """Keep the lease alive; once it is lost, every further turn fails and says why."""
 
-        async def renew() -> None:
-            call = self._manager.renew.remote(self._grant.lease_id, self._grant.token)
-            await _answer(call, _CALL_S, "renewing the lease on servers")
-
-        await keep_renewing(renew, self._grant.ttl_s / 6, self.client.refuse)
-
-
-def _open_for(num_devices: int) -> Any:
-    """The manager, holding `num_devices` GPUs where the cluster has any."""
-    connect()
-    import ray
-
-    return open_manager(num_gpus=num_devices if ray.cluster_resources().get("GPU") else 0)
+def _bound_s(model: Path) -> float:
+    return transfer_bound_s(folder_bytes(model), _START_S)
 
 
 def _version(url: str) -> str:
@@ -169,19 +138,3 @@ def _version(url: str) -> str:
         return str(http.call(url, "/model_info", timeout=_CALL_S)["weight_version"])
     except EngineError:
         return ""
-
-
-async def _answer(call: Any, timeout: float, what: str) -> Any:
-    """The answer of a Ray call; our own errors come out as themselves, others as EngineError."""
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return await asyncio.wait_for(call, timeout)
-    except TimeoutError:
-        raise EngineError(f"{what}: no answer from the fleet manager in {timeout:.0f} s") from None
-    except RayTaskError as error:
-        if isinstance(error.cause, TributaryError):
-            raise error.cause from error
-        raise EngineError(f"{what} failed in the fleet manager: {error.cause!r}") from error
-    except RayError as error:
-        raise EngineError(f"{what}: the fleet manager ended ({error})") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.devices.host_agent import HostAgent
 from engines.sglang.http import call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
@@ -61,7 +62,7 @@ def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPai
     folder = tmp_path_factory.mktemp("sglang")
     model = tiny_model(folder / "model")
     other = tiny_model(folder / "other", seed=1)
-    slots = ServerSlots(folder / "logs")
+    slots = ServerSlots(HostAgent(folder / "logs", 0))
     try:
         slots.grow(2)
         router = slots.prepare(SglangPair.names, FleetSpec(), model, 1, 0)

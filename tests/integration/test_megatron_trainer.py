@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
 from infra.errors import AgreementError, InputError, TrainingStopped
 from tests.integration.megatron_models import VARIANTS, make_model, one_rank, samples, sequences
+from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
 
@@ -319,3 +321,24 @@ def test_logprobs_at_a_temperature_are_those_of_scaled_logits(
         scaled = (reference(torch.tensor([tokens])).logits[0, :-1] / 0.5).log_softmax(-1)
     wanted = scaled.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
     assert got == pytest.approx([0.0, *wanted], abs=1e-4)
+
+
+def test_a_sleeping_rank_returns_its_memory_and_wakes_with_the_same_bits(tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    tiny_model(folder, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+    trainer, twin = trainer_of(folder), trainer_of(folder)
+    for each in (trainer, twin):
+        each.sft_steps([sequences(LENGTHS)])
+    before, held = weights_of(trainer), psutil.Process().memory_info().rss
+    returned = trainer.sleep()
+    # Weights, gradients and two moments, each a float32 a parameter.
+    assert returned >= 16 * sum(tensor.numel() for tensor in before.values())
+    assert held - psutil.Process().memory_info().rss >= 0.8 * returned
+    assert trainer.is_asleep
+    trainer.wake()
+    after = weights_of(trainer)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # Moments, master weights and the schedule came back as well: the next steps are the same.
+    for each in (trainer, twin):
+        each.sft_steps([sequences(LENGTHS)])
+    assert largest_difference(weights_of(trainer), weights_of(twin)) == 0.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engines.devices.child_processes import ChildProcesses
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.zygote import Zygote
 from engines.sglang.spec import FleetSpec
 from infra.processes.leftovers import SHARED_MEMORY, leftovers_of, leftovers_of_dead
 from infra.stack.clean import clean
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def zygote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcesses]:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    with Zygote(tmp_path / "logs") as zygote:
-        yield zygote
+    with ChildProcesses(tmp_path / "logs", "engines.sglang.servers.launcher") as children:
+        yield children
 
 
-def _serve(zygote: Zygote, folder: Path, name: str) -> Server:
-    server = Server(zygote, name, FleetSpec(), folder)
+def _serve(children: ChildProcesses, folder: Path, name: str) -> Server:
+    server = Server(children, name, FleetSpec(), folder)
     server.wait_ready()
     places = {path.parent for path in leftovers_of(server.pid)}
     assert places >= {SHARED_MEMORY}, "it has shared memory under its own name"
@@ -48,31 +48,33 @@ def _until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
         time.sleep(0.05)
 
 
-def test_nothing_is_left_of_a_server_however_it_ends(zygote: Zygote, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_server_however_it_ends(
+    children: ChildProcesses, tmp_path: Path
+) -> None:
     model = tiny_model(tmp_path / "model")
     before = _outside()
-    stopped, killed, kept = (_serve(zygote, model, name) for name in ("one", "two", "three"))
+    stopped, killed, kept = (_serve(children, model, name) for name in ("one", "two", "three"))
     made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
     assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
 
     stopped.stop()
     os.killpg(killed.pid, signal.SIGKILL)
-    # nobody asks for the killed one: its nursery notices by itself
+    # nobody asks for the killed one: its parent notices by itself
     _until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
     assert leftovers_of(kept.pid)
     kept.probe()
 
-    zygote.close()
+    children.close()
     assert not leftovers_of()
     mine = {path for path in _outside() - before if "sglang" in path.name}
     assert not mine & made
 
 
-def test_what_a_crash_left_is_found_and_removed(zygote: Zygote, tmp_path: Path) -> None:
-    server = _serve(zygote, tiny_model(tmp_path / "model"), "one")
+def test_what_a_crash_left_is_found_and_removed(children: ChildProcesses, tmp_path: Path) -> None:
+    server = _serve(children, tiny_model(tmp_path / "model"), "one")
     assert not leftovers_of_dead()
     assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
-    zygote._process.kill()  # the kernel ends the server, and nobody is left to clear up
+    children._process.kill()  # the kernel ends the server, and nobody is left to clear up
     _until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
     clean()
     assert not leftovers_of()

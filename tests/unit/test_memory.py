@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.megatron.ranks.calls import translated
-from engines.megatron.ranks.rank import RankAddress, TrainerRank
+from engines.devices.address import ProcessAddress
+from engines.devices.answers import translated
+from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
 from infra.processes import memory
@@ -79,7 +80,7 @@ def test_a_rank_that_runs_out_of_memory_is_no_engine_error() -> None:
 def test_what_ray_says_of_a_rank_is_told_apart() -> None:
     from ray.exceptions import OutOfMemoryError, RayActorError
 
-    places = [RankAddress("host", 7, "/log")]
+    places = [ProcessAddress("host", 7, "/log")]
     ours = translated(OutOfMemory("RuntimeError: out of memory", "trainer"), "step", 0, places)
     assert isinstance(ours, OutOfMemory)
     assert ours.of == "trainer"

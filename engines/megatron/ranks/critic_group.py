@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from engines.megatron.ranks.lease import RankLease
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import STEP_S, RankGroup
+from engines.megatron.ranks.rank_lease import RankLease
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.step_inputs import StepInputs, Values
 
@@ -39,20 +39,20 @@ async def lease_with_critic(
     holder: str,
     *,
     wait_s: float = 3600.0,
-    pool: Any = None,
+    owner: Any = None,
 ) -> tuple[TrainerGroup, CriticGroup]:
     """Wait for the ranks of both, and start both. Releasing either group ends the lease of both.
 
     Raises as `TrainerGroup.lease`.
     """
     of_policy, of_critic = policy.parallel.world_size, critic.parallel.world_size
-    lease = await RankLease.take(
+    lease = await RankLease.take_ranks(
         of_policy + of_critic,
         pool_ranks,
         holder,
         what=f"trainer and critic need {of_policy} + {of_critic}",
         wait_s=wait_s,
-        pool=pool,
+        owner=owner,
     )
     groups = TrainerGroup(lease, 0, of_policy), CriticGroup(lease, of_policy, of_critic)
     try:

@@ -1,8 +1,8 @@
 """One trainer rank: the process that holds torch, Megatron and at most one Trainer.
 
 A rank is warm as long as it lives: the imports (seconds) are paid once, a lease pays only for the
-process group and the model. It is single-threaded; its pool and its group call it, nobody else.
-Importing this file imports no torch.
+process group and the model. It is single-threaded; the owner of devices and its group call it,
+nobody else. Importing this file imports no torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen
@@ -30,16 +31,6 @@ from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
     from engines.megatron.train.training import Training
-
-
-@dataclass(frozen=True, slots=True)
-class RankAddress:
-    """Where a rank runs, for error messages and the rendezvous."""
-
-    host: str
-    pid: int
-    log: str
-    """file with the process's stderr on that host; empty where it has none"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +60,13 @@ class TrainerJob:
 
 
 class Rank(Protocol):
-    """What a pool and a group ask of a rank process; TrainerRank is the real one."""
+    """What the owner of devices and a group ask of a rank process; TrainerRank is the real one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Become warm, with these variables in the process's environment."""
         ...
 
-    def place(self) -> RankAddress:
+    def place(self) -> ProcessAddress:
         """Answers only when the process is warm; also the sign of life."""
         ...
 
@@ -103,7 +94,7 @@ class Rank(Protocol):
 
 
 class TrainerRank:
-    """The real Rank, made a Ray actor by its pool."""
+    """The real Rank, made a Ray actor by the host agent."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         # Before torch loads OpenMP. A Ray runtime environment would do the same, but it keeps
@@ -120,8 +111,8 @@ class TrainerRank:
         self._rank = -1
         self._listener: socket.socket | None = None
 
-    def place(self) -> RankAddress:
-        return place_of_this_process()
+    def place(self) -> ProcessAddress:
+        return address_of_this_actor()
 
     def meeting(self, host: str) -> str:
         self._stop_listening()
@@ -142,6 +133,8 @@ class TrainerRank:
     ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
+        if self._trainer.is_asleep and method not in ("sleep", "wake"):
+            raise EngineError(f"rank {self._rank} is asleep: `{method}` has to wait for `wake`")
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():
@@ -191,14 +184,3 @@ def _told_plainly() -> Generator[None]:
         if is_memory_error(error):
             raise OutOfMemory(text, "trainer") from None
         raise EngineError(text) from None
-
-
-def place_of_this_process() -> RankAddress:
-    """Host, pid and log file of the calling actor."""
-    import ray.util
-
-    try:
-        log = os.readlink("/proc/self/fd/2")  # Ray points stderr at the worker's own file
-    except OSError:
-        log = ""
-    return RankAddress(ray.util.get_node_ip_address(), os.getpid(), log if "/" in log else "")

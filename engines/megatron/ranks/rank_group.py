@@ -11,9 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from engines.megatron.ranks.calls import answers
-from engines.megatron.ranks.lease import POOL_S, RankLease
+from engines.devices.answers import answers
+from engines.devices.held_lease import CALL_S
+from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.rank_lease import RankLease
+from engines.megatron.ranks.rank_units import RankUse
 from engines.step_inputs import StepInputs
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
@@ -21,15 +24,19 @@ from infra.errors import EngineError, LeaseLost, TributaryError
 START_S = 300.0
 STEP_S = 1800.0
 WEIGHTS_S = 600.0
+STATE_S = 600.0
+"""what saving or loading a model of no size may take; larger ones get time for their bytes"""
 
 
 class RankGroup:
     """The ranks `first` to `first + count` of a lease; ended by `release` or `async with`."""
 
     def __init__(self, lease: RankLease, first: int, count: int) -> None:
+        use: RankUse = lease.use[first : first + count]
         self._lease = lease
-        self._ranks = lease.grant.ranks[first : first + count]
-        self._places = lease.grant.places[first : first + count]
+        self._state_s = STATE_S
+        self._ranks = [rank.actor for rank in use]
+        self._places = [rank.place for rank in use]
 
     async def __aenter__(self) -> Self:
         return self
@@ -37,17 +44,26 @@ class RankGroup:
     async def __aexit__(self, *_: object) -> None:
         await self.release()
 
-    async def save(self, folder: Path, *, timeout_s: float = WEIGHTS_S) -> None:
+    async def save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """Everything a resumed stage needs (weights, optimizer, schedule, random state)."""
-        await self._call("save", folder, timeout_s=timeout_s)
+        await self._call("save", folder, timeout_s=timeout_s or self._state_s)
 
-    async def load(self, folder: Path, *, timeout_s: float = WEIGHTS_S) -> None:
+    async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
-        await self._call("load", folder, timeout_s=timeout_s)
+        await self._call("load", folder, timeout_s=timeout_s or self._state_s)
 
-    async def export(self, folder: Path, source: Path, *, timeout_s: float = WEIGHTS_S) -> None:
+    async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        await self._call("export", folder, source, timeout_s=timeout_s)
+        await self._call("export", folder, source, timeout_s=timeout_s or self._state_s)
+
+    async def sleep(self) -> int:
+        """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
+        other call is answered until `wake`."""
+        return await self._call("sleep", timeout_s=self._state_s)
+
+    async def wake(self) -> None:
+        """Take the memory again, with the same bits in it."""
+        await self._call("wake", timeout_s=self._state_s)
 
     async def release(self) -> None:
         """End the lease, and so every group on it. Safe to call twice."""
@@ -56,14 +72,17 @@ class RankGroup:
     async def start(self, job: TrainerJob) -> None:
         """Have every rank join the group and build its share of the model."""
         ranks, places = self._ranks, self._places
+        size = folder_bytes(job.model)
+        # Weights, moments and master weights, as a checkpoint has them.
+        self._state_s = transfer_bound_s(9 * size, STATE_S)
         try:
             # Who reaches the rendezvous can disturb it: on one host nobody else has to.
             together = len({place.host for place in places}) == 1
             host = LOOPBACK if together else places[0].host
             meetings = [ranks[0].meeting.remote(host)]
-            (rendezvous,) = await answers(meetings, POOL_S, "rank 0", places[:1])
+            (rendezvous,) = await answers(meetings, CALL_S, "rank 0", places[:1])
             starts = [actor.start.remote(job, rank, rendezvous) for rank, actor in enumerate(ranks)]
-            await answers(starts, START_S, "start", places)
+            await answers(starts, transfer_bound_s(size, START_S), "start", places)
         except TributaryError as error:
             self._lease.fault = error
             raise

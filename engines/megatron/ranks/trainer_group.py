@@ -1,4 +1,4 @@
-"""The driver's side of training: ranks leased from the pool that work as one trainer.
+"""The driver's side of training: ranks leased together that work as one trainer.
 
 async with await TrainerGroup.lease(job, ...) as trainer:
     metrics = await trainer.rl_step(StepInputs(samples, algorithm, gate=True))
@@ -7,28 +7,19 @@ async with await TrainerGroup.lease(job, ...) as trainer:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.megatron.ranks.calls import answers
-from engines.megatron.ranks.find_pool import open_pool
-from engines.megatron.ranks.lease import POOL_S, RankLease
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import STEP_S, WEIGHTS_S, RankGroup
+from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs, Values
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
     from engines.batching import TokenSequence
     from engines.weights.report import PublishReport
-
-
-async def prewarm(ranks: int, pool: Any = None) -> None:
-    """Start `ranks` trainer processes in the background, so that the next lease finds them warm."""
-    pool = pool or await asyncio.to_thread(open_pool)
-    await answers([pool.prewarm.remote(ranks)], POOL_S, "trainer pool", ())
 
 
 class TrainerGroup(RankGroup):
@@ -42,7 +33,7 @@ class TrainerGroup(RankGroup):
         holder: str,
         *,
         wait_s: float = 3600.0,
-        pool: Any = None,
+        owner: Any = None,
     ) -> TrainerGroup:
         """Wait for the ranks of the job's layout, first come first served, and start a Trainer.
 
@@ -50,8 +41,8 @@ class TrainerGroup(RankGroup):
         EngineError if none came free within `wait_s` or a rank failed.
         """
         ranks = job.parallel.world_size
-        lease = await RankLease.take(
-            ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, pool=pool
+        lease = await RankLease.take_ranks(
+            ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, owner=owner
         )
         group = cls(lease, 0, ranks)
         try:

@@ -18,13 +18,13 @@ class Reference:
         """`load` writes the reference's weights into the policy; the policy's own come back."""
         own = _copies(policy)
         load()
-        self._weights = _copies(policy)
+        self.weights = _copies(policy)
         _put(policy, own)
 
     @contextmanager
     def in_place(self, policy: PolicyModel) -> Generator[None]:
         own = _copies(policy)
-        _put(policy, self._weights)
+        _put(policy, self.weights)
         try:
             yield
         finally:

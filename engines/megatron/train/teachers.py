@@ -7,7 +7,7 @@ weights. Axes: K teachers, N samples, R trained tokens, T all tokens of the samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,11 @@ class Teachers:
                 *(weights.read, weights.file_of),
             )
             self._models[domain] = Reference(trainer.policy, fill)
+
+    def weights(self) -> Iterator[Tensor]:
+        """Of all teachers."""
+        for model in self._models.values():
+            yield from model.weights
 
     def score(self, trainer: RlTrainer, batch: RlBatch, temperature: float) -> TeacherScores:
         """Each sample under its domain's teacher. A collective.

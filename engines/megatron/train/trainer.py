@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
@@ -73,6 +74,13 @@ class RlTrainer(SftTrainer):
         self.teachers = Teachers(self, folders)
 
     # Weights
+
+    def kept_tensors(self) -> Iterator[Tensor]:
+        yield from super().kept_tensors()
+        if self._reference is not None:
+            yield from self._reference.weights
+        if self.teachers is not None:
+            yield from self.teachers.weights()
 
     def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         """Give the current weights to generation servers as `version`; all ranks take part.

@@ -45,6 +45,7 @@ from engines.megatron.train.checkpoint import TrainingState, seed_all
 from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
+from engines.megatron.train.sleep import SleepingMemory, put_to_sleep
 from engines.megatron.train.stopwatch import Began
 from engines.weights.buckets import TrainedWeights
 from engines.weights.ranks import Ranks
@@ -102,6 +103,7 @@ class Training:
         self._optimizer = build_optimizer(self._ddp, optimizer, DTYPES[spec.precision])
         self._scheduler = build_scheduler(self._optimizer, optimizer, total_steps)
         self._run_schedule = get_forward_backward_func()
+        self._asleep: SleepingMemory | None = None
 
     def _load_model(self) -> None:
         weights = HfWeights(self._model)
@@ -243,6 +245,45 @@ class Training:
         if self.layout.world > 1:
             dist.all_reduce(whole)
         return whole.cpu().numpy()
+
+    # Device memory
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._asleep is not None
+
+    def sleep(self) -> int:
+        """Give back the memory of weights, optimizer state and gradients; returns the bytes."""
+        if self._asleep is None:
+            self._asleep = put_to_sleep(self.kept_tensors(), self._gradients())
+        return self._asleep.num_bytes
+
+    def wake(self) -> None:
+        """Take it again. Weights and state have the same bits; gradients are zero, as every step
+        begins by making them."""
+        if self._asleep is not None:
+            self._asleep.wake()
+            self._asleep = None
+
+    def kept_tensors(self) -> Iterator[Tensor]:
+        """All tensors that outlive a step, except gradients; several may share memory."""
+        yield from self._ddp.parameters()
+        yield from self.network.buffers()
+        yield from (x.param_data for x in self._flat_memory if x.param_data is not None)
+        for part in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
+            for group in part.optimizer.param_groups:
+                yield from group["params"]
+            for state in part.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _gradients(self) -> Iterator[Tensor]:
+        yield from (x.grad_data for x in self._flat_memory)
+
+    @property
+    def _flat_memory(self) -> list[Any]:
+        """Megatron's buffers, of which parameters and gradients are views."""
+        buffers: list[Any] = self._ddp.buffers  # pyright: ignore[reportAssignmentType]
+        return [*buffers, *self._ddp.expert_parallel_buffers]
 
     # Weights
 

@@ -49,6 +49,7 @@ def prepare() -> None:
 
 def preload() -> None:
     """Import what a server needs, so that a fork of this process starts at once."""
+    prepare()
     for name in _PRELOADED:
         importlib.import_module(name)
 

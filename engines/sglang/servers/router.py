@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Iterable
 
+from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
-from engines.sglang.servers.zygote import Zygote, log_tail
 from infra.access import LOOPBACK, key, listening_host, reachable
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
@@ -21,13 +21,13 @@ _CONTROL_S = 10.0
 class Router:
     """A running router. `set_servers` sets the servers that get requests; none at first."""
 
-    def __init__(self, zygote: Zygote, name: str) -> None:
+    def __init__(self, children: ChildProcesses, name: str) -> None:
         """Start it; returns before it is ready."""
         self.name = name
-        self.log = zygote.logs / f"{name}.log"
-        self._zygote = zygote
+        self.log = children.logs / f"{name}.log"
+        self._children = children
         self._host, self._port = listening_host(), free_ports(1)[0]
-        self.pid = zygote.run(self._command(), self.log)
+        self.pid = children.run(self._command(), self.log)
 
     def _command(self) -> list[str]:
         flags = {
@@ -54,7 +54,7 @@ class Router:
 
     @property
     def is_alive(self) -> bool:
-        return self._zygote.exit_code(self.pid) is None
+        return self._children.exit_code(self.pid) is None
 
     def wait_ready(self, timeout: float = START_S) -> None:
         """Return when it answers; raises EngineError with the log's end if it does not."""
@@ -98,4 +98,4 @@ class Router:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        self._zygote.stop(self.pid)
+        self._children.stop(self.pid)

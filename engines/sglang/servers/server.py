@@ -7,18 +7,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engines.devices.child_processes import ChildProcesses, log_tail
+from engines.devices.waiting_time import SilentWork
 from engines.sglang.arguments import server_options
 from engines.sglang.http import call, order, read_text
-from engines.sglang.servers.zygote import Zygote, log_tail
 from engines.sglang.spec import FleetSpec
 from infra.access import reachable
 from infra.errors import EngineError, OutOfMemory
 from infra.processes.memory import tells_of_memory
 from infra.processes.ports import free_ports
 
-START_S = 300.0
-"""bound on a server's start; 2 s by fork on CPU, minutes for a large model on GPU"""
+_START_S = 3600.0
+"""bound on a server's start; 2 s by fork on CPU, many minutes for a large model"""
+_SILENT_S = 120.0
+"""how long a starting server may do nothing, as far as one can see"""
+_LOOK_S = 5.0
 _CONTROL_S = 30.0
+_PROBE_S = 60.0
+_SLOW = 20
+"""how many times the bound of a hung server one that works may take for an answer"""
 _PROBE = {
     "input_ids": [1, 2, 3, 4],
     "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
@@ -33,7 +40,7 @@ class Server:
 
     def __init__(
         self,
-        zygote: Zygote,
+        children: ChildProcesses,
         name: str,
         spec: FleetSpec,
         model: Path,
@@ -44,11 +51,11 @@ class Server:
         """Start it with the weights in `model`; returns before it is ready."""
         self.name = name
         self.port = free_ports(1)[0] if port is None else port
-        self.log = zygote.logs / f"{name}.log"
-        self._zygote = zygote
+        self.log = children.logs / f"{name}.log"
+        self._children = children
         options = server_options(spec, model, self.port, tp, first_device)
         self._host = reachable(options["host"])
-        self.pid = zygote.serve(options, self.log)
+        self.pid = children.serve(options, self.log)
 
     @property
     def url(self) -> str:
@@ -56,25 +63,31 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        return self._zygote.exit_code(self.pid) is None
+        return self._children.exit_code(self.pid) is None
 
-    def wait_ready(self, timeout: float = START_S) -> None:
-        """Return after a real generation; raises EngineError with the log's end if it cannot."""
-        deadline = time.monotonic() + timeout
-        last = EngineError("never asked")
-        while time.monotonic() < deadline:
+    def wait_ready(self) -> None:
+        """Return after a real generation; raises EngineError with the log's end if it cannot.
+
+        The wait is as long as the server works: it reads weights, or compiles.
+        """
+        start = moved = looked = time.monotonic()
+        work, last = SilentWork(self.pid, self.log), EngineError("never asked")
+        while (now := time.monotonic()) < min(start + _START_S, moved + _SILENT_S):
             try:
                 call(self.url, "/model_info", timeout=2.0)
-                self.probe(deadline - time.monotonic())
+                self.probe(_PROBE_S)
                 return
             except EngineError as error:
                 last = error
             if not self.is_alive:
                 text = f"server {self.name} ended while starting; {self._advice()}"
                 raise OutOfMemory(text, "server") if tells_of_memory(text) else EngineError(text)
+            if now > looked + _LOOK_S:
+                looked, moved = now, now if work.has_moved() else moved
             time.sleep(0.03)
         raise EngineError(
-            f"server {self.name} was not ready in {timeout:.0f} s ({last}); {self._advice()}"
+            f"server {self.name} was not ready after {now - start:.0f} s, and did nothing in the"
+            f" last {now - moved:.0f} s ({last}); {self._advice()}"
         )
 
     def probe(self, timeout: float = _CONTROL_S) -> None:
@@ -83,10 +96,21 @@ class Server:
         if len(reply.get("output_ids", ())) != 1:
             raise EngineError(f"server {self.name} generated nothing: {str(reply)[:300]}")
 
-    def answer(self, timeout: float) -> None:
+    def answer(self, hung_s: float) -> None:
         """Return when its scheduler has answered, which it does between two batches, also while
-        generation is paused; raises EngineError if it does not in time."""
-        call(self.url, "/server_info", timeout=timeout)
+        generation is paused. Raises EngineError if it refuses, or if it does not answer in `hung_s`
+        seconds and does nothing else either, such as reading weights."""
+        limit, work = time.monotonic() + _SLOW * hung_s, None
+        while True:
+            asked = time.monotonic()
+            try:
+                call(self.url, "/server_info", timeout=hung_s / 2)
+                return
+            except EngineError:
+                is_slow = asked + hung_s / 2 <= time.monotonic() < limit
+                if not is_slow or (work is not None and not work.has_moved()):
+                    raise
+            work = work or SilentWork(self.pid, self.log)
 
     @property
     def version(self) -> str:
@@ -108,7 +132,7 @@ class Server:
 
     def stop(self) -> None:
         """End it and all its processes. A server keeps nothing worth a graceful end."""
-        self._zygote.stop(self.pid)
+        self._children.stop(self.pid)
 
     def _advice(self) -> str:
         return f"the end of {self.log}:\n{log_tail(self.log)}"

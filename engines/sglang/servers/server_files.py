@@ -9,12 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from infra.processes.leftovers import (
-    claim_private_folder,
-    leftovers_of,
-    remove_leftovers,
-    trace_name,
-)
+from infra.processes.leftovers import claim_private_folder, trace_name
 
 
 def adopt() -> None:
@@ -31,8 +26,3 @@ def adopt() -> None:
         return ports
 
     PortArgs.init_new = staticmethod(init_new)
-
-
-def clear(pid: int) -> None:
-    """Remove what the server that had this pid left; it has ended."""
-    remove_leftovers(leftovers_of(pid))

@@ -15,15 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engines.devices.child_processes import ChildProcesses
+from engines.devices.host_agent import HostAgent
+from engines.devices.placement import first_server_device
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.zygote import Zygote
 from engines.sglang.spec import FleetSpec
 from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
 from infra.errors import EngineError, InputError
 from infra.processes.ports import free_ports
 
+_LAUNCHER = "engines.sglang.servers.launcher"
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
 # Fields of config.json that say where a model came from, not what it is.
@@ -49,11 +52,11 @@ def architecture(spec: FleetSpec, model: Path, tp: int) -> str:
 class Slot:
     """A place for one server. Not for use by two threads at once."""
 
-    def __init__(self, zygote: Zygote, index: int) -> None:
+    def __init__(self, children: ChildProcesses, index: int, num_gpus: int) -> None:
         self.name = f"server-{index}"
         self.server: Server | None = None
-        self._zygote = zygote
-        self._index = index
+        self._children = children
+        self._index, self._num_gpus = index, num_gpus
         self._host, self._port = reachable(listening_host()), free_ports(1)[0]
         self._architecture = ""
 
@@ -79,7 +82,8 @@ class Slot:
             except EngineError:
                 pass  # it lives but does not work: a new one takes its place
         self.stop()
-        self.server = Server(self._zygote, self.name, spec, model, tp, self._port, self._index * tp)
+        first = first_server_device(self._index, tp, self._num_gpus)
+        self.server = Server(self._children, self.name, spec, model, tp, self._port, first)
         self.server.wait_ready()
         self._architecture = wanted
 
@@ -93,9 +97,10 @@ class Slot:
 class ServerSlots:
     """All slots of this host. Methods block; those on different slots may run side by side."""
 
-    def __init__(self, logs: Path) -> None:
-        self._servers = Zygote(logs)
-        self._programs = Zygote(logs, serves=False)
+    def __init__(self, agent: HostAgent) -> None:
+        self._agent = agent
+        self._servers = agent.children(_LAUNCHER)
+        self._programs = agent.children()
         self._slots: dict[str, Slot] = {}
         self._routers: dict[frozenset[str], Router] = {}
         self._lock = threading.Lock()
@@ -107,7 +112,7 @@ class ServerSlots:
         """Have at least `count` slots; returns the names of all, in order."""
         with self._lock:
             for index in range(len(self._slots), count):
-                slot = Slot(self._servers, index)
+                slot = Slot(self._servers, index, self._agent.num_gpus)
                 self._slots[slot.name] = slot
             return tuple(self._slots)
 
@@ -147,5 +152,5 @@ class ServerSlots:
 
     def close(self) -> None:
         """End every server and router."""
-        self._servers.close()
-        self._programs.close()
+        self._agent.end_children(_LAUNCHER)
+        self._agent.end_children()

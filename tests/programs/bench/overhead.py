@@ -204,21 +204,10 @@ def _end_fleet_apart() -> None:
 
 
 def end_fleet() -> None:
-    """End the fleet's manager with its servers, and wait until Ray has forgotten it."""
+    """End all servers and their parent process; trainer ranks stay."""
     import ray
-    from ray.exceptions import RayActorError
-    from ray.util import list_named_actors
 
-    from engines.raylink import connect
-    from engines.sglang.fleet import open_manager
+    from engines.devices.find_owner import open_owner
 
-    connect()
-    before = set(list_named_actors())
-    manager = open_manager()
-    with contextlib.suppress(RayActorError):  # it answers by ending
-        ray.get(manager.retire.remote(), timeout=GONE_S)
-    deadline = time.monotonic() + GONE_S
-    while any(name.startswith("fleet-manager-") for name in list_named_actors()):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the fleet manager did not end; actors were {before}")
-        time.sleep(0.1)
+    if not ray.get(open_owner().end_idle.remote("server"), timeout=GONE_S):
+        raise RuntimeError("a stage still uses the servers")

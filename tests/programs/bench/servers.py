@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.devices.host_agent import HostAgent
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 
@@ -24,7 +25,7 @@ class Servers:
 
 @contextmanager
 def servers(logs: Path) -> Generator[Servers]:
-    slots = ServerSlots(logs)
+    slots = ServerSlots(HostAgent(logs, 0))
     try:
         yield Servers(slots)
     finally:

@@ -61,14 +61,13 @@ PARTS = (
     Part("job", "kill", _IN_JOB),
     Part("rank", "kill", _WITH_ENGINES),
     Part("server", "kill", MOMENTS),
-    Part("manager", "kill", MOMENTS),
+    Part("owner", "kill", MOMENTS),
     Part("flow", "kill", MOMENTS),
     Part("router", "kill", ("mid-generation", "mid-train", "mid-publish", "between-stages")),
-    Part("pool", "kill", ("starting", "mid-generation", "mid-train", "between-stages")),
     Part("job-frozen", "freeze", ("mid-generation",), "job"),
     Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint"), "rank"),
     Part("server-frozen", "freeze", ("mid-generation", "mid-publish"), "server"),
-    Part("manager-frozen", "freeze", ("mid-generation", "between-stages"), "manager"),
+    Part("owner-frozen", "freeze", ("mid-generation", "between-stages"), "owner"),
     Part("store-full", "full", _LONG),
     Part("store-slow", "slow", _LONG),
     Part("store-torn", "torn", ("mid-generation", "saving", "mid-checkpoint", "uploading")),
@@ -97,9 +96,9 @@ PARTS = (
     Part("ray-head", "restart", _LONG),
     Part("whole-stack", "restart", MOMENTS[:-1]),
 )
-"""job: the stage's driver. rank: a trainer rank. server: an SGLang server. manager: the fleet
-manager's actor. flow: the process that runs the recipe. pool: the trainer pool's actor. sandbox: a
-tool's program. reward-process: the process in which a reward compares answers"""
+"""job: the stage's driver. rank: a trainer rank. server: an SGLang server. owner: the actor that
+owns the devices. flow: the process that runs the recipe. sandbox: a tool's program.
+reward-process: the process in which a reward compares answers"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ LEFT_S = 15.0
 _LINES = {
     "rank": "ray::TrainerRank",
     "server": "sglang::scheduler",
-    "manager": "ray::FleetManager",
-    "pool": "ray::TrainerPool",
+    "owner": "ray::DeviceOwner",
     "sandbox": "confine/launcher.py",
     "reward-process": "rewards/math_worker.py",
 }
@@ -129,7 +128,7 @@ class Ground:
         (self._signals / "reached").unlink(missing_ok=True)
         if cell.moment != "between-stages":
             (self._signals / f"armed-{cell.signal}").touch()
-        # The manager finds a hung server by itself; the other parts are the watchdog's.
+        # The owner finds a hung server by itself; the other parts are the watchdog's.
         hangs = cell.how.hit == "freeze" and cell.target != "server"
         stall = [f"resources.default.stall_seconds={STALL_S}"] if hangs else []
         flow = self._start("run", store, name, cell.how.scenario, *stall)

@@ -36,7 +36,7 @@ RUN_S = 1200.0
 TRIES = 12
 GROWTH = 0.10
 """of the later half of the runs over the earlier half"""
-ENGINES = ("job", "rank", "server", "manager", "router", "pool")
+ENGINES = ("job", "rank", "server", "owner", "router")
 SERVICES = ("prefect-server", "prefect-worker", "flow-and-worker", "mlflow", "ray-head")
 
 

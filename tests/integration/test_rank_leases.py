@@ -1,4 +1,4 @@
-"""The pool and the group on a real Ray, with rank processes that hold no torch."""
+"""The owner of devices and trainer groups on a real Ray, with ranks that hold no torch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from ray import cloudpickle
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
+from engines.devices.address import ProcessAddress, address_of_this_actor
+from engines.devices.cluster import connect
+from engines.devices.find_owner import open_owner
+from engines.devices.held_lease import prewarm
+from engines.devices.owner import KindStatus
+from engines.devices.units import OwnerSettings
 from engines.megatron.ranks.critic_group import lease_with_critic
-from engines.megatron.ranks.find_pool import open_pool
-from engines.megatron.ranks.rank import (
-    Rank,
-    RankAddress,
-    TrainerJob,
-    TrainerRank,
-    place_of_this_process,
-)
-from engines.megatron.ranks.trainer_group import TrainerGroup, prewarm
+from engines.megatron.ranks.rank import Rank, TrainerJob, TrainerRank
+from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
-from engines.raylink import connect
 from engines.step_inputs import StepInputs
 from infra.errors import (
     AgreementError,
@@ -51,13 +49,13 @@ class StandInRank:
     """Does what the name of a folder to save says; `logprobs` tells who it is."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.gpu = int(os.environ.get("CUDA_VISIBLE_DEVICES") or -1)
+        self.gpu = int(environment.get("CUDA_VISIBLE_DEVICES") or -1)
         assert ("OMP_NUM_THREADS" in environment) == (self.gpu < 0), "CPU ranks have one thread"
         self.job: TrainerJob | None = None
         self.rank = -1
 
-    def place(self) -> RankAddress:
-        return place_of_this_process()
+    def place(self) -> ProcessAddress:
+        return address_of_this_actor()
 
     def meeting(self, host: str) -> str:
         return f"tcp://{host}:1"
@@ -105,35 +103,40 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def pool(cluster: str) -> Any:
+def owner(cluster: str) -> Any:
     del cluster
-    return new_pool()
+    return new_owner()
 
 
-def new_pool(rank_class: type[Rank] = StandInRank, name: str = "", gpus: float = 0) -> Any:
-    return open_pool(rank_class, name or f"test-pool-{time.monotonic_ns()}", gpus)
+def new_owner(rank_class: type[Rank] = StandInRank, name: str = "", gpus: int = 0) -> Any:
+    settings = OwnerSettings(Path(os.devnull), gpus, rank_class=rank_class)
+    return open_owner(name or f"test-owner-{time.monotonic_ns()}", settings)
 
 
-async def settled(pool: Any) -> None:
+async def status_of(owner: Any) -> KindStatus:
+    return await owner.status.remote("rank")
+
+
+async def settled(owner: Any) -> None:
     """All ranks are ready: those of the test before are reset or replaced."""
-    while (status := await pool.status.remote()).ready < status.size:
+    while (status := await status_of(owner)).ready < status.size:
         await asyncio.sleep(0.01)
 
 
-async def leased(pool: Any, ranks: int = 1, holder: str = "h", **more: Any) -> TrainerGroup:
+async def leased(owner: Any, ranks: int = 1, holder: str = "h", **more: Any) -> TrainerGroup:
     model = more.pop("model", Path("model"))
     job = TrainerJob(TrainerSettings(), Optimizer(lr=1e-3), Parallel(dp=ranks), model, 0, 10)
     return await TrainerGroup.lease(
-        job, more.pop("pool_ranks", 2), holder, pool=pool, **{"wait_s": 60.0, **more}
+        job, more.pop("pool_ranks", 2), holder, owner=owner, **{"wait_s": 60.0, **more}
     )
 
 
-async def killed_idle(pool: Any) -> int:
+async def killed_idle(owner: Any) -> int:
     """Kill a ready rank that nobody holds; -> its pid."""
-    await settled(pool)
-    async with await leased(pool) as group:
+    await settled(owner)
+    async with await leased(owner) as group:
         idle = await pid(group)
-    await settled(pool)
+    await settled(owner)
     os.kill(idle, signal.SIGKILL)
     return idle
 
@@ -142,73 +145,73 @@ async def pid(group: TrainerGroup) -> int:
     return int((await group.logprobs([[0]]))[0][0])
 
 
-async def test_released_ranks_are_reset_and_reused(pool: Any) -> None:
-    async with await leased(pool, 2):
+async def test_released_ranks_are_reset_and_reused(owner: Any) -> None:
+    async with await leased(owner, 2):
         pass  # so that both have started: which one does first is chance
-    await settled(pool)
-    async with await leased(pool) as first:
+    await settled(owner)
+    async with await leased(owner) as first:
         before = await pid(first)
-    await settled(pool)
-    async with await leased(pool) as second:
+    await settled(owner)
+    async with await leased(owner) as second:
         assert await pid(second) == before
 
 
-async def test_rank_zero_answers_for_all(pool: Any) -> None:
-    async with await leased(pool, 2) as group:
+async def test_rank_zero_answers_for_all(owner: Any) -> None:
+    async with await leased(owner, 2) as group:
         assert (await group.logprobs([[0]]))[0][1] == 0
 
 
-async def test_requests_are_served_in_order_of_arrival(pool: Any) -> None:
+async def test_requests_are_served_in_order_of_arrival(owner: Any) -> None:
     served: list[str] = []
 
     async def stage(holder: str, ranks: int) -> None:
-        async with await leased(pool, ranks, holder):
+        async with await leased(owner, ranks, holder):
             served.append(holder)
 
-    first = await leased(pool)
+    first = await leased(owner)
     # `pair` needs both ranks; `single` could have the free one but came later.
     pair = asyncio.create_task(stage("pair", 2))
-    while (await pool.status.remote()).waiting < 1:
+    while (await status_of(owner)).waiting < 1:
         await asyncio.sleep(0)
     single = asyncio.create_task(stage("single", 1))
-    while (await pool.status.remote()).waiting < 2:
+    while (await status_of(owner)).waiting < 2:
         await asyncio.sleep(0)
     await first.release()
     await asyncio.gather(pair, single)
     assert served == ["pair", "single"]
 
 
-async def test_waiting_is_bounded_and_says_who_holds_the_ranks(pool: Any) -> None:
-    async with await leased(pool, 2, "stage-rl-ab12"):
+async def test_waiting_is_bounded_and_says_who_holds_the_ranks(owner: Any) -> None:
+    async with await leased(owner, 2, "stage-rl-ab12"):
         with pytest.raises(EngineError, match="held by stage-rl-ab12"):
-            await leased(pool, 1, wait_s=0.2)
-        assert (await pool.status.remote()).waiting == 0
+            await leased(owner, 1, wait_s=0.2)
+        assert (await status_of(owner)).waiting == 0
 
 
-async def test_a_request_that_is_given_up_leaves_the_queue(pool: Any) -> None:
-    async with await leased(pool, 2):
-        request = asyncio.create_task(leased(pool, 1))
-        while (await pool.status.remote()).waiting < 1:
+async def test_a_request_that_is_given_up_leaves_the_queue(owner: Any) -> None:
+    async with await leased(owner, 2):
+        request = asyncio.create_task(leased(owner, 1))
+        while (await status_of(owner)).waiting < 1:
             await asyncio.sleep(0)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        while (await pool.status.remote()).waiting:
+        while (await status_of(owner)).waiting:
             await asyncio.sleep(0)
 
 
-async def test_a_pool_grows_when_asked_for_more_and_retires_only_when_idle(cluster: str) -> None:
+async def test_an_owner_starts_ranks_as_asked_and_retires_only_when_idle(cluster: str) -> None:
     del cluster
-    pool = new_pool()
-    with pytest.raises(InputError, match=r"needs 4 ranks.*pool has 2"):
-        await leased(pool, 4)
-    await prewarm(1, pool)
-    assert (await pool.status.remote()).size == 1
-    async with await leased(pool, 1, pool_ranks=2):
-        assert (await pool.status.remote()).size == 2
-        assert await pool.retire.remote() is False
+    owner = new_owner()
+    with pytest.raises(InputError, match=r"needs 4 ranks .* are 2"):
+        await leased(owner, 4)
+    await prewarm("rank", 1, owner)
+    assert (await status_of(owner)).size == 1
+    async with await leased(owner, 1, pool_ranks=2):
+        assert (await status_of(owner)).size == 2
+        assert await owner.retire.remote() is False
     with pytest.raises(ray.exceptions.ActorDiedError):
-        await pool.retire.remote()
+        await owner.retire.remote()
 
 
 def job(**more: Any) -> TrainerJob:
@@ -217,14 +220,14 @@ def job(**more: Any) -> TrainerJob:
     )
 
 
-async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: Any) -> None:
+async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(owner: Any) -> None:
     """With a lease for each role, both stages would hold one rank of two and wait for ever."""
 
     async def stage(holder: str) -> int:
         roles = await lease_with_critic(
-            job(), job(critic=CriticSettings()), 2, holder, wait_s=60.0, pool=pool
+            job(), job(critic=CriticSettings()), 2, holder, wait_s=60.0, owner=owner
         )
-        held = len((await pool.status.remote()).leases)
+        held = len((await status_of(owner)).leases)
         pids = {
             await pid(roles[0]),
             int((await roles[1].values(StepInputs([], Algorithm())))[0][0]),
@@ -234,12 +237,14 @@ async def test_stages_with_critics_take_the_ranks_of_both_roles_at_once(pool: An
         return len(pids)
 
     assert await asyncio.gather(stage("a"), stage("b")) == [2, 2]
-    with pytest.raises(InputError, match=r"trainer and critic need 1 \+ 1 ranks .* has 1"):
-        await lease_with_critic(job(), job(critic=CriticSettings()), 1, "c", pool=pool)
+    with pytest.raises(InputError, match=r"trainer and critic need 1 \+ 1 ranks .* are 1"):
+        await lease_with_critic(job(), job(critic=CriticSettings()), 1, "c", owner=owner)
 
 
-async def test_an_error_of_one_role_ends_the_lease_of_both(pool: Any) -> None:
-    policy, critic = await lease_with_critic(job(), job(critic=CriticSettings()), 2, "a", pool=pool)
+async def test_an_error_of_one_role_ends_the_lease_of_both(owner: Any) -> None:
+    policy, critic = await lease_with_critic(
+        job(), job(critic=CriticSettings()), 2, "a", owner=owner
+    )
     with pytest.raises(EngineError, match="division by zero"):
         await critic.save(Path("0-bug"))
     with pytest.raises(EngineError, match="broke before"):
@@ -247,12 +252,12 @@ async def test_an_error_of_one_role_ends_the_lease_of_both(pool: Any) -> None:
     await policy.release()
 
 
-async def test_our_own_errors_come_back_as_they_were_raised(pool: Any) -> None:
-    async with await leased(pool, 2) as group:
+async def test_our_own_errors_come_back_as_they_were_raised(owner: Any) -> None:
+    async with await leased(owner, 2) as group:
         with pytest.raises(AgreementError, match="sample s3 differs"):
             await group.save(Path("1-disagree"))
     with pytest.raises(InputError, match="no such model"):
-        await leased(pool, model=Path("bad-model"))
+        await leased(owner, model=Path("bad-model"))
 
 
 @pytest.mark.parametrize(
@@ -263,8 +268,8 @@ async def test_our_own_errors_come_back_as_they_were_raised(pool: Any) -> None:
         ("hang", "no answer"),
     ],
 )
-async def test_a_broken_rank_says_where_and_is_replaced(pool: Any, deed: str, says: str) -> None:
-    async with await leased(pool) as group:
+async def test_a_broken_rank_says_where_and_is_replaced(owner: Any, deed: str, says: str) -> None:
+    async with await leased(owner) as group:
         before = await pid(group)
         bound = 1.0 if deed == "hang" else 60.0
         with pytest.raises(EngineError, match=says) as caught:
@@ -272,61 +277,61 @@ async def test_a_broken_rank_says_where_and_is_replaced(pool: Any, deed: str, sa
         assert f"pid {before}, log /" in str(caught.value)
         with pytest.raises(EngineError, match="broke before"):
             await group.logprobs([[0]])
-    async with await leased(pool, 2) as group:
+    async with await leased(owner, 2) as group:
         assert await pid(group) != before
     assert not Path(f"/proc/{before}").exists()
 
 
-async def test_a_rank_that_died_idle_is_replaced_before_it_is_leased(pool: Any) -> None:
-    before = await killed_idle(pool)
-    async with await leased(pool, (await pool.status.remote()).size, pool_ranks=9) as group:
+async def test_a_rank_that_died_idle_is_replaced_before_it_is_leased(owner: Any) -> None:
+    before = await killed_idle(owner)
+    async with await leased(owner, (await status_of(owner)).size, pool_ranks=9) as group:
         assert await pid(group) != before
 
 
-async def test_a_rank_that_died_idle_is_replaced_without_a_lease(pool: Any) -> None:
-    before = await killed_idle(pool)
+async def test_a_rank_that_died_idle_is_replaced_without_a_lease(owner: Any) -> None:
+    before = await killed_idle(owner)
     async with asyncio.timeout(30):
-        while (status := await pool.status.remote()).ready == status.size:
+        while (status := await status_of(owner)).ready == status.size:
             await asyncio.sleep(0.01)
-        await settled(pool)
-    async with await leased(pool, status.size, pool_ranks=9) as group:
+        await settled(owner)
+    async with await leased(owner, status.size, pool_ranks=9) as group:
         assert await pid(group) != before
 
 
 async def test_ranks_that_cannot_start_are_an_error_that_says_why(cluster: str) -> None:
     del cluster
-    broken = new_pool(BrokenRank)
+    broken = new_owner(BrokenRank)
     with pytest.raises(EngineError, match=r"do not start: .*no module named megatron"):
         await leased(broken)
     ray.kill(broken)
 
 
 async def test_a_killed_driver_loses_its_ranks_at_once(cluster: str) -> None:
-    name = f"test-pool-{time.monotonic_ns()}"
+    name = f"test-owner-{time.monotonic_ns()}"
     code = f"""
 import asyncio
 from pathlib import Path
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.megatron.ranks.trainer_group import TrainerGroup
-from engines.megatron.ranks.find_pool import open_pool
+from engines.devices.find_owner import open_owner
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 async def main():
     job = TrainerJob(TrainerSettings(), Optimizer(lr=1e-3), Parallel(), Path("model"), 0, 10)
-    group = await TrainerGroup.lease(job, 1, "victim", pool=open_pool(name={name!r}))
+    group = await TrainerGroup.lease(job, 1, "victim", owner=open_owner(name={name!r}))
     print(int((await group.logprobs([[0]]))[0][0]), flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    shared = new_pool(name=name)
+    shared = new_owner(name=name)
     env = {**os.environ, "RAY_ADDRESS": cluster, "RAY_AUTH_MODE": "disabled"}
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
     try:
         assert driver.stdout is not None
         line = await asyncio.to_thread(driver.stdout.readline)
         driver.kill()
-        # Well below the lease's time to live: the pool sees the driver's death itself.
+        # Well below the lease's time to live: the owner sees the driver's death itself.
         async with await leased(shared, pool_ranks=1, wait_s=30) as group:
             assert await pid(group) != int(line)
     finally:
@@ -335,9 +340,9 @@ asyncio.run(main())
         ray.kill(shared)
 
 
-async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
+async def test_an_owner_that_is_gone_ends_the_group(cluster: str) -> None:
     del cluster
-    doomed = new_pool()
+    doomed = new_owner()
     group = await leased(doomed)
     ray.kill(doomed)
 
@@ -345,7 +350,7 @@ async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
         while True:
             await group.logprobs([[0]])
 
-    with pytest.raises(EngineError, match="rank 0"):  # ranks end with their pool
+    with pytest.raises(EngineError, match="rank 0"):  # ranks end with their owner
         await use_until_it_fails()
     await group.release()
     with pytest.raises(LeaseLost, match="was released"):
@@ -354,27 +359,27 @@ async def test_a_pool_that_is_gone_ends_the_group(cluster: str) -> None:
 
 async def test_with_gpus_each_rank_keeps_one_of_its_own(cluster: str) -> None:
     del cluster
-    pool = new_pool(gpus=1)
-    async with await leased(pool) as one, await leased(pool) as two:
+    owner = new_owner(gpus=2)
+    async with await leased(owner) as one, await leased(owner) as two:
         gpus = [(await group.logprobs([[0]]))[0][2] for group in (one, two)]
         assert sorted(gpus) == [0, 1]
         with pytest.raises(EngineError):
             await one.save(Path("0-die"))
     # Whichever slot died, its successor got the GPU that the survivor does not hold.
-    async with await leased(pool) as one, await leased(pool) as two:
+    async with await leased(owner) as one, await leased(owner) as two:
         gpus = [(await group.logprobs([[0]]))[0][2] for group in (one, two)]
         assert sorted(gpus) == [0, 1]
-    ray.kill(pool)
+    ray.kill(owner)
 
 
 async def test_reused_ranks_train_exactly_as_new_ones(cluster: str, tmp_path: Path) -> None:
     del cluster
-    pool = new_pool(TrainerRank)
+    owner = new_owner(TrainerRank)
     model = tiny_model(tmp_path / "model", num_hidden_layers=2)
     batch = [TokenSequence([5, 9, 7, 2, 11, 3], [0, 0, 1, 1, 1, 1]) for _ in range(4)]
     losses: list[list[float]] = []
     for ranks in (1, 2, 1):
-        async with await leased(pool, ranks, model=model, wait_s=120) as group:
+        async with await leased(owner, ranks, model=model, wait_s=120) as group:
             steps = await group.sft_steps([batch, batch])
             losses.append([step["loss"] for step in steps])
             if len(losses) == 3:
@@ -382,7 +387,7 @@ async def test_reused_ranks_train_exactly_as_new_ones(cluster: str, tmp_path: Pa
                     await group.sft_steps([[TokenSequence([1, 2], [0, 0])]])
     assert losses[0] == losses[2]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
-    ray.kill(pool)
+    ray.kill(owner)
 
 
 def test_no_cluster_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:

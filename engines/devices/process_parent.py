@@ -1,11 +1,12 @@
-"""The process that all engine processes of a host are children of.
+"""The process that the host agent's child processes are children of.
 
-It is single-threaded and does nothing but start and stop children as its owner asks, one JSON line
-a request over its standard input and output. On a host without CUDA it imports SGLang once and
-forks each server from that (2 s instead of 15); with CUDA it starts each server as a fresh process.
+`python -m engines.devices.process_parent MODULE` is single-threaded and does nothing but start and
+stop children as its owner asks, one JSON line a request over its standard input and output. MODULE
+(`Preloaded`) serves: on a host without CUDA it is imported once, with all that it needs, and each
+server is a fork (2 s instead of 15); with CUDA each server is a new process.
 
 It dies with its owner: the end of its input means that the owner is gone, and the kernel kills a
-child whose nursery is gone, so nothing stays behind however the owner ended.
+child whose parent is gone, so nothing stays behind however the owner ended.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, BinaryIO, NoReturn
+from importlib import import_module
+from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
-from engines.sglang.servers import server_files
 from infra.cuda import has_cuda
+from infra.processes.leftovers import leftovers_of, remove_leftovers
 
 _PR_SET_PDEATHSIG = 1
 REAP_S = 0.5
@@ -31,11 +33,23 @@ REAP_S = 0.5
 END_S = 5.0
 
 
-class Nursery:
+class Preloaded(Protocol):
+    """What a module offers that children run."""
+
+    def preload(self) -> None:
+        """Import what `serve` needs, so that a fork of this process starts at once."""
+        ...
+
+    def serve(self, options: dict[str, Any]) -> None:
+        """Run until told to stop; `python -m MODULE OPTIONS` does the same in a new process."""
+        ...
+
+
+class ProcessParent:
     """Children by pid, with exit codes of those that ended."""
 
-    def __init__(self, can_fork_servers: bool) -> None:
-        self._can_fork_servers = can_fork_servers
+    def __init__(self, module: str, preloaded: Preloaded | None) -> None:
+        self._module, self._preloaded = module, preloaded
         self._children: set[int] = set()
         self._ended: dict[int, int] = {}
 
@@ -65,22 +79,16 @@ class Nursery:
             time.sleep(0.01)
 
     def _serve(self, options: dict[str, Any], log: str) -> int:
-        if not self._can_fork_servers:
-            command = [sys.executable, "-m", "engines.sglang.servers.launcher", json.dumps(options)]
-            return self._start(log, lambda: _execute(command))
-
-        def serve() -> None:
-            from engines.sglang.servers import launcher
-
-            launcher.serve(options)
-
-        return self._start(log, serve)
+        if (preloaded := self._preloaded) is not None:
+            return self._start(log, lambda: preloaded.serve(options))
+        command = [sys.executable, "-m", self._module, json.dumps(options)]
+        return self._start(log, lambda: _execute(command))
 
     def _start(self, log: str, body: Callable[[], None]) -> int:
-        nursery = os.getpid()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_child(nursery, log, body)
+            _become_child(parent, log, body)
         self._children.add(pid)
         return pid
 
@@ -103,16 +111,16 @@ class Nursery:
             self._ended[pid] = os.waitstatus_to_exitcode(status)
             with contextlib.suppress(ProcessLookupError):  # what it left in its group
                 os.killpg(pid, signal.SIGKILL)
-            server_files.clear(pid)
+            remove_leftovers(leftovers_of(pid))
 
 
-def _become_child(nursery: int, log: str, body: Callable[[], None]) -> NoReturn:
-    """In the fork: own session, own log, no way back to the nursery's pipes."""
+def _become_child(parent: int, log: str, body: Callable[[], None]) -> NoReturn:
+    """In the fork: own session, own log, no way back to the parent's pipes."""
     code = 1
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != nursery:  # it died before the line above
+        if os.getppid() != parent:  # it died before the line above
             os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -135,19 +143,19 @@ def _execute(command: list[str]) -> None:
     os.execvp(command[0], command)
 
 
-def _converse(nursery: Nursery, requests: BinaryIO, replies: BinaryIO) -> None:
+def _converse(parent: ProcessParent, requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer one line after the other until the owner closes its end.
 
     The owner waits for each reply, so a line never hides behind another in the buffer.
     """
     while True:
         while not select.select([requests], [], [], REAP_S)[0]:
-            nursery.reap()
+            parent.reap()
         line = requests.readline()
         if not line:
             return
         try:
-            reply = nursery.answer(json.loads(line))
+            reply = parent.answer(json.loads(line))
         except Exception as error:
             reply = {"error": repr(error)}
         replies.write(json.dumps(reply).encode() + b"\n")
@@ -160,23 +168,21 @@ def main() -> None:
     os.dup2(2, 1)
     # A Ctrl-C at the terminal is its owner's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    can_fork = sys.argv[1] == "servers" and not has_cuda()
-    if can_fork:
-        from engines.sglang.servers import launcher
-
+    module, preloaded = sys.argv[1], None
+    if module and not has_cuda():
         gc.disable()  # nearly all that imports make stays: looking for garbage costs seconds
-        launcher.prepare()
-        launcher.preload()
+        preloaded = cast("Preloaded", import_module(module))
+        preloaded.preload()
         gc.enable()
         gc.collect()
         gc.freeze()  # shared pages stay shared when a child's collector runs
     replies.write(b'{"ready": true}\n')
     replies.flush()
-    nursery = Nursery(can_fork)
+    parent = ProcessParent(module, preloaded)
     try:
-        _converse(nursery, sys.stdin.buffer, replies)
+        _converse(parent, sys.stdin.buffer, replies)
     finally:
-        nursery.end()
+        parent.end()
 
 
 if __name__ == "__main__":

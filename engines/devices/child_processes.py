@@ -1,4 +1,4 @@
-"""The owner's handle of a nursery: starts engine processes and outlives none of them."""
+"""The host agent's handle of a process parent: starts child processes and outlives none."""
 
 from __future__ import annotations
 
@@ -19,29 +19,26 @@ from infra.errors import EngineError
 READY_S = 180.0
 """bound on importing SGLang; 6 s on a quiet machine"""
 _REPLY_S = 30.0
+_LOG = "process-parent.log"
 
 
-class Zygote:
-    """A running nursery. Methods may be called from any thread; each is short but `wait_ready`.
+class ChildProcesses:
+    """A running process parent. Methods may be called from any thread; each is short but
+    `wait_ready`.
 
     Logs go to `logs`, one file a process. `close` (or the end of this process, however it ends)
     kills every child.
     """
 
-    def __init__(self, logs: Path, *, serves: bool = True) -> None:
-        """`serves` False skips importing SGLang: for programs only, ready at once."""
+    def __init__(self, logs: Path, preloaded: str = "") -> None:
+        """`preloaded` names the module that `serve` runs; without one, only `run` works."""
         logs.mkdir(parents=True, exist_ok=True)
         self.logs = logs
         self._lock = threading.Lock()
         self._is_ready = False
-        with (logs / "nursery.log").open("ab") as log:
+        with (logs / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "engines.sglang.servers.nursery",
-                    "servers" if serves else "programs",
-                ],
+                [sys.executable, "-m", "engines.devices.process_parent", preloaded],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -59,7 +56,7 @@ class Zygote:
             self._wait_ready(timeout)
 
     def serve(self, options: dict[str, Any], log: Path) -> int:
-        """Start an SGLang server with these fields of ServerArgs; returns its pid."""
+        """Let the preloaded module serve with these options; returns its pid."""
         return self._ask({"do": "serve", "options": options, "log": str(log)})["pid"]
 
     def run(self, command: list[str], log: Path) -> int:
@@ -81,7 +78,7 @@ class Zygote:
             raise EngineError(f"process {pid} did not end within 10 s of SIGKILL")
 
     def close(self) -> None:
-        """Kill every child, then the nursery itself."""
+        """Kill every child, then their parent itself."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -93,7 +90,7 @@ class Zygote:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def __enter__(self) -> Zygote:
+    def __enter__(self) -> ChildProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +120,9 @@ class Zygote:
                 raise self._gone() from error
             reply = self._read_line(_REPLY_S)
         if "error" in reply:
-            raise EngineError(f"the nursery could not {request['do']}: {reply['error']}")
+            raise EngineError(
+                f"the parent of engine processes could not {request['do']}: {reply['error']}"
+            )
         return reply
 
     def _read_line(self, timeout: float) -> dict[str, Any]:
@@ -131,17 +130,20 @@ class Zygote:
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], timeout)
         if not readable:
-            raise EngineError(f"the nursery gave no answer in {timeout:.0f} s; {self._advice()}")
+            raise EngineError(
+                f"the parent of engine processes gave no answer in {timeout:.0f} s;"
+                f" {self._advice()}"
+            )
         line = self._process.stdout.readline()
         if not line:
             raise self._gone()
         return json.loads(line)
 
     def _gone(self) -> EngineError:
-        return EngineError(f"the nursery of engine processes ended; {self._advice()}")
+        return EngineError(f"the parent of engine processes ended; {self._advice()}")
 
     def _advice(self) -> str:
-        path = self.logs / "nursery.log"
+        path = self.logs / _LOG
         return f"the end of {path}:\n{log_tail(path)}"
 
 

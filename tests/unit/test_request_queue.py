@@ -1,4 +1,4 @@
-"""Who waits at a keeper: first come first served, nobody forgotten, nobody stuck."""
+"""Who waits for units: first come first served, nobody forgotten, nobody stuck."""
 
 from __future__ import annotations
 
@@ -6,76 +6,69 @@ import asyncio
 
 import pytest
 
-from engines.keeper import Waiting, keep_renewing
+from engines.devices.held_lease import keep_renewing
+from engines.devices.request_queue import RequestQueue
 from infra.errors import EngineError, LeaseLost
 
 pytestmark = pytest.mark.unit
 
 
 async def test_the_first_request_is_served_first_though_a_later_one_could_be() -> None:
-    waiting, free, served = Waiting(), [0], list[str]()
+    queue, free, served = RequestQueue(), [0], list[str]()
 
     async def request(name: str, units: int) -> None:
-        async def attempt() -> bool | None:
+        def attempt() -> bool | None:
             if free[0] < units:
                 return None
             free[0] -= units
             served.append(name)
             return True
 
-        await waiting.serve(attempt, wait_s=5)
+        await queue.serve(attempt, wait_s=5)
 
     first = asyncio.create_task(request("first", 2))
     await asyncio.sleep(0)
     second = asyncio.create_task(request("second", 1))
     free[0] = 1
-    waiting.changed()
+    queue.notify_change()
     await asyncio.sleep(0.01)
-    assert (served, len(waiting)) == ([], 2)
+    assert (served, len(queue)) == ([], 2)
     free[0] = 3
-    waiting.changed()
+    queue.notify_change()
     await asyncio.gather(first, second)
-    assert (served, len(waiting)) == (["first", "second"], 0)
+    assert (served, len(queue)) == (["first", "second"], 0)
 
 
 async def test_a_change_during_an_attempt_is_not_missed() -> None:
-    waiting, attempts = Waiting(), list[int]()
+    queue, attempts = RequestQueue(), list[int]()
 
-    async def attempt() -> bool | None:
+    def attempt() -> bool | None:
         attempts.append(1)
         if len(attempts) == 2:
             return True
-        waiting.changed()  # what it looked for came free while it looked
+        queue.notify_change()  # what it looked for came free while it looked
         return None
 
-    assert await waiting.serve(attempt, wait_s=5)
+    assert await queue.serve(attempt, wait_s=5)
 
 
 async def test_a_request_that_gives_up_lets_the_next_one_go_on() -> None:
-    waiting = Waiting()
-
-    async def never() -> bool | None:
-        return None
-
-    async def at_once() -> bool | None:
-        return True
-
-    first = asyncio.create_task(waiting.serve(never, wait_s=0.05))
+    queue = RequestQueue()
+    first = asyncio.create_task(queue.serve(lambda: None, wait_s=0.05))
     await asyncio.sleep(0)
-    second = asyncio.create_task(waiting.serve(at_once, wait_s=5))
+    second = asyncio.create_task(queue.serve(lambda: True, wait_s=5))
     with pytest.raises(TimeoutError):
         await first
     assert await second
 
 
-async def test_renewing_outlasts_a_busy_keeper_and_ends_with_the_lease() -> None:
+async def test_renewing_outlasts_a_busy_owner_and_ends_with_the_lease() -> None:
     answers: list[Exception | None] = [None, EngineError("busy"), None, LeaseLost("reclaimed")]
-    lost: list[LeaseLost] = []
 
     async def renew() -> None:
         if (error := answers.pop(0)) is not None:
             raise error
 
-    await asyncio.wait_for(keep_renewing(renew, 0.001, lost.append), 5)
-    assert [str(error) for error in lost] == ["reclaimed"]
+    lost = await asyncio.wait_for(keep_renewing(renew, 0.001), 5)
+    assert str(lost) == "reclaimed"
     assert answers == []

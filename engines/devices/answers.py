@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from engines.megatron.ranks.rank import RankAddress
+from engines.devices.address import ProcessAddress
 from infra.errors import EngineError, OutOfMemory, TributaryError
 
 _GRACE_S = 1.0
 
 
 async def answers(
-    calls: Sequence[Any], timeout_s: float, what: str, places: Sequence[RankAddress]
+    calls: Sequence[Any], timeout_s: float, what: str, places: Sequence[ProcessAddress]
 ) -> list[Any]:
     """The answers of `calls` (object refs), in order; `places[i]` is where call i runs.
 
@@ -49,12 +49,14 @@ async def answers(
 
 
 def translated(
-    error: BaseException, what: str, rank: int, places: Sequence[RankAddress]
+    error: BaseException, what: str, rank: int, places: Sequence[ProcessAddress]
 ) -> TributaryError:
     """What a Ray call raised as one of our errors: our own is unwrapped, others say where."""
     from ray.exceptions import OutOfMemoryError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else error
+    if rank >= len(places) and isinstance(cause, TributaryError):
+        return cause
     # Of a rank that was killed by whomever Ray says that it may have been for memory.
     by_monitor = isinstance(cause, OutOfMemoryError) or "running low on memory" in str(cause)
     if isinstance(cause, OutOfMemory) or by_monitor:
@@ -71,8 +73,8 @@ def translated(
     return wrapped
 
 
-def _where(rank: int, places: Sequence[RankAddress]) -> str:
+def _where(rank: int, places: Sequence[ProcessAddress]) -> str:
     if rank >= len(places):
-        return "the trainer pool"
+        return "the owner of devices"
     place = places[rank]
     return f"rank {rank} ({place.host}, pid {place.pid}, log {place.log or 'unknown'})"

@@ -5,13 +5,11 @@ Importing this file imports no ray: `connect` does, once a process.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 from infra.errors import InfrastructureError
@@ -77,22 +75,6 @@ def _probe(address: str) -> None:
             f"nothing answers at RAY_ADDRESS {address} ({error}): start the stack with"
             " `tributary up`, or see `tributary doctor`"
         ) from error
-
-
-def code_tag(*parts: str) -> str:
-    """Short hash of our source files under `parts` (folders or files below the repository root).
-
-    It goes into the name of a detached actor, so that one that runs old code is never met by
-    new code. Example: code_tag("engines", "infra/errors.py") -> "3f09c2b1a7"
-    """
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for part in sorted(parts):
-        path = root / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-            digest.update(file.read_bytes() + b"\0")
-    return digest.hexdigest()[:10]
 
 
 def driver_id() -> str:

@@ -1,0 +1,104 @@
+"""Finding the cluster's owner of devices, or starting it. Imports no ray."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+from engines.devices.cluster import NAMESPACE, connect
+from engines.devices.kinds import KINDS
+from engines.devices.owner import DeviceOwner
+from engines.devices.units import OwnerSettings
+from infra.code.running import running_code
+from infra.home import home
+
+_PREFIX = "device-owner-"
+_HUNG_S = 30.0
+"""what a living owner may take to answer; it only keeps books"""
+_END_S = 15.0
+_log = logging.getLogger(__name__)
+
+
+def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
+    """The Ray actor handle of the one owner that runs this very code; started if need be.
+
+    Idle owners that run other code are asked to end, so that their engines do not pile up; one
+    that hangs is replaced. Blocks like `connect` the first time. A test passes a name and settings
+    of its own.
+    """
+    connect()
+    import ray
+    from ray.util import list_named_actors
+
+    settings = settings or OwnerSettings(home() / "logs" / "fleet", _most_gpus())
+    name = name or _own_name()
+    if name in (alive := list_named_actors()):
+        _end_if_hung(name)
+    else:
+        for other in alive:
+            if other.startswith(_PREFIX):
+                with suppress(ValueError):  # it ended meanwhile
+                    ray.get_actor(other, NAMESPACE).retire.remote()
+    return (
+        ray.remote(DeviceOwner)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=settings.num_gpus,
+            max_restarts=0,
+        )
+        .remote(settings)
+    )
+
+
+@functools.cache
+def _own_name() -> str:
+    """Of the owner that runs the code that this process runs."""
+    parts = [part.partition(":")[0] for part in KINDS.values()]
+    return _PREFIX + running_code([__name__, *parts])[:10]
+
+
+def _most_gpus() -> int:
+    """GPUs of the host that has most: all of them are the owner's."""
+    import ray
+
+    hosts = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+    return int(max(hosts, default=0))
+
+
+def _end_if_hung(name: str) -> None:
+    """Kill an owner that does not answer in time, with all that it started."""
+    import ray
+    from ray.util import list_named_actors
+
+    with suppress(Exception):  # it ended meanwhile
+        owner = ray.get_actor(name, NAMESPACE)
+        if not _answers(owner):
+            _log.warning("%s did not answer within %.0f s: it is replaced", name, _HUNG_S)
+            ray.kill(owner, no_restart=True)
+            deadline = time.monotonic() + _END_S
+            while name in list_named_actors() and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+
+def _answers(owner: Any) -> bool:
+    """Whether it answers in time. Raises ray's ActorDiedError when it is over."""
+    import ray
+    from ray.exceptions import ActorUnavailableError, GetTimeoutError
+
+    deadline = time.monotonic() + _HUNG_S
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            ray.get(owner.ping.remote(), timeout=left)
+            return True
+        except GetTimeoutError:
+            return False
+        except ActorUnavailableError:  # its connection broke: it may live, or hang
+            time.sleep(0.5)
+    return False

@@ -1,0 +1,118 @@
+"""The holder's side of a lease: take it, keep it by renewing, notice its loss, give it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self
+
+from engines.devices.answers import answers
+from engines.devices.cluster import driver_id
+from engines.devices.find_owner import open_owner
+from engines.devices.kinds import Kind
+from engines.devices.owner import SETTINGS, Grant
+from engines.devices.units import Request
+from infra.errors import EngineError, InputError, LeaseLost, TributaryError
+
+CALL_S = 30.0
+"""what the owner may take to answer a question about its books"""
+
+
+async def prewarm(kind: Kind, pool: int, owner: Any = None) -> None:
+    """Start units in the background, so that the next lease finds them warm."""
+    owner = owner or await asyncio.to_thread(open_owner)
+    await answers([owner.prewarm.remote(kind, pool)], CALL_S, f"prewarming {kind}s", ())
+
+
+class HeldLease:
+    """Made by `take`, ended by `release`. After a fault its units are not given back as clean."""
+
+    def __init__(self, owner: Any, kind: Kind, grant: Grant) -> None:
+        self.use = grant.use
+        self.fault: TributaryError | None = None
+        self.on_lost: Callable[[LeaseLost], None] = lambda _: None
+        self._owner, self._kind, self._grant = owner, kind, grant
+        self._is_released = False
+        self._renewal = asyncio.create_task(self._keep_renewing())
+
+    @classmethod
+    async def take(
+        cls, request: Request, *, what: str, prepare_s: float, owner: Any = None
+    ) -> Self:
+        """Wait for units, first come first served, until they serve the request's terms.
+
+        `what` needs them, for the message ("the trainer needs 2"); they take at most `prepare_s`
+        to serve once they are free. Raises InputError if there can never be that many, EngineError
+        if none came free in time or they do not start.
+        """
+        kind = request.kind
+        if request.count > request.pool:
+            raise InputError(
+                f"{what} {kind}s but there are {request.pool}: raise {SETTINGS[kind]} or ask for"
+                " fewer"
+            )
+        owner = owner or await asyncio.to_thread(open_owner)
+        call = owner.lease.remote(replace(request, driver=driver_id()))
+        bound = request.wait_s + prepare_s
+        try:
+            (grant,) = await answers([call], bound, f"leasing {kind}s", ())
+        except asyncio.CancelledError:
+            import ray
+
+            ray.cancel(call)  # takes the request back
+            raise
+        return cls(owner, kind, grant)
+
+    def check(self) -> None:
+        """Raise LeaseLost or EngineError when the units can no longer be used."""
+        if self._is_released:
+            raise LeaseLost("this lease was released; lease again")
+        if self.fault is not None:
+            raise EngineError(
+                f"this lease broke before and must be released: {self.fault}"
+            ) from self.fault
+
+    async def prepare(self, terms: Any, timeout_s: float) -> None:
+        """Let the units serve other terms."""
+        self.use = await self._ask("prepare", terms, timeout_s=timeout_s)
+
+    async def is_healthy(self) -> bool:
+        """Whether every unit works, and none is being restarted."""
+        return await self._ask("is_healthy")
+
+    async def release(self) -> None:
+        """Give the units back; they stay warm unless there was a fault. Safe to call twice."""
+        if self._is_released:
+            return
+        self._is_released = True
+        self._renewal.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._renewal
+        # A lease that was lost, or whose owner died, is over already.
+        with suppress(EngineError):
+            await self._ask("release", self.fault is None)
+
+    async def _ask(self, method: str, *arguments: Any, timeout_s: float = CALL_S) -> Any:
+        asked: Callable[..., Any] = getattr(self._owner, method).remote
+        call = asked(self._kind, self._grant.lease_id, *arguments)
+        return (await answers([call], timeout_s, f"{method} of {self._kind}s", ()))[0]
+
+    async def _keep_renewing(self) -> None:
+        every_s = self._grant.ttl_s / 6
+        error = await keep_renewing(lambda: self._ask("renew", timeout_s=CALL_S), every_s)
+        self.fault = error
+        self.on_lost(error)
+
+
+async def keep_renewing(renew: Callable[[], Awaitable[Any]], every_s: float) -> LeaseLost:
+    """Renew a lease until cancelled, or until it is lost: then say why."""
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await renew()
+        except LeaseLost as error:
+            return error
+        except EngineError:
+            continue  # a busy owner or a head that is away: the lease's own end decides

@@ -1,0 +1,65 @@
+"""What starts and ends every engine process of a host: ranks, servers, routers.
+
+HostAgent ─┬─ Ray actors (trainer ranks), which Ray ends when the agent's process ends
+           └─ a parent process for each program to preload (`process_parent`): servers, routers
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.devices.child_processes import ChildProcesses
+
+
+class HostAgent:
+    """One a host, in the process of the owner of devices. Logs go to `logs`, a file a process."""
+
+    def __init__(self, logs: Path, num_gpus: int) -> None:
+        self.num_gpus = num_gpus
+        self._logs = logs
+        self._children: dict[str, ChildProcesses] = {}
+        self._lock = threading.Lock()
+
+    def start_actor(self, actor_class: type, environment: Mapping[str, str]) -> Any:
+        """A process that answers calls, with these variables; returns before it is ready.
+
+        Ray counts no GPU for it: the agent holds all GPUs of its host, and says which one it uses.
+        """
+        import ray
+
+        actor: Any = ray.remote(actor_class)
+        return actor.options(num_cpus=0).remote(environment)
+
+    def end_actor(self, actor: Any) -> None:
+        """End it whatever it is doing; returns at once."""
+        import ray
+
+        ray.kill(actor, no_restart=True)
+
+    def visible_gpu(self, device: int) -> str:
+        """What CUDA calls the agent's device of this number. Example: visible_gpu(1) -> "5" """
+        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return names[device] if device < len(names) and names[device] else str(device)
+
+    def children(self, preloaded: str = "") -> ChildProcesses:
+        """The parent of processes that need the module `preloaded`, or nothing; one for each."""
+        with self._lock:
+            if preloaded not in self._children:
+                self._children[preloaded] = ChildProcesses(self._logs, preloaded)
+            return self._children[preloaded]
+
+    def end_children(self, preloaded: str = "") -> None:
+        """End a parent with all its children."""
+        with self._lock:
+            children = self._children.pop(preloaded, None)
+        if children is not None:
+            children.close()
+
+    def close(self) -> None:
+        """End all processes but the actors, which end with this one."""
+        for preloaded in list(self._children):
+            self.end_children(preloaded)

@@ -1,0 +1,244 @@
+"""The one owner of a cluster's devices: the detached Ray actor that stages lease engines from.
+
+    open_owner -> lease(request) -> free units, made to serve its terms -> Grant
+               -> the stage works and renews -> release -> the units stay warm for the next stage
+
+Requests of one kind are served in order of arrival: the first waits for enough free units, and all
+others wait for it. A unit is *leased*, *busy* (starting, or being given back), or free. A lease
+ends by release, by expiry (its holder stopped renewing) or with its driver's process. The owner
+is asyncio in one thread: between two awaits nothing else changes its records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.devices.cluster import dead_drivers
+from engines.devices.host_agent import HostAgent
+from engines.devices.kinds import KINDS, Kind
+from engines.devices.lease import Lease, LeaseBook
+from engines.devices.request_queue import RequestQueue
+from engines.devices.units import OwnerSettings, Request, Units
+from infra.errors import EngineError
+from infra.hooks import resolve
+
+_WATCH_S = 1.0
+_LOOK_S = 0.05
+SETTINGS: Mapping[Kind, str] = {"rank": "resources.trainer_ranks", "server": "resources.servers"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease as its holder sees it."""
+
+    lease_id: str
+    ttl_s: float
+    """the lease ends this long after its last renewal"""
+    use: Any
+    """what the holder needs to use the units, e.g. the actors of ranks, the URLs of servers"""
+
+
+@dataclass(frozen=True, slots=True)
+class KindStatus:
+    """A snapshot of one kind, for people and tests."""
+
+    size: int
+    ready: int
+    """free units with a process"""
+    running: dict[str, int]
+    """process id of each unit that has one"""
+    leases: tuple[tuple[str, int], ...]
+    """holder and number of units, oldest first"""
+    waiting: int
+    restarts: int
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The units of one kind, and who waits for them."""
+
+    units: Units
+    book: LeaseBook = field(default_factory=LeaseBook)
+    queue: RequestQueue = field(default_factory=RequestQueue)
+    busy: set[str] = field(default_factory=set[str])
+
+    @property
+    def free(self) -> list[str]:
+        names = self.units.grow(0)
+        return [name for name in names if name not in self.busy and not self.book.holder_of(name)]
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.book.leases and not self.queue
+
+
+class DeviceOwner:
+    """See the module. Every public method is called through Ray."""
+
+    def __init__(self, settings: OwnerSettings) -> None:
+        self._settings = settings
+        self._agent = HostAgent(settings.logs, settings.num_gpus)
+        self._pools: dict[Kind, _Pool] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def ping(self) -> None:
+        """Answered by an owner that does not hang."""
+
+    async def prewarm(self, kind: Kind, pool: int) -> None:
+        """Start what a lease of the kind would start, up to `pool` units, and do not wait."""
+        of_kind = self._pool(kind)
+        of_kind.units.grow(pool)
+        running = of_kind.units.running()
+        for name in of_kind.free:
+            if name not in running:
+                self._occupy(of_kind, name, of_kind.units.warm(name))
+
+    async def lease(self, request: Request) -> Grant:
+        """Units for the request's holder, which serve its terms.
+
+        Raises EngineError if they do not come free in time or do not start.
+        """
+        await self.prewarm(request.kind, max(request.pool, request.count))
+        pool = self._pool(request.kind)
+        lease = await self._wait(pool, request)
+        try:
+            use = await pool.units.prepare(lease, request.terms)
+            # From now on the holder has to renew.
+            pool.book.renew(lease.id, self._settings.ttl_s, time.monotonic())
+        except BaseException:
+            pool.book.release(lease.id)
+            self._give_back(pool, lease, is_clean=False)
+            raise
+        return Grant(lease.id, self._settings.ttl_s, use)
+
+    async def prepare(self, kind: Kind, lease_id: str, terms: Any) -> Any:
+        """Let the units of a lease serve other terms."""
+        lease = self._pool(kind).book.check(lease_id, time.monotonic())
+        return await self._pool(kind).units.prepare(lease, terms)
+
+    async def renew(self, kind: Kind, lease_id: str) -> None:
+        self._pool(kind).book.renew(lease_id, self._settings.ttl_s, time.monotonic())
+
+    async def is_healthy(self, kind: Kind, lease_id: str) -> bool:
+        """Whether every unit of the lease works, and none is being restarted."""
+        pool = self._pool(kind)
+        return await pool.units.is_healthy(pool.book.check(lease_id, time.monotonic()))
+
+    async def release(self, kind: Kind, lease_id: str, is_clean: bool) -> None:
+        """End a lease. Nobody knows what units are doing that are not `is_clean`."""
+        pool = self._pool(kind)
+        self._give_back(pool, pool.book.release(lease_id), is_clean)
+
+    async def status(self, kind: Kind) -> KindStatus:
+        pool = self._pool(kind)
+        running = dict(pool.units.running())
+        return KindStatus(
+            size=len(pool.units.grow(0)),
+            ready=sum(name in running for name in pool.free),
+            running=running,
+            leases=tuple((lease.holder, len(lease.units)) for lease in pool.book.leases),
+            waiting=len(pool.queue),
+            restarts=pool.units.restarts,
+        )
+
+    async def end_idle(self, kind: Kind) -> bool:
+        """End all processes of a kind if none is in use; False if one is."""
+        if (pool := self._pools.get(kind)) is None:
+            return True
+        if not pool.is_idle:
+            return False
+        del self._pools[kind]
+        while pool.busy:  # a unit that starts now would outlive the others
+            await asyncio.sleep(_LOOK_S)
+        await asyncio.to_thread(pool.units.close)
+        return True
+
+    async def retire(self) -> bool:
+        """End the owner and all its engines if none is in use; False if one is."""
+        import ray.actor
+
+        is_idle = all(pool.is_idle for pool in self._pools.values())
+        if is_idle:
+            await asyncio.to_thread(self._agent.close)
+            ray.actor.exit_actor()  # ranks are owned by it and end with it
+        return is_idle
+
+    def _pool(self, kind: Kind) -> _Pool:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        if kind not in self._pools:
+            make = resolve("kind of unit", KINDS[kind], {})
+            self._pools[kind] = _Pool(make(self._agent, self._settings))
+        return self._pools[kind]
+
+    async def _wait(self, pool: _Pool, request: Request) -> Lease:
+        try:
+            return await pool.queue.serve(lambda: self._granted(pool, request), request.wait_s)
+        except TimeoutError:
+            holders = ", ".join(lease.holder for lease in pool.book.leases) or "nobody"
+            raise EngineError(
+                f"{request.count} of {len(pool.units.grow(0))} {request.kind}s did not come free"
+                f" within {request.wait_s:.0f} s; held by {holders}. Wait for them, or raise"
+                f" {SETTINGS[request.kind]}"
+            ) from None
+
+    def _granted(self, pool: _Pool, request: Request) -> Lease | None:
+        chosen = pool.units.choose(pool.free, request)
+        if len(chosen) < request.count:
+            return None
+        # Its holder renews it from when its units are prepared, for which they have own bounds.
+        return pool.book.grant(chosen, request.holder, request.driver, math.inf, 0.0)
+
+    async def _watch(self) -> None:
+        """End lost leases and repair units, as long as the owner lives."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            try:
+                await self._end_lost_leases()
+                for pool in list(self._pools.values()):
+                    for name in await pool.units.repair(pool.book.leases, pool.free):
+                        if name in pool.free:  # nobody leased it meanwhile
+                            self._occupy(pool, name, pool.units.give_back(name, is_clean=False))
+            except Exception:
+                _log.exception("a check of the units failed; it will be repeated")
+
+    async def _end_lost_leases(self) -> None:
+        drivers = {x.driver for pool in self._pools.values() for x in pool.book.leases}
+        try:
+            dead = await asyncio.to_thread(dead_drivers, drivers)
+        except Exception:  # the cluster's head is away: expiry still holds
+            dead = set[str]()
+        for pool in self._pools.values():
+            for lease in pool.book.end_lost(time.monotonic(), dead):
+                _log.warning("ended the lost lease of %s", lease.holder)
+                self._give_back(pool, lease, is_clean=False)
+
+    def _give_back(self, pool: _Pool, lease: Lease, is_clean: bool) -> None:
+        pool.units.end_lease(lease)
+        for name in lease.units:
+            self._occupy(pool, name, pool.units.give_back(name, is_clean))
+
+    def _occupy(self, pool: _Pool, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do something to a unit that nobody holds; until then nobody can lease it."""
+        pool.busy.add(name)
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:  # told to whoever leases it next
+                _log.warning("%s: %s", name, error)
+            finally:
+                pool.busy.discard(name)
+                pool.queue.notify_change()
+
+        task = asyncio.create_task(run())
+        self._jobs.add(task)  # asyncio holds tasks weakly
+        task.add_done_callback(self._jobs.discard)

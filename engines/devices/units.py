@@ -1,0 +1,95 @@
+"""What the owner of devices asks of each kind of unit: trainer ranks, servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from engines.devices.kinds import Kind
+from engines.devices.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerSettings:
+    """How an owner of devices works on this cluster; a test has times and ranks of its own."""
+
+    logs: Path
+    num_gpus: int
+    """that the owner hands out, on its host"""
+    ttl_s: float = 60.0
+    """a lease ends this long after its last renewal"""
+    hung_s: float = 30.0
+    """longest that a unit leaves a question open while it does nothing"""
+    rank_class: type | None = None
+    """None: the real `TrainerRank`"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a stage asks for."""
+
+    kind: Kind
+    count: int
+    pool: int
+    """how many units of the kind the recipe lets run; more are never started for it"""
+    holder: str
+    """who asks, for people. Example: "stage-rl-ab12-a1" """
+    terms: Any = None
+    """what the units have to serve, in the words of their kind"""
+    wait_s: float = 3600.0
+    """for units that other stages hold"""
+    driver: str = ""
+    """the Ray job whose end also ends the lease; whoever sends the request fills it in"""
+
+
+class Units(Protocol):
+    """All units of one kind. A unit is used by one caller at a time: the owner sees to that.
+
+    An implementation is made with the `HostAgent` that starts its processes and `OwnerSettings`.
+    """
+
+    restarts: int
+    """how many leased units were started again"""
+
+    def grow(self, count: int) -> Sequence[str]:
+        """Have at least `count` units, started or not; returns the names of all, in order."""
+        ...
+
+    def running(self) -> Mapping[str, int]:
+        """The process id of each unit that has a process."""
+        ...
+
+    def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
+        """Those of the free units that suit the request best; fewer than it wants: it waits."""
+        ...
+
+    async def warm(self, name: str) -> None:
+        """Make a unit ready for a lease, so that the next one does not have to."""
+        ...
+
+    async def prepare(self, lease: Lease, terms: Any) -> Any:
+        """Make a lease's units serve `terms`; returns what the holder needs to use them. A holder
+        may ask again, with other terms. Raises EngineError."""
+        ...
+
+    def end_lease(self, lease: Lease) -> None:
+        """Forget what was particular to the lease; each unit is given back by itself."""
+        ...
+
+    async def give_back(self, name: str, is_clean: bool) -> None:
+        """Make a unit fit for the next lease, whatever the last one left it in."""
+        ...
+
+    async def repair(self, leases: Sequence[Lease], idle: Sequence[str]) -> Sequence[str]:
+        """Look for dead units; called every second. Returns the idle ones to warm again."""
+        ...
+
+    async def is_healthy(self, lease: Lease) -> bool:
+        """Whether every unit of the lease works, as far as `repair` knows."""
+        ...
+
+    def close(self) -> None:
+        """End every process of the kind."""
+        ...

@@ -1,0 +1,125 @@
+"""Giving back the device memory of a rank's tensors, and taking it again with what they held.
+
+On a GPU the bytes wait in pinned host memory, and the tensors are empty meanwhile. Where the device
+is the CPU they wait in a file: host memory is what sleeping has to give back there. The tensors
+keep their addresses and lose their pages. All views of a memory work again after `wake`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from infra.home import home
+
+_CHUNK = 1 << 28
+_MADV_DONTNEED = 4
+
+
+@dataclass(slots=True)
+class SleepingMemory:
+    """The storages of a rank's tensors without their content; made by `put_to_sleep`."""
+
+    in_host_memory: list[tuple[UntypedStorage, Tensor]] = field(
+        default_factory=list[tuple[UntypedStorage, Tensor]]
+    )
+    """with their bytes"""
+    in_file: list[UntypedStorage] = field(default_factory=list[UntypedStorage])
+    """in the order in which `file` has their bytes"""
+    zeroed: list[tuple[UntypedStorage, int]] = field(
+        default_factory=list[tuple[UntypedStorage, int]]
+    )
+    """with their sizes"""
+    file: IO[bytes] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What the device got back."""
+        kept = [held.numel() for _, held in self.in_host_memory]
+        return sum(kept) + sum(x.nbytes() for x in self.in_file) + sum(n for _, n in self.zeroed)
+
+    def wake(self) -> None:
+        """Take the memory again; every tensor holds the same bits as before, or zeros."""
+        for storage, held in self.in_host_memory:
+            storage.resize_(held.numel())
+            _bytes_of(storage).copy_(held)
+        if self.file is not None:
+            self.file.seek(0)
+            for storage in self.in_file:
+                _read(self.file, _memory_of(storage))
+            self.file.close()
+        for storage, size in self.zeroed:
+            if storage.nbytes() != size:
+                storage.resize_(size)
+            _bytes_of(storage).zero_()
+
+
+def put_to_sleep(kept: Iterable[Tensor], zeroed: Iterable[Tensor]) -> SleepingMemory:
+    """Empty these tensors: `kept` come back as they are, `zeroed` come back as zeros."""
+    memory, seen = SleepingMemory(), set[int]()
+    for storage in _storages(kept, seen):
+        if storage.device.type == "cpu":
+            # On a disk: the folder of temporary files may be memory itself.
+            memory.file = memory.file or tempfile.TemporaryFile(dir=home())  # noqa: SIM115
+            memory.file.write(_memory_of(storage))
+            memory.in_file.append(storage)
+        else:
+            memory.in_host_memory.append((storage, _bytes_of(storage).to("cpu").pin_memory()))
+    memory.zeroed = [(storage, storage.nbytes()) for storage in _storages(zeroed, seen)]
+    for storage, _ in (*memory.in_host_memory, *memory.zeroed):
+        _empty(storage)
+    for storage in memory.in_file:
+        _empty(storage)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return memory
+
+
+def _storages(tensors: Iterable[Tensor], seen: set[int]) -> Iterator[UntypedStorage]:
+    """The storage of each tensor that has memory, once however many tensors share it."""
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            yield storage
+
+
+def _empty(storage: UntypedStorage) -> None:
+    """Give its memory back; on the CPU, whole pages of it, which from now on read as zeros."""
+    if storage.device.type != "cpu":
+        storage.resize_(0)
+        return
+    page = mmap.PAGESIZE
+    start = -(-storage.data_ptr() // page) * page
+    size = (storage.data_ptr() + storage.nbytes()) // page * page - start
+    libc = ctypes.CDLL(None, use_errno=True)
+    place = ctypes.c_void_p(start), ctypes.c_size_t(max(size, 0))
+    if size > 0 and libc.madvise(*place, _MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _bytes_of(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _memory_of(storage: UntypedStorage) -> memoryview:
+    array = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+    return memoryview(array).cast("B")
+
+
+def _read(file: IO[bytes], into: memoryview) -> None:
+    start = 0
+    while start < len(into):
+        part = file.read(min(_CHUNK, len(into) - start))
+        if not part:
+            raise OSError(f"the file of a sleeping rank ends {len(into) - start} bytes early")
+        into[start : start + len(part)] = part
+        start += len(part)

@@ -9,10 +9,18 @@ take its place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from engines.weight_versions import WeightVersions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Tokens: TypeAlias = "NDArray[np.int32]"
+TokenIds: TypeAlias = "Sequence[int] | Tokens"
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -90,15 +98,15 @@ class Status(StrEnum):
 TRAINABLE = frozenset({Status.COMPLETED, Status.TRUNCATED, Status.MALFORMED})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sample:
     """The training unit: one token sequence with what each token is worth.
 
-    All per-token lists have `len(tokens)` entries; positions with `loss_mask` 0 (prompt, tool
-    output) hold logprob 0.0 and weight version -1.
+    All per-token arrays have `len(tokens)` entries; positions outside `loss_mask` (prompt, tool
+    output) hold logprob 0 and weight version -1. Equal samples are equal to the bit.
 
-    Example: tokens=[5, 9, 7, 2], loss_mask=[0, 0, 1, 1], logprobs=[0, 0, -0.1, -0.7],
-    weight_versions=[-1, -1, 3, 3], rewards={"outcome": 1.0, "length": -0.1}, reward=0.9
+    Example: tokens=[5, 9, 7, 2], loss_mask=[False, False, True, True], logprobs=[0, 0, -0.1, -0.7],
+    weight_versions=WeightVersions(((-1, 2), (3, 2))), rewards={"outcome": 1.0}, reward=1.0
     """
 
     problem_id: str
@@ -106,10 +114,10 @@ class Sample:
     group_id: str
     rollout_id: str
     sample_index: int
-    tokens: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
-    weight_versions: list[int]
+    tokens: Tokens
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    weight_versions: WeightVersions
     status: Status
     reward: float = 0.0
     """what training maximises: the rubric's weighted sum"""
@@ -123,11 +131,26 @@ class Sample:
 
     @property
     def num_trained_tokens(self) -> int:
-        return sum(self.loss_mask)
+        return int(self.loss_mask.sum())
 
     @property
     def oldest_version(self) -> int:
-        return min((v for v in self.weight_versions if v >= 0), default=-1)
+        return self.weight_versions.oldest
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sample):
+            return NotImplemented
+        return all(
+            getattr(self, name).tobytes() == getattr(other, name).tobytes()
+            if name in _ARRAYS
+            else getattr(self, name) == getattr(other, name)
+            for name in (f.name for f in fields(self))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_ARRAYS = frozenset({"tokens", "loss_mask", "logprobs"})
 
 
 @dataclass(slots=True)
@@ -157,13 +180,13 @@ class Sampling:
     """no later turn follows this one: its answer need not stay in the engine's cache"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """One turn from the engine: the ids as produced, including the stop token if there was one."""
 
-    token_ids: list[int]
-    logprobs: list[float]
-    weight_versions: list[int]
+    token_ids: Tokens
+    logprobs: NDArray[np.float32]
+    weight_versions: WeightVersions
     finish: Literal["stop", "length", "abort"]
 
 

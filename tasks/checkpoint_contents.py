@@ -4,7 +4,7 @@
                        and every rank's random states (torch, numpy, python, Megatron's)
     critic/            the same of the critic's ranks, where the algorithm has a critic
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
-    buffer.json        batches that are sampled and not yet trained on, and surplus groups: with
+    buffer.bin         batches that are sampled and not yet trained on, and surplus groups: with
                        `max_staleness` they are of weights that no checkpoint has (rl)
     rollouts.parquet   the rollouts shown so far (rl)
     notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them; it is
@@ -24,7 +24,7 @@ from typing import Literal
 Where = Literal[
     "trainer",
     "state.json",
-    "buffer.json",
+    "buffer.bin",
     "rollouts.parquet",
     "notes",
     "spec",
@@ -96,7 +96,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "max_entropy": "spec",
         "max_failed_share": "spec",
     },
-    "engines/rollout/records/gallery.py:Gallery": {"_rows": "rollouts.parquet", "_chat": "handle"},
+    "engines/rollout/records/gallery.py:Gallery": {
+        "_tables": "rollouts.parquet",
+        "_chat": "handle",
+    },
     "engines/rollout/source.py:ProblemSource": {
         "_turn": "state.json",
         "_starts": "state.json",
@@ -126,21 +129,21 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/buffer.py:RolloutBuffer": {
         "_version": "state.json",
         "max_staleness": "spec",
-        "_ready": "buffer.json",
-        "_surplus": "buffer.json",
+        "_ready": "buffer.bin",
+        "_surplus": "buffer.bin",
     },
     "engines/rollout/batch.py:StepBatch": {
-        "version": "buffer.json",
-        "groups": "buffer.json",
-        "rolled": "buffer.json",
-        "wanted": "buffer.json",
-        "reused": "buffer.json",
-        "dropped": "buffer.json",
-        "rounds": "buffer.json",
-        "seconds": "buffer.json",
-        "cursor": "buffer.json",
-        "recovered": "buffer.json",
-        "agreement": "buffer.json",
+        "version": "buffer.bin",
+        "groups": "buffer.bin",
+        "rolled": "buffer.bin",
+        "wanted": "buffer.bin",
+        "reused": "buffer.bin",
+        "dropped": "buffer.bin",
+        "rounds": "buffer.bin",
+        "seconds": "buffer.bin",
+        "cursor": "buffer.bin",
+        "recovered": "buffer.bin",
+        "agreement": "buffer.bin",
     },
     "engines/rollout/consumer.py:Consumer": {
         "_version": "state.json",

@@ -24,6 +24,7 @@ from engines.types import (
     ToolCall,
     Transcript,
 )
+from tests.sample_parts import generation_of
 
 STOP = 0
 
@@ -78,7 +79,7 @@ class Policy:
         said = [*ids(self._say(prompt, sampling)), STOP]
         cut = said[: sampling.max_new_tokens]
         finish = "stop" if len(cut) == len(said) else "length"
-        return Generation(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)
+        return generation_of(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from engines.types import TRAINABLE, Sample, Status
 def counts(sample: Sample) -> bool:
     """Whether its reward enters its group's statistics."""
     # Nothing predicts a first token, so a mask on it alone trains nothing.
-    return sample.status in TRAINABLE and any(sample.loss_mask[1:])
+    return sample.status in TRAINABLE and bool(sample.loss_mask[1:].any())
 
 
 def trains(sample: Sample, truncated: Literal["train", "mask"]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from engines.chat.folder import ChatFolder, load_chat_folder
 from engines.chat.pieces import Pieces
 from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
-from engines.types import AssistantTurn, Message, Problem, ToolCall
+from engines.types import AssistantTurn, Message, Problem, TokenIds, ToolCall
 from infra.errors import InputError
 
 _MARK = "Q0Q"
@@ -77,9 +77,9 @@ class Chat:
         """Id of every token, added ones among them."""
         return self._tokenizer.get_vocab()
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: TokenIds) -> str:
         """Text with special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return self._tokenizer.decode(_as_list(token_ids), skip_special_tokens=False)
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The problem's messages and the assistant's header. Raises InputError."""
@@ -131,9 +131,9 @@ class Chat:
         self._pieces.check_joined(problem, turns, text)
         return tokens, mask
 
-    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         """One turn as the engine produced it, with its stop token (if it came to one)."""
-        ids = list(token_ids)
+        ids = _as_list(token_ids)
         stop = ids.pop() if ids and ids[-1] in self._stops else None
         turn = self._parser.parse(problem, self.decode(ids), self._thought(problem))
         if turn.error or stop is None:
@@ -212,6 +212,10 @@ class Chat:
             raise InputError(f"problem {problem.id}: two turns of the assistant follow each other")
         if self.is_thinking_switchable and not problem.thinking and any(t.reasoning for t in turns):
             raise InputError(f"problem {problem.id} has thinking off, but a turn has reasoning")
+
+
+def _as_list(token_ids: TokenIds) -> list[int]:
+    return list(token_ids) if isinstance(token_ids, Sequence) else token_ids.tolist()
 
 
 def _exchanges(turns: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
-import orjson
-
-from engines.rollout.records.json_text import dump_problem, load_problem, to_sample
+from engines.rollout.records.json_text import dump_problem, load_problem
+from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.rollout.source import Cursor
 from engines.types import Group
 
@@ -42,37 +42,35 @@ class StepBatch:
 
 
 def dump_batches(batches: Sequence[StepBatch], surplus: Sequence[Group]) -> bytes:
-    """Batches and groups that wait, as JSON. A group that stands in several places is written
-    once: what a step trains on is part of what was rolled out for it."""
+    """Batches and groups that wait. A group that stands in several places is written once: what a
+    step trains on is part of what was rolled out for it."""
     everywhere = [*surplus, *(g for b in batches for g in [*b.groups, *b.rolled])]
     whole = {id(g): g for g in everywhere}
     numbers = {key: number for number, key in enumerate(whole)}
-    return orjson.dumps(
-        {
-            "groups": [
-                {"problem": dump_problem(g.problem), "samples": g.samples} for g in whole.values()
-            ],
-            "batches": [
-                asdict(replace(b, groups=[], rolled=[]))
-                | {
-                    "groups": [numbers[id(g)] for g in b.groups],
-                    "rolled": [numbers[id(g)] for g in b.rolled],
-                }
-                for b in batches
-            ],
-            "surplus": [numbers[id(g)] for g in surplus],
-        }
-    )
+    beside = {
+        "groups": [[dump_problem(g.problem), len(g.samples)] for g in whole.values()],
+        "batches": [
+            asdict(replace(b, groups=[], rolled=[]))
+            | {
+                "groups": [numbers[id(g)] for g in b.groups],
+                "rolled": [numbers[id(g)] for g in b.rolled],
+            }
+            for b in batches
+        ],
+        "surplus": [numbers[id(g)] for g in surplus],
+    }
+    return pack_samples([s for g in whole.values() for s in g.samples], beside)
 
 
 def load_batches(data: bytes) -> tuple[list[StepBatch], list[Group]]:
     """What `dump_batches` wrote: batches, surplus."""
-    raw: dict[str, Any] = orjson.loads(data)
+    samples, beside = unpack_samples(data)
+    rest = iter(samples)
     groups = [
-        Group(load_problem(g["problem"]), [to_sample(s) for s in g["samples"]])
-        for g in raw["groups"]
+        Group(load_problem(problem), list(islice(rest, count)))
+        for problem, count in beside["groups"]
     ]
-    return [_batch(b, groups) for b in raw["batches"]], [groups[n] for n in raw["surplus"]]
+    return [_batch(b, groups) for b in beside["batches"]], [groups[n] for n in beside["surplus"]]
 
 
 def _batch(raw: Mapping[str, Any], groups: Sequence[Group]) -> StepBatch:

@@ -17,7 +17,7 @@ from engines.rollout.batch import StepBatch, dump_batches, load_batches
 from engines.rollout.source import Cursor
 from engines.types import Group
 
-_FILE = "buffer.json"
+_FILE = "buffer.bin"
 
 
 class RolloutBuffer:

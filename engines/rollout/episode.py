@@ -212,7 +212,7 @@ class Roller:
         )
         if generation.finish == "abort":
             return _End(Status.ABORTED, "generation was interrupted")
-        if not generation.token_ids:
+        if not len(generation.token_ids):
             return _End(Status.ABORTED, "the engine returned no token")
         parsed = self._chat.parse(attempt.problem, generation.token_ids)
         messages.append(parsed.message())
@@ -236,14 +236,14 @@ class Roller:
         if step.done or not new:
             messages.extend(new)
             return True
-        last = session.tokens[-1]
+        last = int(session.tokens[-1])
         session.extend(self._chat.continuation_ids(attempt.problem, messages, new, last))
         messages.extend(new)
         return False
 
 
 def _has_prompt(sample: Sample, prompt_ids: list[int]) -> bool:
-    return sample.tokens[: len(prompt_ids)] == prompt_ids
+    return sample.tokens[: len(prompt_ids)].tolist() == prompt_ids
 
 
 async def _judge(domain: LiveDomain, sample: Sample, transcript: Transcript) -> None:

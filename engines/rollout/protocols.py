@@ -18,6 +18,7 @@ from engines.types import (
     Message,
     Problem,
     Sampling,
+    TokenIds,
     Transcript,
 )
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Generate(Protocol):
     """One turn of the policy. Raises EngineError when no server answers."""
 
-    async def __call__(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation: ...
+    async def __call__(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation: ...
 
 
 class ChatFormat(Protocol):
@@ -48,9 +49,9 @@ class ChatFormat(Protocol):
         last_token: int | None,
     ) -> list[int]: ...
 
-    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn: ...
+    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn: ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: TokenIds) -> str: ...
 
 
 class Judgement(Protocol):

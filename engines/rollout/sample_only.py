@@ -65,7 +65,7 @@ async def sample_rollouts(
         ]
     )
     for rollout in (r for group in groups for r in group):
-        strange = {v for v in rollout.sample.weight_versions if v >= 0} - {kept.version}
+        strange = rollout.sample.weight_versions.sampled - {kept.version}
         if strange:
             raise EngineError(
                 f"rollout {rollout.sample.rollout_id} was sampled from weights {sorted(strange)} "

@@ -9,33 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engines.rollout.protocols import Generate
-from engines.types import Generation, Sample, Sampling, Status
+from engines.types import Generation, Sample, Sampling, Status, Tokens
+from engines.weight_versions import NO_VERSION, WeightVersions
 from infra.errors import EngineError
 
 
 class TokenSession:
-    """One rollout's tokens. All four lists always have the same length.
+    """One rollout's tokens. All per-token values always have the same length.
 
     Not to be shared between tasks: a second turn while one is under way raises RuntimeError.
     """
 
     def __init__(self, generate: Generate, prompt_ids: Sequence[int]) -> None:
         self._generate = generate
-        self._prompt = tuple(prompt_ids)
-        self._produced: list[int] = []
+        self._prompt = np.array(prompt_ids, np.int32)
+        self._produced = np.empty(0, np.int32)
         self._busy = False
-        self.tokens: list[int] = list(prompt_ids)
-        self.loss_mask: list[int] = [0] * len(prompt_ids)
-        self.logprobs: list[float] = [0.0] * len(prompt_ids)
-        self.weight_versions: list[int] = [-1] * len(prompt_ids)
+        self.tokens: Tokens = np.empty(0, np.int32)
+        self.loss_mask: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self.logprobs: NDArray[np.float32] = np.empty(0, np.float32)
+        self.weight_versions = WeightVersions()
+        self._append_unsampled(self._prompt)
 
     @property
     def num_generated(self) -> int:
         return len(self._produced)
 
     @property
-    def response_ids(self) -> list[int]:
+    def response_ids(self) -> Tokens:
         """Everything after the prompt: generated ids and tool output."""
         return self.tokens[len(self._prompt) :]
 
@@ -45,37 +50,41 @@ class TokenSession:
             raise RuntimeError("a token session takes one turn at a time")
         self._busy = True
         try:
-            generation = await self._generate(tuple(self.tokens), sampling)
+            made = await self._generate(self.tokens, sampling)
         finally:
             self._busy = False
-        _check(generation, sampling)
-        count = len(generation.token_ids)
-        self._produced += generation.token_ids
-        self.tokens += generation.token_ids
-        self.loss_mask += [1] * count
-        self.logprobs += generation.logprobs
-        self.weight_versions += generation.weight_versions
-        return generation
+        _check(made, sampling)
+        self._produced = np.concatenate([self._produced, made.token_ids])
+        self._append(made.token_ids, True, made.logprobs, made.weight_versions)
+        return made
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append ids that the policy did not write (tool output, the next turn's header)."""
         if self._busy:
             raise RuntimeError("a token session cannot grow while a turn is under way")
-        count = len(token_ids)
-        self.tokens += token_ids
-        self.loss_mask += [0] * count
-        self.logprobs += [0.0] * count
-        self.weight_versions += [-1] * count
+        self._append_unsampled(np.array(token_ids, np.int32))
+
+    def _append_unsampled(self, ids: Tokens) -> None:
+        versions = WeightVersions.of_runs([(NO_VERSION, len(ids))])
+        self._append(ids, False, np.zeros(len(ids), np.float32), versions)
+
+    def _append(
+        self, ids: Tokens, trained: bool, logprobs: NDArray[np.float32], versions: WeightVersions
+    ) -> None:
+        self.tokens = np.concatenate([self.tokens, ids])
+        self.loss_mask = np.concatenate([self.loss_mask, np.full(len(ids), trained)])
+        self.logprobs = np.concatenate([self.logprobs, logprobs])
+        self.weight_versions += versions
 
     def sample(
         self, *, problem_id: str, domain: str, group_id: str, index: int, status: Status
     ) -> Sample:
         """The training sample, after proving that its trained tokens are the engine's own.
 
-        Raises EngineError when they are not: that is a bug in the code that changed the lists.
+        Raises EngineError when they are not: that is a bug in the code that changed the arrays.
         """
-        trained = [t for t, m in zip(self.tokens, self.loss_mask, strict=True) if m]
-        if trained != self._produced or tuple(self.tokens[: len(self._prompt)]) != self._prompt:
+        same_prompt = np.array_equal(self.tokens[: len(self._prompt)], self._prompt)
+        if not same_prompt or not np.array_equal(self.tokens[self.loss_mask], self._produced):
             raise EngineError(
                 f"the tokens of rollout {group_id}#{index} differ from those the engine produced; "
                 "refusing to train on them"
@@ -106,5 +115,5 @@ def _check(generation: Generation, sampling: Sampling) -> None:
             f"the engine answered {count} ids; {sampling.max_new_tokens} were requested"
         )
     # `not <=` also catches NaN; a logprob may exceed 0 by rounding only
-    if any(not value <= 1e-3 for value in generation.logprobs):
+    if not bool((generation.logprobs <= 1e-3).all()):
         raise EngineError("the engine answered a logprob that is NaN or above 0")

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import aiohttp
+import numpy as np
 import orjson
 
 from engines.sglang import last_turn
 from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
-from engines.types import Generation, Sampling
+from engines.types import Generation, Sampling, TokenIds
+from engines.weight_versions import WeightVersions
 from infra.access import bearer
 from infra.errors import EngineError
 
@@ -36,7 +38,7 @@ _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "length": "length",
     "abort": "abort",
 }
-Pending: TypeAlias = "tuple[Sequence[int], Sampling, asyncio.Future[Generation]]"
+Pending: TypeAlias = "tuple[TokenIds, Sampling, asyncio.Future[Generation]]"
 
 
 class _Retryable(EngineError):
@@ -81,7 +83,7 @@ class GenerationClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: Exception | None = None
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         """One turn. Raises EngineError when the engine refuses it or stays away.
 
         Log-probabilities are those of the distribution that was sampled from, i.e. after division
@@ -145,9 +147,10 @@ class GenerationClient:
                 if not future.done():  # its caller may have given up
                     future.set_result(generation)
 
-    async def _generate(self, turns: list[tuple[Sequence[int], Sampling]]) -> list[Generation]:
+    async def _generate(self, turns: list[tuple[TokenIds, Sampling]]) -> list[Generation]:
         body = orjson.dumps(
-            pack([list(ids) for ids, _ in turns], [_parameters(sampling) for _, sampling in turns])
+            pack([ids for ids, _ in turns], [_parameters(sampling) for _, sampling in turns]),
+            option=orjson.OPT_SERIALIZE_NUMPY,
         )
         generations = await self._answer(body, [sampling for _, sampling in turns])
         self.counts.turns += len(turns)
@@ -234,7 +237,9 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
 def _read(text: bytes, asked: Sequence[Sampling]) -> list[Generation]:
     """The turns of a reply, checked against what was asked for."""
     try:
-        replies: list[Any] = orjson.loads(text)
+        # [[p, id, null], [p, id, null]] -> [[p, id, p, id, null]]: a list for each token would
+        # cost several times as much as its numbers.
+        replies: list[Any] = orjson.loads(text.replace(b",null],[", b","))
         if len(replies) != len(asked):
             raise EngineError(f"asked for {len(asked)} turns, got {str(replies)[:300]}")
         return [_parse(reply, sampling) for reply, sampling in zip(replies, asked, strict=True)]
@@ -246,33 +251,41 @@ def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
     """One sequence of a reply, checked against what was asked for."""
     token_ids: list[int] = reply["output_ids"]
     meta = reply["meta_info"]
-    scored = meta.get("output_token_logprobs") or []
     finish = _FINISH.get(meta["finish_reason"]["type"])
     if finish is None:
         raise EngineError(f"unknown finish reason {meta['finish_reason']}")
     if finish == "abort" and meta["finish_reason"].get("status_code"):
         raise EngineError(f"the engine refused a turn: {meta['finish_reason'].get('message')}")
-    if [entry[1] for entry in scored] != token_ids or len(token_ids) > sampling.max_new_tokens:
+    scored_ids, logprobs = _scored(meta.get("output_token_logprobs") or [])
+    if scored_ids != token_ids or len(token_ids) > sampling.max_new_tokens:
         raise EngineError(
-            f"the engine answered {len(token_ids)} tokens with {len(scored)} log-probabilities"
+            f"the engine answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities"
             f" for at most {sampling.max_new_tokens} tokens"
         )
     return Generation(
-        token_ids=token_ids,
-        logprobs=[entry[0] for entry in scored],
+        token_ids=np.array(token_ids, np.int32),
+        logprobs=np.array(logprobs, np.float32),
         weight_versions=_versions(meta, len(token_ids)),
         finish=finish,
     )
 
 
-def _versions(meta: dict[str, Any], num_tokens: int) -> list[int]:
+def _scored(entries: list[list[Any]]) -> tuple[list[int], list[float]]:
+    """Ids and log-probabilities of [[p, id, null], ...], whether `_read` joined the lists or not
+    (an engine that writes spaces)."""
+    if len(entries) == 1:
+        return entries[0][1::2], entries[0][:-1:2]
+    return [entry[1] for entry in entries], [entry[0] for entry in entries]
+
+
+def _versions(meta: dict[str, Any], num_tokens: int) -> WeightVersions:
     """The weight version of each token; the engine reports spans when it changed on the way."""
     spans: list[dict[str, Any]] = meta.get("weight_versions") or [
         {"version": meta["weight_version"], "start": 0, "end": num_tokens}
     ]
-    versions: list[int] = []
-    for span in spans:
-        versions += [_version(span["version"])] * (span["end"] - span["start"])
+    versions = WeightVersions.of_runs(
+        (_version(span["version"]), span["end"] - span["start"]) for span in spans
+    )
     if len(versions) != num_tokens:
         raise EngineError(f"weight versions {spans} do not cover {num_tokens} tokens")
     return versions

@@ -7,13 +7,16 @@ request that the router hands on unread: the list travels there and our plugin p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from engines.types import TokenIds
 
 FIELD = "sampling_of_each"
 _TARGET = "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments"
 
 
-def pack(input_ids: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
+def pack(input_ids: Sequence[TokenIds], sampling: list[dict[str, Any]]) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each."""
     return {
         "input_ids": input_ids,

@@ -33,6 +33,8 @@ __all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"step-\d+-a\d+")
 _ATTEMPT = re.compile(r"a\d+")
+_READERS = 16
+"""notes read at once: on S3 each waits for its answer"""
 
 
 class ArtifactStore:
@@ -247,7 +249,9 @@ class StageCheckpoints:
     def notes(self, step: int) -> list[bytes]:
         """All that attempts noted of a step, oldest first."""
         folder = f"{self._place}/notes/step-{step:08d}"
-        return [self._store.read(f"{folder}/{name}") for name in self._store.listdir(folder)]
+        paths = [f"{folder}/{name}" for name in self._store.listdir(folder)]
+        with ThreadPoolExecutor(_READERS) as readers:
+            return list(readers.map(self._store.read, paths))
 
     def _names(self) -> list[str]:
         """Newest step first; of one step, the newest attempt first."""

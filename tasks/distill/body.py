@@ -115,8 +115,8 @@ def _row(context: StageContext, role: str, rollout: Rollout) -> DistilledRow:
     origin = context.input_records.get(role, {})
     sample = rollout.sample
     return DistilledRow(
-        tokens=sample.tokens,
-        loss_mask=sample.loss_mask,
+        tokens=sample.tokens.tolist(),
+        loss_mask=sample.loss_mask.astype(int).tolist(),
         # the recipe's name of the domain: its curriculum may serve another one as well
         problem=replace(rollout.transcript.problem, domain=role),
         turns=rollout.transcript.messages,

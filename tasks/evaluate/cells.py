@@ -133,8 +133,8 @@ async def roll_cells(
     )
     await kept.journal.flush()
     for cell, groups in zip(cells, rolled, strict=True):
-        for group in groups[:_SHOWN]:
-            gallery.add(f"{cell.model} {cell.kind}", group[0].sample)
+        shown = [group[0].sample for group in groups[:_SHOWN]]
+        gallery.add(f"{cell.model} {cell.kind}", shown)
     return [_result(cell, groups) for cell, groups in zip(cells, rolled, strict=True)]
 
 

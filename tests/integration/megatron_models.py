@@ -14,6 +14,7 @@ from engines.megatron.spec import Parallel
 from engines.types import Sample, Status
 from infra.processes.ports import free_ports
 from tests.families import SIZES, hf_config
+from tests.sample_parts import sample_of
 
 VOCAB = SIZES["vocab_size"]
 LLAMA3_ROPE = {
@@ -89,7 +90,7 @@ def samples(
     """Rollouts of those sequences with the given engine logprobs and alternating rewards, of the
     domains in turn."""
     return [
-        Sample(
+        sample_of(
             problem_id=f"p{i // group_size}",
             domain=domains[i % len(domains)],
             group_id=f"g{i // group_size}",

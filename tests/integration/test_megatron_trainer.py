@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -248,7 +249,7 @@ def test_the_gate_says_which_token_differs_and_leaves_the_weights(
 ) -> None:
     trainer = trainer_of(models["qwen3"][0])
     batch = rollouts(trainer)
-    exact = batch[2].logprobs[20]
+    exact = float(batch[2].logprobs[20])
     batch[2].logprobs[20] = exact - 3.0
     before = weights_of(trainer)
     with pytest.raises(AgreementError) as caught:
@@ -285,7 +286,7 @@ def test_samples_that_cannot_be_trained_on_change_nothing(
             aborted, failed, masked = rollouts(trainer)[:3]
             aborted.status, aborted.reward = Status.ABORTED, 50.0
             failed.status, failed.reward = Status.FAILED, math.nan
-            masked.loss_mask, masked.reward = [0] * len(masked.tokens), 9.0
+            masked.loss_mask, masked.reward = np.zeros(len(masked.tokens), np.bool_), 9.0
             batch += [aborted, failed, masked]
         metrics = trainer.rl_step(StepInputs(batch, Algorithm(), False))
         results.append((metrics["loss"], metrics["grad_norm"], weights_of(trainer)))

@@ -8,9 +8,10 @@ from engines.rollout.episode import Rollout
 from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
 from engines.rollout.records.duplicates import duplicates, jaccard
 from engines.rollout.records.filters import has_loop, sift
-from engines.types import Message, Problem, Sample, Status, Tool, ToolCall, Transcript
+from engines.types import Message, Problem, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
 from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]
+from tests.sample_parts import sample_of
 from tests.stage_parts import stage_context
 
 pytestmark = pytest.mark.unit
@@ -28,7 +29,7 @@ def rollout(
     reference="7",
 ):
     problem = Problem("p", "d", (Message("user", "q"),), reference, tools, thinking)
-    sample = Sample(
+    sample = sample_of(
         "p", "d", "p", "p#0", 0, [9, *tokens], [0] + [1] * len(tokens), [0.0] * (len(tokens) + 1),
         [-1] + [0] * len(tokens), status, outcome, {"outcome": outcome},
     )  # fmt: skip

@@ -14,6 +14,7 @@ from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.teachers import TeacherScores
 from engines.types import Sample, Status
 from infra.errors import TrainingStopped
+from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +33,7 @@ def sample(
     budget: int = 8,
 ) -> Sample:
     """Two prompt tokens, then `trained` trained ones of logprob -1."""
-    return Sample(
+    return sample_of(
         problem_id="p",
         domain="d",
         group_id=group,
@@ -79,10 +80,10 @@ def test_how_a_rollout_ended_decides_what_becomes_of_it(
 
 def test_a_sample_without_a_trained_token_neither_counts_nor_trains() -> None:
     empty, first_only = sample("r", trained=0), sample("r", trained=1)
-    first_only.loss_mask = [1, 0, 0]
+    first_only.loss_mask = np.array([1, 0, 0], np.bool_)
     assert not counts(empty)
     assert not counts(first_only)
-    first_only.loss_mask = [0, 1, 0]
+    first_only.loss_mask = np.array([0, 1, 0], np.bool_)
     assert counts(first_only)
 
 
@@ -238,7 +239,7 @@ def with_observation(rollout: str, reward: float) -> Sample:
     """Two prompt tokens, two trained ones, an observation, one more trained one, a last one that
     the environment wrote."""
     made = sample(rollout, reward, trained=5)
-    made.loss_mask = [0, 0, 1, 1, 0, 1, 0]
+    made.loss_mask = np.array([0, 0, 1, 1, 0, 1, 0], np.bool_)
     return made
 
 

@@ -9,10 +9,11 @@ from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.records.gallery import Gallery, read_rollouts
 from engines.rollout.source import Cursor
-from engines.types import Group, Problem, Sample, Status
+from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
 from tasks.rl.record import RlRecord
 from tests.rollout_parts import CharChat, ids
+from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +42,7 @@ def record(reporter):
 
 
 def sample(index, reward, status=Status.COMPLETED, reason=""):
-    return Sample(
+    return sample_of(
         "p", "d", "g", f"g#{index}", index, ids("<0>7"), [0, 0, 0, 1], [0.0, 0.0, 0.0, -0.1],
         [-1, -1, -1, 0], status, reward, {"outcome": reward}, reason,
     )  # fmt: skip

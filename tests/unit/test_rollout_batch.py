@@ -6,7 +6,8 @@ import pytest
 
 from engines.rollout.batch import StepBatch, dump_batches, load_batches
 from engines.rollout.source import Cursor
-from engines.types import Group, Message, Problem, Sample, Status, Tool, ToolCall
+from engines.types import Group, Message, Problem, Status, Tool, ToolCall
+from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +26,7 @@ PROBLEM = Problem(
 
 
 def group(name: str) -> Group:
-    sample = Sample(
+    sample = sample_of(
         "agent/rl/3", "agent", name, f"{name}#0", 0, [1, 2, 3], [0, 1, 1],
         [0.0, -0.1 - 0.2, -1e-17], [-1, 4, 4], Status.TRUNCATED, 0.1 + 0.2, {"outcome": 1 / 3},
         "token budget", 12, {"turns": 2, "deep": {"a": [True]}},

@@ -46,7 +46,7 @@ async def test_a_single_turn_completes_and_is_judged():
     assert rollout.sample.status is Status.COMPLETED
     assert rollout.sample.reward == 1.0
     assert rollout.sample.rewards == {"outcome": 1.0}
-    assert rollout.sample.tokens == [*ids("<0>7"), STOP]
+    assert rollout.sample.tokens.tolist() == [*ids("<0>7"), STOP]
 
 
 async def test_tool_output_is_in_the_sample_but_masked():
@@ -60,8 +60,8 @@ async def test_tool_output_is_in_the_sample_but_masked():
     )
     rollout = await roll(Policy(say), live)
     sample = rollout.sample
-    assert sample.tokens == [*ids("<0>!ask"), STOP, *ids("[42]42"), STOP]
-    assert sample.loss_mask == [0] * 3 + [1] * 5 + [0] * 4 + [1] * 3
+    assert sample.tokens.tolist() == [*ids("<0>!ask"), STOP, *ids("[42]42"), STOP]
+    assert sample.loss_mask.tolist() == [0] * 3 + [1] * 5 + [0] * 4 + [1] * 3
     assert sample.reward == 1.0
     assert [m.role for m in rollout.transcript.messages] == ["assistant", "tool", "assistant"]
     assert oracle.closed == 1

@@ -14,6 +14,7 @@ from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.rollout.source import ProblemSource
 from engines.types import Sample, Sampling, Status
 from tests.rollout_parts import Policy, domain, roller
+from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
@@ -107,7 +108,7 @@ async def test_a_rollout_of_other_weights_or_another_prompt_is_sampled_again() -
 async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_error() -> None:
     notes = Notes()
     journal = RolloutJournal(notes)
-    aborted = Sample("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
+    aborted = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
     journal.keep(1, aborted, ())
     await journal.flush()
     assert notes.kept == {}
@@ -131,7 +132,7 @@ async def swept(policy: Policy, notes: Notes, label: str = "") -> list[list[Roll
 async def test_a_note_that_was_not_written_before_anyone_waited_fails_the_next_flush() -> None:
     notes = Notes(error=OSError("input/output error"))
     journal = RolloutJournal(notes)
-    sample = Sample("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
+    sample = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
     journal.keep(1, sample, ())
     await asyncio.sleep(0.2)
     notes.error = None

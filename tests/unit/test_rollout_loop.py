@@ -40,7 +40,7 @@ class Trainer:
             await asyncio.sleep(0)
         assert len(self.policy.calls) == asked, "nothing is sampled while weights are trained"
         self.trained.append([s.oldest_version for s in samples])
-        self.tokens.append([s.tokens for s in samples])
+        self.tokens.append([s.tokens.tolist() for s in samples])
         self.gated.append(inputs.gate)
         self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
         return {"entropy": 0.5, "tokens": 10.0}

@@ -9,10 +9,11 @@ import pytest
 
 from engines.rollout.producer import Producer, trainable
 from engines.rollout.source import Cursor, ProblemSource
-from engines.types import Group, Problem, Sample, Status
+from engines.types import Group, Problem, Status
 from tasks.rl.body import _producer
 from tasks.rl.spec import RlSettings, RlSpec
 from tests.rollout_parts import CharChat, Policy, domain, roller
+from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
@@ -112,7 +113,7 @@ def test_a_cursor_continues_where_it_was_taken():
 
 def sample(status, reward, trained=1):
     tokens = [1] + [2] * trained
-    return Sample(
+    return sample_of(
         "p", "d", "g", "r", 0, tokens, [0] + [1] * trained, [0.0] * len(tokens),
         [-1] + [0] * trained, status, reward,
     )  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 from aiohttp import web
 
@@ -69,11 +72,11 @@ async def test_turns_of_one_tick_travel_in_equal_batches_and_come_back_in_order(
     async with _endpoint(_good) as (url, asked), GenerationClient(url, max_batch=16) as client:
         turns = [client.generate([i, i + 1], Sampling(8, seed=i)) for i in range(40)]
         answers = await asyncio.gather(*turns)
-    assert [g.token_ids for g in answers] == [[i + 1, i] for i in range(40)]
+    assert [g.token_ids.tolist() for g in answers] == [[i + 1, i] for i in range(40)]
     assert sorted(len(body["input_ids"]) for body in asked) == [13, 13, 14]
     seeds = [s["sampling_seed"] for body in asked for s in body["session_params"][FIELD]]
     assert sorted(seeds) == list(range(40))
-    assert answers[0].weight_versions == [3, 3]
+    assert answers[0].weight_versions.runs == ((3, 2),)
 
 
 async def test_a_batch_is_tried_again_after_a_server_fault_and_counted_once() -> None:
@@ -85,7 +88,7 @@ async def test_a_batch_is_tried_again_after_a_server_fault_and_counted_once() ->
             *(client.generate([i], Sampling(4, seed=i)) for i in range(5))
         )
         assert (client.counts.turns, client.counts.retries) == (5, 2)
-    assert [g.token_ids for g in answers] == [[i] for i in range(5)]
+    assert [g.token_ids.tolist() for g in answers] == [[i] for i in range(5)]
     assert asked[0] == asked[1] == asked[2]
 
 
@@ -97,7 +100,7 @@ async def test_an_answer_that_no_engine_gives_is_a_server_fault(text: str) -> No
         return web.Response(text=text)
 
     async with _endpoint(nonsense, _good) as (url, asked), GenerationClient(url) as client:
-        assert (await client.generate([1, 2], Sampling(4))).token_ids == [2, 1]
+        assert (await client.generate([1, 2], Sampling(4))).token_ids.tolist() == [2, 1]
     assert len(asked) == 2
 
 
@@ -237,7 +240,26 @@ async def test_spans_become_the_version_of_each_token() -> None:
 
     async with _endpoint(spanned) as (url, _), GenerationClient(url) as client:
         generation = await client.generate([1, 2, 3], Sampling(4))
-    assert generation.weight_versions == [4, 4, 5]
+    assert generation.weight_versions.runs == ((4, 2), (5, 1))
+
+
+@pytest.mark.parametrize("dump", [orjson.dumps, lambda value: json.dumps(value).encode()])
+@pytest.mark.parametrize("length", [1, 2, 5])
+async def test_logprobs_are_read_alike_however_the_engine_spaces_its_lists(
+    dump: Callable[[Any], bytes], length: int
+) -> None:
+    async def answered(body: dict[str, Any]) -> web.Response:
+        turn = _turn(body["input_ids"][0])
+        scored = turn["meta_info"]["output_token_logprobs"]
+        for place, entry in enumerate(scored):
+            entry[0] = -0.1 - place
+        return web.Response(body=dump([turn]))
+
+    async with _endpoint(answered) as (url, _), GenerationClient(url) as client:
+        generation = await client.generate(list(range(length)), Sampling(8))
+    assert generation.token_ids.tolist() == list(range(length))[::-1]
+    wanted = np.array([-0.1 - place for place in range(length)], np.float32)
+    assert generation.logprobs.tobytes() == wanted.tobytes()
 
 
 async def test_after_a_lost_lease_no_turn_is_sent() -> None:

@@ -21,12 +21,15 @@ pytestmark = pytest.mark.unit
 QKV = ("queries", "keys", "keys")
 CASES: dict[str, tuple[list[HfTensor], list[tuple[int, ...]], int | None]] = {
     "attention's three": (
-        [HfTensor(f"{part}_proj.weight", (rows,), "hidden") for part, rows in zip("qkv", QKV)],
+        [
+            HfTensor(f"{part}_proj.weight", (rows,), "hidden")
+            for part, rows in zip("qkv", QKV, strict=True)
+        ],
         [(64, 32), (32, 32), (32, 32)],
         0,
     ),
     "their biases": (
-        [HfTensor(f"{part}_proj.bias", (rows,)) for part, rows in zip("qkv", QKV)],
+        [HfTensor(f"{part}_proj.bias", (rows,)) for part, rows in zip("qkv", QKV, strict=True)],
         [(64,), (32,), (32,)],
         0,
     ),

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +24,8 @@ from engines.batching import MicroBatch
 from engines.megatron.parallel import Layout
 
 Ints = NDArray[np.int64]
+Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
+"""one for each token"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,17 @@ class FlatSequences:
     lengths: Ints
 
     @staticmethod
-    def of(tokens: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> FlatSequences:
+    def of(tokens: Sequence[Values], loss_mask: Sequence[Values]) -> FlatSequences:
         """Raises ValueError for an empty sequence or a mask of another length."""
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
         masks = np.fromiter(map(len, loss_mask), np.int64, len(loss_mask))
         if lengths.shape != masks.shape or (lengths != masks).any() or (lengths < 1).any():
             raise ValueError("every sequence needs tokens and a loss mask of the same length")
-        total = int(lengths.sum())
         starts = np.cumsum(lengths) - lengths
-        trained = np.fromiter(chain.from_iterable(loss_mask), np.bool_, total)
+        trained = flatten(loss_mask, np.bool_)
         # Nothing predicts a first token.
         trained[starts] = False
-        return FlatSequences(flatten(tokens, np.int64, total), trained, starts, lengths)
+        return FlatSequences(flatten(tokens, np.int64), trained, starts, lengths)
 
     @property
     def num_trained(self) -> Ints:
@@ -58,9 +58,9 @@ class FlatSequences:
         return sums[self.starts + self.lengths] - sums[self.starts]
 
 
-def flatten(lists: Sequence[Sequence[Any]], dtype: Any, total: int) -> NDArray[Any]:
-    """Lists end to end as one array of `total` entries."""
-    return np.fromiter(chain.from_iterable(lists), dtype, total)
+def flatten(pieces: Sequence[Values], dtype: Any) -> NDArray[Any]:
+    """Lists or arrays end to end, as one array that is nobody else's."""
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(p, dtype) for p in pieces)])
 
 
 @dataclass

@@ -64,7 +64,7 @@ class RlBatch:
             flat=flat,
             num_trained=flat.num_trained,
             rollouts=_numbered([(s.group_id, s.rollout_id) for s in [*kept, *reward_only]]),
-            engine_logprobs=flatten([s.logprobs for s in kept], np.float32, len(flat.tokens)),
+            engine_logprobs=flatten([s.logprobs for s in kept], np.float32),
         )
 
     def mini_batches(self, count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
@@ -252,8 +252,8 @@ class RlBatch:
 
     def lags(self, places: NDArray[np.int64], version: int | None) -> torch.Tensor:
         """[R] the policy's version minus that of each token; None: the newest token's."""
-        kept = [s.weight_versions for s in self.samples[: len(self.num_trained)]]
-        versions = flatten(kept, np.int64, len(self.flat.tokens))[places]
+        kept = [s.weight_versions.of_each() for s in self.samples[: len(self.num_trained)]]
+        versions = flatten(kept, np.int64)[places]
         newest = int(versions.max()) if version is None else version
         return torch.from_numpy(newest - versions)
 
@@ -289,11 +289,12 @@ def check_agreement(
     index = int(np.searchsorted(batch.flat.starts, place, side="right")) - 1
     position = place - int(batch.flat.starts[index])
     sample = batch.samples[index]
+    version = sample.weight_versions.of_each()[position]
     raise AgreementError(
         f"trainer and engine disagree: mean |logprob difference| {mean:.2e} over the gate"
         f" {gate:.0e}. Worst at sample {sample.sample_index} of {sample.problem_id} (rollout"
         f" {sample.rollout_id}), token position {position} (id {sample.tokens[position]}, weight"
-        f" version {sample.weight_versions[position]}): trainer {trainer[place]:.5f}, engine"
+        f" version {version}): trainer {trainer[place]:.5f}, engine"
         f" {engine[place]:.5f}. Nothing was trained on; check that the engine serves the"
         " trainer's weights and precision"
     )

@@ -6,9 +6,12 @@ right answers to different questions are not each other's copies.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+
+from engines.types import TokenIds
 
 _SHINGLE = 5
 _BANDS, _ROWS = 16, 4
@@ -18,7 +21,7 @@ _MIN_TOKENS = 16
 """below this a single token changes most shingles: only exact copies count"""
 
 
-def duplicates(sequences: Sequence[Sequence[int]], *, threshold: float) -> list[bool]:
+def duplicates(sequences: Sequence[TokenIds], *, threshold: float) -> list[bool]:
     """For each sequence, whether it copies an earlier kept one or is `threshold` similar to it."""
     from datasketch import MinHashLSH
 
@@ -27,7 +30,7 @@ def duplicates(sequences: Sequence[Sequence[int]], *, threshold: float) -> list[
     kept: dict[int, frozenset[bytes]] = {}
     copies: list[bool] = []
     for position, tokens in enumerate(sequences):
-        exact = array("q", tokens).tobytes()
+        exact = np.asarray(tokens, np.int64).tobytes()
         copy = exact in seen
         if not copy and len(tokens) >= _MIN_TOKENS:
             shingles = _shingles(exact)

@@ -55,9 +55,7 @@ def first_fault(rollout: Rollout, *, min_tokens: int, min_outcome: float) -> str
         "failed": sample.status in (Status.FAILED, Status.ABORTED),
         "truncated": sample.status is Status.TRUNCATED,
         "short": transcript.num_tokens < min_tokens,
-        "repeated": has_loop(
-            [t for t, m in zip(sample.tokens, sample.loss_mask, strict=True) if m]
-        ),
+        "repeated": has_loop(sample.tokens[sample.loss_mask].tolist()),
         "reasoning": not broke_protocol and not has_sound_reasoning(rollout),
         "wrong": not broke_protocol and judges_answer and missed,
         "tool": broke_protocol or (bool(problem.tools) and missed),

@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from engines.rollout.protocols import ChatFormat
 from engines.types import Group, Sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROLLOUTS_FILE = "rollouts.parquet"
 
@@ -37,49 +41,55 @@ class RolloutRow:
 
 
 class Gallery:
-    """Collects rows and writes them as Parquet."""
+    """Collects rows and writes them as Parquet. A row is encoded once, when it is added."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
-        self._rows: list[RolloutRow] = []
+        self._tables: list[pa.Table] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return sum(table.num_rows for table in self._tables)
 
-    def add(self, label: str, sample: Sample) -> None:
-        start = sample.loss_mask.index(1) if 1 in sample.loss_mask else len(sample.tokens)
-        self._rows.append(
-            RolloutRow(
-                label=label,
-                domain=sample.domain,
-                problem_id=sample.problem_id,
-                rollout_id=sample.rollout_id,
-                sample_index=sample.sample_index,
-                status=str(sample.status),
-                reason=sample.reason,
-                reward=sample.reward,
-                rewards=json.dumps(sample.rewards, sort_keys=True),
-                prompt=self._chat.decode(sample.tokens[:start]),
-                response=self._chat.decode(sample.tokens[start:]),
-                tokens=sample.tokens,
-                loss_mask=sample.loss_mask,
-                logprobs=sample.logprobs,
-                weight_versions=sample.weight_versions,
-            )
-        )
+    def add(self, label: str, samples: Sequence[Sample]) -> None:
+        self._tables.append(self._encoded(label, samples))
+
+    def _encoded(self, label: str, samples: Sequence[Sample]) -> pa.Table:
+        import pyarrow as pa
+
+        starts = [prompt_length(sample) for sample in samples]
+        shown = list(zip(samples, starts, strict=True))
+        columns: dict[str, Any] = {
+            "label": [label] * len(samples),
+            "domain": [s.domain for s in samples],
+            "problem_id": [s.problem_id for s in samples],
+            "rollout_id": [s.rollout_id for s in samples],
+            "sample_index": [s.sample_index for s in samples],
+            "status": [str(s.status) for s in samples],
+            "reason": [s.reason for s in samples],
+            "reward": [s.reward for s in samples],
+            "rewards": [json.dumps(s.rewards, sort_keys=True) for s in samples],
+            "prompt": [self._chat.decode(s.tokens[:start]) for s, start in shown],
+            "response": [self._chat.decode(s.tokens[start:]) for s, start in shown],
+            "tokens": [s.tokens for s in samples],
+            "loss_mask": [s.loss_mask.view("int8") for s in samples],
+            "logprobs": [s.logprobs for s in samples],
+            "weight_versions": [s.weight_versions.of_each() for s in samples],
+        }
+        return pa.table(columns, schema=_schema())
 
     def add_step(self, label: str, groups: Sequence[Group], count: int = 3) -> None:
         """Best and worst of `count` groups, spread over the step; groups with signal first."""
         chosen = [g for g in groups if g.has_signal] or list(groups)
+        shown: list[Sample] = []
         for group in chosen[:: max(1, len(chosen) // count)][:count]:
             ranked = sorted(group.samples, key=lambda s: s.reward)
-            for sample in ranked[-1:] + ranked[:-1][:1]:
-                self.add(label, sample)
+            shown += ranked[-1:] + ranked[:-1][:1]
+        self.add(label, shown)
 
     def copy(self) -> Gallery:
         """The rows so far, to be written while more are added to these."""
         made = Gallery(self._chat)
-        made._rows = list(self._rows)
+        made._tables = list(self._tables)
         return made
 
     def write(self, folder: Path) -> None:
@@ -87,12 +97,31 @@ class Gallery:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = {f.name: [getattr(r, f.name) for r in self._rows] for f in fields(RolloutRow)}
-        pq.write_table(pa.table(columns), folder / ROLLOUTS_FILE)
+        rows = pa.concat_tables([_schema().empty_table(), *self._tables])
+        pq.write_table(rows, folder / ROLLOUTS_FILE)
 
     def restore(self, folder: Path) -> None:
         """Take up the rows of an earlier attempt."""
-        self._rows = list(read_rollouts(folder / ROLLOUTS_FILE))
+        import pyarrow.parquet as pq
+
+        self._tables = [pq.read_table(folder / ROLLOUTS_FILE)]
+
+
+def prompt_length(sample: Sample) -> int:
+    """Tokens before the first that the policy wrote."""
+    return int(sample.loss_mask.argmax()) if sample.num_trained_tokens else len(sample.tokens)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    kinds = {"sample_index": pa.int32(), "reward": pa.float64()} | {
+        "tokens": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.int8()),
+        "logprobs": pa.list_(pa.float32()),
+        "weight_versions": pa.list_(pa.int32()),
+    }
+    return pa.schema([(f.name, kinds.get(f.name, pa.string())) for f in fields(RolloutRow)])
 
 
 def read_rollouts(file: Path) -> Iterable[RolloutRow]:

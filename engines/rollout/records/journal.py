@@ -14,11 +14,10 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import orjson
-
-from engines.rollout.records.json_text import dump_turns, load_turns, to_sample
+from engines.rollout.records.json_text import dump_turns, load_turns
+from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.types import Message, Sample, Status
 
 
@@ -93,15 +92,14 @@ class RolloutJournal:
             await asyncio.wait_for(self._hurry.wait(), self._every_s)
 
     def _note(self, step: int, finished: Sequence[Finished]) -> None:
-        # orjson reads dataclasses by itself; `asdict` would copy every token in Python first.
-        pairs = [(f.sample, dump_turns(f.turns)) for f in finished]
-        self._notes.note(step, orjson.dumps(pairs))
+        turns = [dump_turns(f.turns) for f in finished]
+        self._notes.note(step, pack_samples([f.sample for f in finished], turns))
 
 
 def _read(piece: bytes) -> list[Finished]:
     """Rollouts of a note; none if a crash of the machine left it empty or incomplete."""
     try:
-        pairs: list[tuple[dict[str, Any], str]] = orjson.loads(piece)
-    except orjson.JSONDecodeError:
+        samples, turns = unpack_samples(piece)
+    except ValueError:
         return []
-    return [Finished(to_sample(sample), load_turns(turns)) for sample, turns in pairs]
+    return [Finished(s, load_turns(of_it)) for s, of_it in zip(samples, turns, strict=True)]

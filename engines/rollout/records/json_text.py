@@ -1,4 +1,4 @@
-"""Problems and turns as JSON text, for columns that a person can read; samples read back."""
+"""Problems and turns as JSON text, for columns that a person can read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engines.types import Message, Problem, Sample, Status, Tool, ToolCall
+from engines.types import Message, Problem, Tool, ToolCall
 
 
 def dump_turns(turns: Sequence[Message]) -> str:
@@ -45,12 +45,6 @@ def load_problem(text: str) -> Problem:
         thinking=raw["thinking"],
         metadata=raw["metadata"],
     )
-
-
-def to_sample(raw: Mapping[str, Any]) -> Sample:
-    """A sample from its fields, as JSON gives them back."""
-    fields: dict[str, Any] = {**raw, "status": Status(raw["status"])}
-    return Sample(**fields)
 
 
 def _dumps(value: object) -> str:

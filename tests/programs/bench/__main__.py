@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.programs.bench.workbench import Workbench
 
 RESULT = Path("build/bench.json")
-ALONE = ("batching", "loss_path")
-"""need no model"""
+ALONE = ("batching", "loss_path", "driver")
+"""need no trained model"""
 SECTIONS = (
     *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "saving", "overhead",
 )  # fmt: skip
@@ -57,9 +57,10 @@ def main(wanted: Sequence[str]) -> int:
 
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
-    from tests.programs.bench import batching, loss_path
+    from tests.programs.bench import batching, driver, loss_path
 
-    for name, measure in zip(ALONE, (batching.measure, loss_path.measure), strict=True):
+    alone = (batching.measure, loss_path.measure, driver.measure)
+    for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:
             yield _section(name, measure)
     if set(wanted) - set(ALONE):

@@ -29,6 +29,7 @@ from tests.programs.bench.bare_megatron import BareLoop, MicroBatch, clipped_pol
 from tests.programs.bench.clock import Spent, median_ratio, timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.workbench import CONSTANT, Workbench
+from tests.sample_parts import sample_of
 
 REPEATS = 7
 SFT_STEPS = 40
@@ -146,7 +147,7 @@ def rl_samples(bench: Workbench, trainer: RlTrainer) -> list[Sample]:
     scored = trainer.logprobs([s.tokens for s in chosen])
     draw = random.Random(0)
     return [
-        Sample(
+        sample_of(
             problem_id=f"p{i // GROUP}",
             domain="bench",
             group_id=f"g{i // GROUP}",

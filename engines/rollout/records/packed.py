@@ -61,7 +61,7 @@ def _plain(sample: Sample) -> dict[str, Any]:
 
 
 def _sample(plain: dict[str, Any], arrays: list[Any]) -> Sample:
-    made: dict[str, Any] = {name: plain[name] for name in _PLAIN}
+    made: dict[str, Any] = {name: plain[name] for name in _PLAIN if name != "status"}
     made |= dict(zip(_ARRAYS, arrays, strict=True))
     runs = WeightVersions.of_runs((version, count) for version, count in plain["weight_versions"])
-    return Sample(**(made | {"weight_versions": runs, "status": Status(plain["status"])}))
+    return Sample(**made, weight_versions=runs, status=Status(plain["status"]))

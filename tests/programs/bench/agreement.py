@@ -25,7 +25,7 @@ CONTEXT = 512
 
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
     samples = asyncio.run(_sample(bench, engines))
-    scored = bench.trainer().logprobs([sample.tokens for sample in samples])
+    scored = bench.trainer().logprobs([sample.tokens.tolist() for sample in samples])
     differences = [
         abs(ours - theirs)
         for sample, values in zip(samples, scored, strict=True)

@@ -27,7 +27,7 @@ from engines.rollout.source import ProblemSource
 from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
-from engines.types import Generation, Sampling
+from engines.types import Generation, Sampling, TokenIds
 from engines.weights.update import flush
 from tasks.rl.spec import RlSettings
 from tests.programs.bench import transformers_rollout
@@ -45,7 +45,7 @@ CONTEXT = 512
 
 @dataclass(slots=True)
 class Turn:
-    prompt: Sequence[int]
+    prompt: TokenIds
     sampling: Sampling
     num_new: int = 0
 
@@ -62,7 +62,7 @@ class Recorder:
     def num_new(self) -> int:
         return sum(turn.num_new for turns in self.rollouts.values() for turn in turns)
 
-    async def __call__(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+    async def __call__(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         turn = Turn(prompt_ids, sampling)
         self.rollouts.setdefault(id(asyncio.current_task()), []).append(turn)
         generation = await self.client.generate(prompt_ids, sampling)
@@ -172,7 +172,10 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def _body(batch: list[Turn]) -> dict[str, Any]:
-    return pack([list(turn.prompt) for turn in batch], [_fields(turn.sampling) for turn in batch])
+    return pack(
+        [[int(t) for t in turn.prompt] for turn in batch],
+        [_fields(turn.sampling) for turn in batch],
+    )
 
 
 def _fields(sampling: Sampling) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def test_a_cause_counts_too() -> None:
 class Greedy:
     """A Trainer whose step needs a petabyte."""
 
+    is_asleep = False
+
     def step(self) -> None:
         import torch
 

@@ -12,6 +12,7 @@ from engines.devices.cluster import NAMESPACE, connect
 from engines.devices.kinds import KINDS
 from engines.devices.owner import DeviceOwner
 from engines.devices.units import OwnerSettings
+from engines.families.common.registry import family_modules
 from infra.code.running import running_code
 from infra.home import home
 
@@ -61,7 +62,9 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
 def _own_name() -> str:
     """Of the owner that runs the code that this process runs."""
     parts = [part.partition(":")[0] for part in KINDS.values()]
-    return _PREFIX + running_code([__name__, *parts])[:10]
+    # Found by name at run time, so no file imports them.
+    found = [*family_modules(), "engines.sglang.models.families"]
+    return _PREFIX + running_code([__name__, *parts, *found])[:10]
 
 
 def _most_gpus() -> int:

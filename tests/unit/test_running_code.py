@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.devices import find_owner
 from engines.devices.kinds import KINDS
 from infra.code.running import running_code, running_files
 from infra.home import SOURCE_ROOT
@@ -77,10 +78,27 @@ def test_the_owner_of_devices_is_known_by_every_part_that_its_engines_may_run() 
     }
 
 
+def test_an_edit_of_a_model_family_makes_another_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family is found by its name, so no import leads to it."""
+    asked: list[list[str]] = []
+
+    def noted(modules: list[str]) -> str:
+        asked.append(modules)
+        return running_code(modules)
+
+    monkeypatch.setattr(find_owner, "running_code", noted)
+    find_owner._own_name.__wrapped__()
+    found = {str(file.relative_to(SOURCE_ROOT)) for file in running_files(asked[0])}
+    families = (SOURCE_ROOT / "engines/families").rglob("*.py")
+    assert found >= {str(file.relative_to(SOURCE_ROOT)) for file in families}
+    assert "engines/sglang/models/families.py" in found
+
+
 def test_no_file_that_a_warm_process_has_loaded_is_missing() -> None:
     """What the owner, a rank and a server's process really import, against what was derived."""
     loads = """
 import importlib, json, sys
+from engines.devices import find_owner
 from engines.devices.kinds import KINDS
 from engines.megatron.ranks.roles import ROLES
 named = [part.partition(":")[0] for part in [*KINDS.values(), *ROLES.values()]]

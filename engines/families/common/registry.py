@@ -25,6 +25,11 @@ def family_names() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in _FOLDER.glob("[!_]*.py")))
 
 
+def family_modules() -> tuple[str, ...]:
+    """Dotted names of all of them."""
+    return tuple(f"{_PACKAGE}.{name}" for name in family_names())
+
+
 def family_module(config: Mapping[str, Any]) -> str:
     """Dotted name of the module that describes this config's family. Raises InputError."""
     name = config.get("model_type")

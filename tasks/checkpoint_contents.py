@@ -44,6 +44,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_scheduler": "trainer",
         "steps_done": "trainer",
         "scored_flops": "empty",
+        "_asleep": "empty",
         "spec": "spec",
         "seed": "spec",
         "layout": "spec",

@@ -10,11 +10,10 @@ from typing import Any, Self
 
 from engines.devices.answers import answers
 from engines.devices.cluster import driver_id
-from engines.devices.find_owner import open_owner
-from engines.devices.kinds import Kind
-from engines.devices.owner import SETTINGS, Grant
-from engines.devices.units import Request
+from engines.devices.kinds import OPEN_OWNER, SETTINGS, Kind
+from engines.devices.units import Grant, Request
 from infra.errors import EngineError, InputError, LeaseLost, TributaryError
+from infra.hooks import resolve
 
 CALL_S = 30.0
 """what the owner may take to answer a question about its books"""
@@ -22,7 +21,7 @@ CALL_S = 30.0
 
 async def prewarm(kind: Kind, pool: int, owner: Any = None) -> None:
     """Start units in the background, so that the next lease finds them warm."""
-    owner = owner or await asyncio.to_thread(open_owner)
+    owner = owner or await asyncio.to_thread(resolve(OPEN_OWNER))
     await answers([owner.prewarm.remote(kind, pool)], CALL_S, f"prewarming {kind}s", ())
 
 
@@ -53,7 +52,7 @@ class HeldLease:
                 f"{what} {kind}s but there are {request.pool}: raise {SETTINGS[kind]} or ask for"
                 " fewer"
             )
-        owner = owner or await asyncio.to_thread(open_owner)
+        owner = owner or await asyncio.to_thread(resolve(OPEN_OWNER))
         call = owner.lease.remote(replace(request, driver=driver_id()))
         bound = request.wait_s + prepare_s
         try:

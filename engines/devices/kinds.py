@@ -11,3 +11,8 @@ KINDS: Mapping[Kind, str] = {
     "rank": "engines.megatron.ranks.rank_units:RankUnits",
     "server": "engines.sglang.servers.server_units:ServerUnits",
 }
+SETTINGS: Mapping[Kind, str] = {"rank": "resources.trainer_ranks", "server": "resources.servers"}
+"""the recipe's field that says how many there may be"""
+
+OPEN_OWNER = "engines.devices.find_owner:open_owner"
+"""found by name, too: who hands units out is no part of what a stage computes with them"""

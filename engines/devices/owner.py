@@ -15,34 +15,22 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from engines.devices.cluster import dead_drivers
 from engines.devices.host_agent import HostAgent
-from engines.devices.kinds import KINDS, Kind
+from engines.devices.kinds import KINDS, SETTINGS, Kind
 from engines.devices.lease import Lease, LeaseBook
 from engines.devices.request_queue import RequestQueue
-from engines.devices.units import OwnerSettings, Request, Units
+from engines.devices.units import Grant, OwnerSettings, Request, Units
 from infra.errors import EngineError
 from infra.hooks import resolve
 
 _WATCH_S = 1.0
 _LOOK_S = 0.05
-SETTINGS: Mapping[Kind, str] = {"rank": "resources.trainer_ranks", "server": "resources.servers"}
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease as its holder sees it."""
-
-    lease_id: str
-    ttl_s: float
-    """the lease ends this long after its last renewal"""
-    use: Any
-    """what the holder needs to use the units, e.g. the actors of ranks, the URLs of servers"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.devices.kinds import Kind
-from engines.devices.lease import Lease
+
+if TYPE_CHECKING:
+    from engines.devices.lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,17 @@ class Request:
     """for units that other stages hold"""
     driver: str = ""
     """the Ray job whose end also ends the lease; whoever sends the request fills it in"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease as its holder sees it."""
+
+    lease_id: str
+    ttl_s: float
+    """the lease ends this long after its last renewal"""
+    use: Any
+    """what the holder needs to use the units, e.g. the actors of ranks, the URLs of servers"""
 
 
 class Units(Protocol):

@@ -154,8 +154,9 @@ async def test_sleeping_servers_hold_no_memory_and_wake_with_the_same_weights(
         assert len(asleep.running) < len(pids)
         await fleet.wake()
         after = await fleet.client.generate([1, 2, 3], _GREEDY)
-    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
-    assert set(after.weight_versions) == {3}
+    assert after.token_ids.tolist() == before.token_ids.tolist()
+    assert after.logprobs.tolist() == before.logprobs.tolist()
+    assert after.weight_versions.sampled == {3}
 
 
 async def test_more_servers_than_there_are_is_bad_input(owner: Any, models: list[Path]) -> None:

@@ -93,6 +93,18 @@ class Rank(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunningRank:
+    """One living rank: its Ray actor handle and where it runs."""
+
+    actor: Any
+    place: ProcessAddress
+
+
+RankUse = tuple[RunningRank, ...]
+"""what a lease on ranks grants; the i-th serves as global rank i"""
+
+
 class TrainerRank:
     """The real Rank, made a Ray actor by the host agent."""
 

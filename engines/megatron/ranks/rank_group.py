@@ -14,9 +14,8 @@ from typing import Any, Self
 from engines.devices.answers import answers
 from engines.devices.held_lease import CALL_S
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
-from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
-from engines.megatron.ranks.rank_units import RankUse
 from engines.step_inputs import StepInputs
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
-from engines.devices.address import ProcessAddress
 from engines.devices.host_agent import HostAgent
 from engines.devices.lease import Lease
 from engines.devices.placement import rank_device
 from engines.devices.units import OwnerSettings, Request
-from engines.megatron.ranks.rank import TrainerRank
+from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
 from infra.errors import EngineError
 
 _START_S = 180.0
@@ -34,18 +31,6 @@ _GPU_ENV = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRank:
-    """One living rank: its Ray actor handle and where it runs."""
-
-    actor: Any
-    place: ProcessAddress
-
-
-RankUse = tuple[RunningRank, ...]
-"""what a lease on ranks grants; the i-th serves as global rank i"""
 
 
 class RankUnits:

@@ -21,7 +21,7 @@ CALL_S = 30.0
 
 async def prewarm(kind: Kind, pool: int, owner: Any = None) -> None:
     """Start units in the background, so that the next lease finds them warm."""
-    owner = owner or await asyncio.to_thread(resolve(OPEN_OWNER))
+    owner = owner or await _find_owner()
     await answers([owner.prewarm.remote(kind, pool)], CALL_S, f"prewarming {kind}s", ())
 
 
@@ -52,7 +52,7 @@ class HeldLease:
                 f"{what} {kind}s but there are {request.pool}: raise {SETTINGS[kind]} or ask for"
                 " fewer"
             )
-        owner = owner or await asyncio.to_thread(resolve(OPEN_OWNER))
+        owner = owner or await _find_owner()
         call = owner.lease.remote(replace(request, driver=driver_id()))
         bound = request.wait_s + prepare_s
         try:
@@ -103,6 +103,10 @@ class HeldLease:
         error = await keep_renewing(lambda: self._ask("renew", timeout_s=CALL_S), every_s)
         self.fault = error
         self.on_lost(error)
+
+
+async def _find_owner() -> Any:
+    return await asyncio.to_thread(resolve("owner of devices", OPEN_OWNER, {}))
 
 
 async def keep_renewing(renew: Callable[[], Awaitable[Any]], every_s: float) -> LeaseLost:

@@ -142,12 +142,12 @@ class _Closure:
         top = module.partition(".")[0]
         if top in PACKAGES:
             if module not in self._of_ours:
-                self._of_ours[module] = [(self.root, file) for file in _files(self.root, module)]
+                self._of_ours[module] = [(self.root, file) for file in files_of(self.root, module)]
             yield from self._of_ours[module]
         elif self.hooks is not None and _is_in(self.hooks, top):
-            yield from ((self.hooks, file) for file in _files(self.hooks, module))
+            yield from ((self.hooks, file) for file in files_of(self.hooks, module))
         elif (folder := _folder_of(top)) is not None:
-            yield from ((folder, file) for file in _files(folder, module))
+            yield from ((folder, file) for file in files_of(folder, module))
         elif (version := _version_of(top)) is not None:
             self.installed.setdefault(*version)
 
@@ -165,7 +165,8 @@ class _Closure:
                     self.users[other.relative_to(base).as_posix()] = other
 
 
-def _files(base: Path, module: str) -> Iterator[Path]:
+def files_of(base: Path, module: str) -> Iterator[Path]:
+    """The files that importing a dotted name runs: its packages, and the module itself."""
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         path = base.joinpath(*parts[:depth])

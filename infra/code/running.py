@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra.code.identity import PACKAGES
+from infra.code.identity import PACKAGES, files_of
 from infra.home import SOURCE_ROOT
 
 _NAMED = re.compile(
@@ -40,7 +40,7 @@ def running_files(modules: Sequence[str], root: Path = SOURCE_ROOT) -> dict[Path
         if (name := pending.pop()) in seen:
             continue
         seen.add(name)
-        for file in _files_of(name, root):
+        for file in files_of(root, name):
             if file not in found:
                 found[file] = file.read_bytes()
                 pending += _named_in(found[file])
@@ -55,13 +55,3 @@ def _named_in(content: bytes) -> Iterator[str]:
             yield base
             for attribute in (several or one).decode().split(","):
                 yield f"{base}.{attribute.strip().partition(' ')[0]}"
-
-
-def _files_of(name: str, root: Path) -> Iterator[Path]:
-    """The files that importing a dotted name runs: its packages, and the module itself."""
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
-        path = root.joinpath(*parts[:depth])
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if file.is_file():
-            yield file

@@ -1,7 +1,7 @@
 """What flows between curricula, engines, rewards and losses.
 
 A *problem* is one prompt of a curriculum. A *rollout* is one generation attempt for it; it yields
-one or more training *samples* that share its rollout id. The rollouts of one problem form a
+one or more training *samples* that share its id and its reward. The rollouts of one problem form a
 *group*. Everything here is plain data: it pickles, it imports nothing heavy, and raw dicts never
 take its place.
 """
@@ -114,6 +114,7 @@ class Sample:
     group_id: str
     rollout_id: str
     sample_index: int
+    """position of its rollout in the group"""
     tokens: Tokens
     loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
@@ -127,11 +128,18 @@ class Sample:
     """reason of the status or reward, for a person who browses rollouts"""
     token_budget: int = 0
     """tokens its rollout was allowed to generate; 0: unknown"""
+    branch: int = 0
+    """position among the samples of its rollout"""
     metadata: dict[str, Json] = field(default_factory=dict)
 
     @property
     def num_trained_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens before the first that the policy wrote."""
+        return int(self.loss_mask.argmax()) if self.num_trained_tokens else len(self.tokens)
 
     @property
     def oldest_version(self) -> int:
@@ -159,12 +167,18 @@ class Group:
 
     problem: Problem
     samples: list[Sample]
+    """of all rollouts, those of one rollout side by side"""
 
     @property
     def has_signal(self) -> bool:
         """Whether the trainable samples' rewards differ: else every group advantage is zero."""
         rewards = [s.reward for s in self.samples if s.status in TRAINABLE]
         return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-9
+
+
+def one_per_rollout(samples: Sequence[Sample]) -> list[Sample]:
+    """The first sample of each rollout: it tells how the rollout ended and what it earned."""
+    return [s for s in samples if s.branch == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +239,40 @@ class Transcript:
     @property
     def tool_turns(self) -> int:
         return sum(m.role == "tool" for m in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One generation attempt: what can be trained on, and what was judged.
+
+    All samples have its id, status and reward. They share its weight in every mean, so a rollout
+    that branched counts as much as one that did not.
+    """
+
+    samples: tuple[Sample, ...]
+    """at least one"""
+    transcript: Transcript
+
+    @property
+    def id(self) -> str:
+        return self.samples[0].rollout_id
+
+    @property
+    def status(self) -> Status:
+        return self.samples[0].status
+
+    @property
+    def rewards(self) -> Mapping[str, float]:
+        return self.samples[0].rewards
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(s.num_trained_tokens for s in self.samples)
+
+    @property
+    def weight_versions(self) -> frozenset[int]:
+        """The versions that wrote tokens of it."""
+        return frozenset[int]().union(*(s.weight_versions.sampled for s in self.samples))
 
 
 @dataclass(frozen=True, slots=True)

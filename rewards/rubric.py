@@ -6,7 +6,7 @@ free of the other terms. How a rollout ended comes first:
     completed            -> every term is asked, all at once
     truncated            -> outcome 0, the other terms are asked
 
-A rollout that ended otherwise is not judged: what it earns is in `engines/rollout/episode.py`.
+A rollout that ended otherwise is not judged: what it earns is in `engines/rollout/conversation.py`.
 """
 
 from __future__ import annotations

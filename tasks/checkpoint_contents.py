@@ -161,10 +161,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_publishing": "empty",
         "_repairing": "empty",
     },
-    "engines/rollout/episode.py:Roller": {
+    "engines/rollout/roller.py:Roller": {
         "_generate": "handle",
         "_chat": "handle",
-        "_context": "spec",
+        "_context_length": "spec",
         "_seed": "spec",
     },
 }
@@ -172,5 +172,6 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 WITHIN_A_STEP = (
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/session.py:TokenSession",
+    "engines/rollout/session_host.py:SessionHost",
 )
 """objects that no step passes to the next"""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
 from curricula.registry import build as build_curriculum
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.conversation import Conversation
+from engines.rollout.live_domain import LiveDomain
 from engines.types import Curriculum, Environment, Reward
 from infra.errors import InputError
 from infra.processes.part_process import PartProcess
@@ -41,9 +42,8 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
         name=domain.name,
         curriculum=curriculum,
         judge=Rubric(terms),
-        environment=environment,
+        driver=Conversation(environment, domain.max_turns),
         max_new_tokens=domain.max_new_tokens,
-        max_turns=domain.max_turns,
     )
     return OpenDomain(live, processes)
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from engines.rollout.episode import Roller
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.conversation import Conversation
+from engines.rollout.live_domain import Driver, LiveDomain
+from engines.rollout.roller import Roller
 from engines.types import (
     AssistantTurn,
     Environment,
@@ -131,6 +132,7 @@ def domain(
     score: Callable[[str], float],
     *,
     environment: Environment | None = None,
+    driver: Driver | None = None,
     max_new_tokens: int = 8,
     max_turns: int = 1,
 ) -> LiveDomain:
@@ -138,9 +140,8 @@ def domain(
         name=name,
         curriculum=Counting(name, environment),  # type: ignore[arg-type]
         judge=Judge(score),
-        environment=environment,
+        driver=driver or Conversation(environment, max_turns),
         max_new_tokens=max_new_tokens,
-        max_turns=max_turns,
     )
 
 

@@ -30,19 +30,21 @@ def shares(
     """The shares of a mini-batch's samples; every sample has a trained token.
 
     token_mean      weight 1; a unit is a token
-    sequence_mean   weight 1 / tokens of the sample; a unit is a sample
-    rollout_mean    weight 1 / tokens of all samples of its rollout; a unit is a rollout: a
-                    generation attempt counts once, however many samples it yielded
-    constant        weight 1 / `lengths_N` (Dr.GRPO, arXiv 2503.20783); a unit is a rollout
-    Example: samples of 1 and 3 tokens, sequence_mean -> weights 1, 1/3 and units 1, 1.
+    sequence_mean   weight 1 / (tokens of the sample x samples of its rollout)
+    rollout_mean    weight 1 / tokens of all samples of its rollout
+    constant        weight 1 / `lengths_N` (Dr.GRPO, arXiv 2503.20783)
+    In the last three a unit is a rollout: a generation attempt counts once, however many samples
+    it yielded.
+    Example: samples of 1 and 3 tokens, sequence_mean of two rollouts -> weights 1, 1/3 and
+    units 1, 1; of one rollout -> weights 1/2, 1/6 and units 1, 0.
     """
     ones_N = torch.ones_like(num_trained_N)
     if mean == "token_mean":
         return Shares(ones_N.double(), num_trained_N)
+    numbers, member_N, siblings = rollout_N.unique(return_inverse=True, return_counts=True)
     if mean == "sequence_mean":
-        return Shares(1 / num_trained_N.double(), ones_N)
-    numbers, member_N = rollout_N.unique(return_inverse=True)
-    if mean == "constant":
+        weight_N = 1 / (num_trained_N * siblings[member_N]).double()
+    elif mean == "constant":
         if lengths_N is None:
             raise ValueError("the constant mean needs the samples' lengths")
         weight_N = 1 / lengths_N.double()

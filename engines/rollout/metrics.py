@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from engines.types import Sample, Status
+from engines.types import Sample, Status, one_per_rollout
 
 if TYPE_CHECKING:
     from engines.rollout.batch import StepBatch
@@ -45,27 +45,29 @@ def most_frequent_reason(samples: Sequence[Sample]) -> str:
     return f"{reason} ({count} of {len(failed)}, the first on {first})"
 
 
-def batch_samples(batch: StepBatch) -> list[Sample]:
-    """Every sample rolled out for a step, trained on or not."""
-    return [s for group in batch.rolled for s in group.samples]
+def batch_rollouts(batch: StepBatch) -> list[Sample]:
+    """The first sample of every rollout of a step, trained on or not."""
+    return [s for group in batch.rolled for s in one_per_rollout(group.samples)]
 
 
 def step_metrics(result: StepResult) -> dict[str, float]:
     """Flat metrics of a step: shares are 0 to 1, lengths in tokens, times in seconds."""
     batch = result.batch
-    samples = batch_samples(batch)
-    verdicts = judged(samples)
+    samples = [s for group in batch.rolled for s in group.samples]
+    rollouts = batch_rollouts(batch)
+    verdicts = one_per_rollout(judged(samples))
     staleness = result.staleness
     generated = sum(s.num_trained_tokens for s in samples)
+    judged_tokens = sum(s.num_trained_tokens for s in judged(samples))
     seconds = batch.seconds + result.train_seconds + result.publish_seconds
     values = {
         "reward_mean": mean(s.reward for s in verdicts),
         "outcome_mean": mean(map(outcome, verdicts)),
-        "response_tokens_mean": mean(s.num_trained_tokens for s in verdicts),
-        "truncated_share": share(samples, Status.TRUNCATED),
-        "malformed_share": share(samples, Status.MALFORMED),
-        "failed_share": share(samples, Status.FAILED),
-        "aborted_share": share(samples, Status.ABORTED),
+        "response_tokens_mean": judged_tokens / max(len(verdicts), 1),
+        "truncated_share": share(rollouts, Status.TRUNCATED),
+        "malformed_share": share(rollouts, Status.MALFORMED),
+        "failed_share": share(rollouts, Status.FAILED),
+        "aborted_share": share(rollouts, Status.ABORTED),
         "zero_variance_share": mean(float(not g.has_signal) for g in batch.rolled),
         "groups_kept": float(len(batch.groups)),
         "groups_rolled": float(len(batch.rolled)),

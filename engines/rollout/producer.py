@@ -21,10 +21,10 @@ from functools import partial
 
 from engines.rollout.batch import StepBatch
 from engines.rollout.buffer import RolloutBuffer
-from engines.rollout.episode import Roller, Rollout
 from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import Drawn, ProblemSource
-from engines.types import TRAINABLE, Group
+from engines.types import TRAINABLE, Group, one_per_rollout
 
 
 class Producer:
@@ -93,7 +93,9 @@ class Producer:
             rounds=rounds,
             seconds=time.monotonic() - began,
             cursor=self.source.cursor,
-            recovered=sum(s.rollout_id in known for g in rolled for s in g.samples),
+            recovered=sum(
+                s.rollout_id in known for g in rolled for s in one_per_rollout(g.samples)
+            ),
         )
         return batch, informative[self._wanted :]
 
@@ -123,16 +125,16 @@ class Producer:
             ]
         )
         return [
-            Group(problem, [r.sample for r in rollouts])
+            Group(problem, [sample for rollout in rollouts for sample in rollout.samples])
             for (_, problem), rollouts in zip(drawn, rolled, strict=True)
         ]
 
     def _teaches(self, group: Group) -> bool:
         return group.has_signal if self._needs_spread else bool(trainable(group).samples)
 
-    def _keep(self, step: int, rollout: Rollout) -> None:
+    def _keep(self, step: int, rollout: Finished) -> None:
         if self._journal is not None:
-            self._journal.keep(step, rollout.sample, rollout.transcript.messages)
+            self._journal.keep(step, rollout)
 
 
 def trainable(group: Group) -> Group:

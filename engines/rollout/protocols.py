@@ -7,13 +7,10 @@ between them is tested without an engine, and knows nothing about how they work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from engines.types import (
     AssistantTurn,
-    Curriculum,
-    Environment,
     Generation,
     Message,
     Problem,
@@ -98,16 +95,3 @@ class ValueTrainer(Protocol):
     async def values(self, inputs: StepInputs) -> Values: ...
 
     async def critic_step(self, inputs: StepInputs) -> dict[str, float]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LiveDomain:
-    """A recipe's domain, built: where problems come from, how to roll them out, who judges."""
-
-    name: str
-    curriculum: Curriculum
-    judge: Judge
-    environment: Environment | None
-    max_new_tokens: int
-    """generated tokens of one rollout, over all its turns"""
-    max_turns: int

@@ -1,4 +1,4 @@
-"""Sweep: sample rollouts of many problems concurrently with fixed weights. Nothing is trained."""
+"""Sample rollouts of many problems concurrently with fixed weights. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from engines.rollout.episode import Roller, Rollout
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.records.journal import Finished, RolloutJournal
-from engines.types import Problem
+from engines.rollout.roller import Roller
+from engines.types import Problem, Rollout
 from infra.errors import EngineError
 
 
@@ -29,8 +29,8 @@ class KeptRollouts:
     async def open(cls, journal: RolloutJournal, version: int) -> Self:
         return cls(journal, version, await journal.finished(version, version))
 
-    def keep(self, rollout: Rollout) -> None:
-        self.journal.keep(self.version, rollout.sample, rollout.transcript.messages)
+    def keep(self, rollout: Finished) -> None:
+        self.journal.keep(self.version, rollout)
 
 
 async def sample_rollouts(
@@ -65,10 +65,10 @@ async def sample_rollouts(
         ]
     )
     for rollout in (r for group in groups for r in group):
-        strange = rollout.sample.weight_versions.sampled - {kept.version}
+        strange = rollout.weight_versions - {kept.version}
         if strange:
             raise EngineError(
-                f"rollout {rollout.sample.rollout_id} was sampled from weights {sorted(strange)} "
+                f"rollout {rollout.id} was sampled from weights {sorted(strange)} "
                 f"while {kept.version} were loaded: another writer uses this fleet"
             )
     return groups

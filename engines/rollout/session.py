@@ -1,4 +1,4 @@
-"""TokenSession: the append-only token sequence through which every turn of a rollout goes.
+"""TokenSession: the append-only token sequence through which the turns of a rollout go.
 
     prompt ids → turn (engine's ids, mask 1) → extend (tool output, mask 0) → turn → ... → Sample
 
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.rollout.protocols import Generate
-from engines.types import Generation, Sample, Sampling, Status, Tokens
+from engines.types import Generation, Sampling, Tokens
 from engines.weight_versions import NO_VERSION, WeightVersions
 from infra.errors import EngineError
 
 
 class TokenSession:
-    """One rollout's tokens. All per-token values always have the same length.
+    """Tokens of a rollout, or of a branch of it. All per-token values always have the same length.
 
     Not to be shared between tasks: a second turn while one is under way raises RuntimeError.
     """
@@ -76,31 +76,17 @@ class TokenSession:
         self.logprobs = np.concatenate([self.logprobs, logprobs])
         self.weight_versions += versions
 
-    def sample(
-        self, *, problem_id: str, domain: str, group_id: str, index: int, status: Status
-    ) -> Sample:
-        """The training sample, after proving that its trained tokens are the engine's own.
+    def check(self, name: str) -> None:
+        """Prove that the trained tokens are the engine's own.
 
         Raises EngineError when they are not: that is a bug in the code that changed the arrays.
         """
         same_prompt = np.array_equal(self.tokens[: len(self._prompt)], self._prompt)
         if not same_prompt or not np.array_equal(self.tokens[self.loss_mask], self._produced):
             raise EngineError(
-                f"the tokens of rollout {group_id}#{index} differ from those the engine produced; "
+                f"the tokens of rollout {name} differ from those the engine produced; "
                 "refusing to train on them"
             )
-        return Sample(
-            problem_id=problem_id,
-            domain=domain,
-            group_id=group_id,
-            rollout_id=f"{group_id}#{index}",
-            sample_index=index,
-            tokens=self.tokens,
-            loss_mask=self.loss_mask,
-            logprobs=self.logprobs,
-            weight_versions=self.weight_versions,
-            status=status,
-        )
 
 
 def _check(generation: Generation, sampling: Sampling) -> None:

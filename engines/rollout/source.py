@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engines.draws import draw_problems
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.live_domain import LiveDomain
 from engines.types import Problem, Split
 
 Drawn: TypeAlias = tuple[LiveDomain, Problem]

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.draws import draw_problems
-from engines.rollout.episode import Roller, Rollout
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.filters import sift
+from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.sglang.fleet import Fleet
+from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
 from infra.run_both import run_both
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
@@ -53,14 +54,14 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             recovered += len(kept.known)
             work = _sample(spec, context, fleet, domain, kept)
             rollouts = await unless_stopped(context, work)
-            tokens += sum(r.sample.num_trained_tokens for r in rollouts)
+            tokens += sum(r.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
             sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
             context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
         worked = time.monotonic() - began
         for domain, task in zip(domains, sifting, strict=True):
             kept, counts[domain.name] = await task
-            rows += [_row(context, domain.name, rollout) for rollout in kept]
+            rows += [_row(context, domain.name, r, s) for r in kept for s in r.samples]
     _check_counts(context, counts)
     write_dataset(context.out / DATA_FILE, rows)
     (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
@@ -111,9 +112,8 @@ def _sift(
     )
 
 
-def _row(context: StageContext, role: str, rollout: Rollout) -> DistilledRow:
+def _row(context: StageContext, role: str, rollout: Rollout, sample: Sample) -> DistilledRow:
     origin = context.input_records.get(role, {})
-    sample = rollout.sample
     return DistilledRow(
         tokens=sample.tokens.tolist(),
         loss_mask=sample.loss_mask.astype(int).tolist(),

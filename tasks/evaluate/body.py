@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from engines.chat import Chat
-from engines.rollout.episode import Roller
 from engines.rollout.records.gallery import Gallery
+from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts
 from infra.run_both import run_both
 from tasks.evaluate.cells import CellResult, cells_of, mirrored, renamed, roll_cells, scores_of

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engines.draws import draw_problems
-from engines.rollout.episode import Roller, Rollout
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.metrics import most_frequent_reason, outcome, share
-from engines.rollout.protocols import LiveDomain
 from engines.rollout.records.gallery import Gallery
+from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.types import Problem, Status
+from engines.types import Problem, Rollout, Status
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
 
@@ -133,7 +133,7 @@ async def roll_cells(
     )
     await kept.journal.flush()
     for cell, groups in zip(cells, rolled, strict=True):
-        shown = [group[0].sample for group in groups[:_SHOWN]]
+        shown = [sample for group in groups[:_SHOWN] for sample in group[0].samples]
         gallery.add(f"{cell.model} {cell.kind}", shown)
     return [_result(cell, groups) for cell, groups in zip(cells, rolled, strict=True)]
 
@@ -181,8 +181,9 @@ def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
 
 
 def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
-    samples = [r.sample for group in groups for r in group]
-    outcomes = [[outcome(r.sample) for r in group] for group in groups]
+    rollouts = [r for group in groups for r in group]
+    firsts = [r.samples[0] for r in rollouts]
+    outcomes = [[outcome(r.samples[0]) for r in group] for group in groups]
     means = [mean(of) for of in outcomes]
     return CellResult(
         model=cell.model,
@@ -190,11 +191,11 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
         kind=cell.kind,
         score=mean(means),
         stderr=standard_error(means),
-        rollouts=len(samples),
-        tokens=sum(s.num_trained_tokens for s in samples),
-        truncated_share=share(samples, Status.TRUNCATED),
-        malformed_share=share(samples, Status.MALFORMED),
-        failed_share=share(samples, Status.FAILED),
-        failure=most_frequent_reason(samples),
+        rollouts=len(rollouts),
+        tokens=sum(r.num_trained_tokens for r in rollouts),
+        truncated_share=share(firsts, Status.TRUNCATED),
+        malformed_share=share(firsts, Status.MALFORMED),
+        failed_share=share(firsts, Status.FAILED),
+        failure=most_frequent_reason(firsts),
         outcomes=outcomes,
     )

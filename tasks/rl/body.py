@@ -14,13 +14,13 @@ from engines.chat import Chat
 from engines.rollout.bounds import StopRule
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
-from engines.rollout.episode import Roller
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
-from engines.rollout.protocols import LiveDomain
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import ProblemSource
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both

@@ -12,7 +12,7 @@ from typing import Any
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
-from engines.rollout.metrics import batch_samples, mean, most_frequent_reason, step_metrics
+from engines.rollout.metrics import batch_rollouts, mean, most_frequent_reason, step_metrics
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.source import Cursor
 from tasks.stage import Reporter
@@ -70,7 +70,7 @@ class RlRecord:
             f"outcome {metrics['outcome_mean']:.3f}, "
             f"{len(result.batch.groups)} of {result.batch.wanted} groups",
         )
-        reason = most_frequent_reason(batch_samples(result.batch))
+        reason = most_frequent_reason(batch_rollouts(result.batch))
         if reason:
             self._reporter.warn(f"step {result.step}: samples failed: {reason}")
         self.solved = self._watch.observe(result.step, metrics, reason)

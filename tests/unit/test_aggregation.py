@@ -57,10 +57,10 @@ def test_means_differ_where_they_should() -> None:
     losses = [[12.0], [1.0, 2.0, 6.0]]
     assert total("token_mean", losses, [0, 1]) == pytest.approx(5.25)
     assert total("sequence_mean", losses, [0, 1]) == pytest.approx(7.5)
-    # A third sample (9) of rollout 1: 30 / 5; sequences (12 + 3 + 9) / 3; rollouts
+    # A third sample (9) of rollout 1: 30 / 5; sequences (12 + (3 + 9) / 2) / 2; rollouts
     # (12 + 18 / 4) / 2.
     assert total("token_mean", [*losses, [9.0]], [0, 1, 1]) == pytest.approx(6)
-    assert total("sequence_mean", [*losses, [9.0]], [0, 1, 1]) == pytest.approx(8)
+    assert total("sequence_mean", [*losses, [9.0]], [0, 1, 1]) == pytest.approx(9)
     assert total("rollout_mean", [*losses, [9.0]], [0, 1, 1]) == pytest.approx(8.25)
 
 

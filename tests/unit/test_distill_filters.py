@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engines.rollout.episode import Rollout
 from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
 from engines.rollout.records.duplicates import duplicates, jaccard
 from engines.rollout.records.filters import has_loop, sift
-from engines.types import Message, Problem, Status, Tool, ToolCall, Transcript
+from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
 from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]
 from tests.sample_parts import sample_of
@@ -34,7 +33,7 @@ def rollout(
         [-1] + [0] * len(tokens), status, outcome, {"outcome": outcome},
     )  # fmt: skip
     turns = (Message("assistant", "7", reasoning),)
-    return Rollout(sample, Transcript(problem, turns, status, len(tokens)))
+    return Rollout((sample,), Transcript(problem, turns, status, len(tokens)))
 
 
 def counts_of(*rollouts, min_tokens=1, min_outcome=1.0):
@@ -137,5 +136,6 @@ def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path):
 def test_a_row_names_its_expert_and_the_artifact_that_spoke(tmp_path):
     records = {"agent": {"kind": "rl", "digest": "d" * 64}}
     context = stage_context(tmp_path, "distill", {}, records=records)
-    row = _row(context, "agent", rollout())
+    made = rollout()
+    row = _row(context, "agent", made, made.samples[0])
     assert (row.expert, row.artifact_digest, row.problem.domain) == ("agent", "d" * 64, "agent")

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engines.rollout.episode import Rollout
 from engines.rollout.producer import Producer
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.rollout.source import ProblemSource
-from engines.types import Sample, Sampling, Status
+from engines.types import Rollout, Sample, Sampling, Status
 from tests.rollout_parts import Policy, domain, roller
 from tests.sample_parts import sample_of
 
@@ -109,7 +108,7 @@ async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_erro
     notes = Notes()
     journal = RolloutJournal(notes)
     aborted = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
-    journal.keep(1, aborted, ())
+    journal.keep(1, Finished((aborted,), (), 0))
     await journal.flush()
     assert notes.kept == {}
     with pytest.raises(OSError, match="disk full"):
@@ -133,10 +132,10 @@ async def test_a_note_that_was_not_written_before_anyone_waited_fails_the_next_f
     notes = Notes(error=OSError("input/output error"))
     journal = RolloutJournal(notes)
     sample = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
-    journal.keep(1, sample, ())
+    journal.keep(1, Finished((sample,), (), 0))
     await asyncio.sleep(0.2)
     notes.error = None
-    journal.keep(1, sample, ())
+    journal.keep(1, Finished((sample,), (), 0))
     with pytest.raises(OSError, match="input/output error"):
         await journal.flush()
 

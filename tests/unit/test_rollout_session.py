@@ -8,7 +8,7 @@ import pytest
 
 from engines.rollout.seeds import sampling_seed
 from engines.rollout.session import TokenSession
-from engines.types import Generation, Sampling, Status
+from engines.types import Generation, Sampling
 from infra.errors import EngineError
 from tests.sample_parts import generation_of
 
@@ -32,16 +32,12 @@ async def test_turns_are_trained_on_and_tool_output_is_not():
     await session.turn(SAMPLING)
     session.extend([8, 9])
     await session.turn(SAMPLING)
-    sample = session.sample(
-        problem_id="p", domain="d", group_id="g", index=1, status=Status.COMPLETED
-    )
-    assert sample.tokens.tolist() == [1, 2, 5, 6, 8, 9, 7]
-    assert sample.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
-    assert sample.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, 0, 0, -0.3])
-    assert sample.weight_versions.runs == ((-1, 2), (3, 2), (-1, 2), (4, 1))
-    assert sample.oldest_version == 3
+    session.check("g#1")
+    assert session.tokens.tolist() == [1, 2, 5, 6, 8, 9, 7]
+    assert session.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert session.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, 0, 0, -0.3])
+    assert session.weight_versions.runs == ((-1, 2), (3, 2), (-1, 2), (4, 1))
     assert session.response_ids.tolist() == [5, 6, 8, 9, 7]
-    assert sample.rollout_id == "g#1"
 
 
 @pytest.mark.parametrize(
@@ -64,8 +60,8 @@ async def test_a_changed_token_is_never_trained_on():
     session = session_that_answers(generation_of([5], [-0.1], [0], "stop"))
     await session.turn(SAMPLING)
     session.tokens[2] = 6
-    with pytest.raises(EngineError, match="differ from those the engine produced"):
-        session.sample(problem_id="p", domain="d", group_id="g", index=0, status=Status.COMPLETED)
+    with pytest.raises(EngineError, match="rollout g#0 differ from those the engine produced"):
+        session.check("g#0")
 
 
 async def test_a_changed_prompt_is_never_trained_on():
@@ -73,13 +69,13 @@ async def test_a_changed_prompt_is_never_trained_on():
     await session.turn(SAMPLING)
     session.tokens[0] = 6
     with pytest.raises(EngineError, match="differ"):
-        session.sample(problem_id="p", domain="d", group_id="g", index=0, status=Status.COMPLETED)
+        session.check("g#0")
 
 
 def test_seeds_differ_in_every_argument_and_never_between_processes():
     base = (0, "p", 1, 2, 3)
     others = [(1, "p", 1, 2, 3), (0, "q", 1, 2, 3), (0, "p", 0, 2, 3), (0, "p", 1, 0, 3)]
-    others.append((0, "p", 1, 2, 0))
-    assert len({sampling_seed(*a) for a in [base, *others]}) == 6
+    others += [(0, "p", 1, 2, 0), (0, "p", 1, 2, 3, 1), (0, "p", 1, 2, 3, 2)]
+    assert len({sampling_seed(*a) for a in [base, *others]}) == 8
     assert sampling_seed(*base) == 292446534
     assert 0 <= sampling_seed(*base) < 2**31

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engines.rollout.episode import Rollout
+import numpy as np
+
 from engines.rollout.records.duplicates import duplicates
-from engines.types import Status
+from engines.types import Rollout, Status
 
 ORDER = ("failed", "truncated", "short", "repeated", "reasoning", "wrong", "tool", "duplicate")
 """names of the filters, in the order in which they are asked"""
@@ -36,7 +37,8 @@ def sift(
             counts[fault] += 1
         else:
             sound.append(rollout)
-    copies = duplicates([r.sample.tokens for r in sound], threshold=near_duplicate)
+    written = [np.concatenate([s.tokens for s in r.samples]) for r in sound]
+    copies = duplicates(written, threshold=near_duplicate)
     kept = [r for r, copy in zip(sound, copies, strict=True) if not copy]
     counts["duplicate"] = len(sound) - len(kept)
     dropped = {name: counts[name] for name in ORDER}
@@ -45,17 +47,17 @@ def sift(
 
 def first_fault(rollout: Rollout, *, min_tokens: int, min_outcome: float) -> str:
     """Name of the first filter that refuses the rollout; empty when all let it pass."""
-    sample, transcript = rollout.sample, rollout.transcript
+    status, transcript = rollout.status, rollout.transcript
     problem = transcript.problem
-    broke_protocol = sample.status is Status.MALFORMED and bool(problem.tools)
-    missed = sample.rewards.get("outcome", 0.0) < min_outcome
+    broke_protocol = status is Status.MALFORMED and bool(problem.tools)
+    missed = rollout.rewards.get("outcome", 0.0) < min_outcome
     # without a reference the end state decides; a broken call was never judged, so is not "wrong"
     judges_answer = problem.reference is not None or not problem.tools
     checks = {
-        "failed": sample.status in (Status.FAILED, Status.ABORTED),
-        "truncated": sample.status is Status.TRUNCATED,
+        "failed": status in (Status.FAILED, Status.ABORTED),
+        "truncated": status is Status.TRUNCATED,
         "short": transcript.num_tokens < min_tokens,
-        "repeated": has_loop(sample.tokens[sample.loss_mask].tolist()),
+        "repeated": any(has_loop(s.tokens[s.loss_mask].tolist()) for s in rollout.samples),
         "reasoning": not broke_protocol and not has_sound_reasoning(rollout),
         "wrong": not broke_protocol and judges_answer and missed,
         "tool": broke_protocol or (bool(problem.tools) and missed),
@@ -65,7 +67,7 @@ def first_fault(rollout: Rollout, *, min_tokens: int, min_outcome: float) -> str
 
 def has_sound_reasoning(rollout: Rollout) -> bool:
     """Whether every assistant turn thinks when asked to, and only then, and parses."""
-    if rollout.sample.status is Status.MALFORMED:
+    if rollout.status is Status.MALFORMED:
         return False
     turns = [m for m in rollout.transcript.messages if m.role == "assistant"]
     asked = rollout.transcript.problem.thinking

@@ -56,7 +56,7 @@ class Gallery:
     def _encoded(self, label: str, samples: Sequence[Sample]) -> pa.Table:
         import pyarrow as pa
 
-        starts = [prompt_length(sample) for sample in samples]
+        starts = [sample.num_prompt_tokens for sample in samples]
         shown = list(zip(samples, starts, strict=True))
         columns: dict[str, Any] = {
             "label": [label] * len(samples),
@@ -105,11 +105,6 @@ class Gallery:
         import pyarrow.parquet as pq
 
         self._tables = [pq.read_table(folder / ROLLOUTS_FILE)]
-
-
-def prompt_length(sample: Sample) -> int:
-    """Tokens before the first that the policy wrote."""
-    return int(sample.loss_mask.argmax()) if sample.num_trained_tokens else len(sample.tokens)
 
 
 def _schema() -> pa.Schema:

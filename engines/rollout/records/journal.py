@@ -1,6 +1,6 @@
 """RolloutJournal: finished rollouts, durable at once, so that no attempt samples them again.
 
-    keep(sample, turns) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
+    keep(rollout) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
     a later attempt ── finished(step) ──▶ rollouts by id; what is missing is sampled again
 
 A rollout is a function of its seeds and weights, so one read back is the one that would be sampled
@@ -11,14 +11,19 @@ repeated without an engine. A step is one of RL's, or one model's turn in `disti
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
+
+import numpy as np
 
 from engines.rollout.records.json_text import dump_turns, load_turns
 from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.types import Message, Sample, Status
+from engines.weight_versions import NO_VERSION
 
 
 class Notes(Protocol):
@@ -31,10 +36,22 @@ class Notes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A rollout that is over: its judged sample, and the turns after the problem's messages."""
+    """A rollout that is over: its judged samples, and the turns after the problem's messages."""
 
-    sample: Sample
+    samples: tuple[Sample, ...]
     turns: tuple[Message, ...]
+    prompt: int
+    """checksum of the problem's prompt, by which one with another prompt is told apart"""
+
+    @property
+    def oldest_version(self) -> int:
+        """-1 where no token was sampled."""
+        sampled = frozenset[int]().union(*(s.weight_versions.sampled for s in self.samples))
+        return min(sampled, default=NO_VERSION)
+
+
+def prompt_checksum(prompt_ids: Sequence[int]) -> int:
+    return zlib.crc32(np.array(prompt_ids, np.int32).tobytes())
 
 
 class RolloutJournal:
@@ -56,13 +73,14 @@ class RolloutJournal:
         """Rollouts of the step that an earlier attempt finished under weights `version`, by id."""
         pieces = await asyncio.to_thread(self._notes.notes, step)
         found = [rollout for piece in pieces for rollout in _read(piece)]
-        return {f.sample.rollout_id: f for f in found if f.sample.oldest_version in (-1, version)}
+        usable = (NO_VERSION, version)
+        return {f.samples[0].rollout_id: f for f in found if f.oldest_version in usable}
 
-    def keep(self, step: int, sample: Sample, turns: Sequence[Message]) -> None:
+    def keep(self, step: int, rollout: Finished) -> None:
         """Write it soon: with the others that finish until the writer is free."""
-        if sample.status in (Status.ABORTED, Status.FAILED):
+        if rollout.samples[0].status in (Status.ABORTED, Status.FAILED):
             return  # it starts again from its seed; why it failed may be over by then
-        self._waiting.append(Finished(sample, tuple(turns)))
+        self._waiting.append(rollout)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(step))
 
@@ -92,14 +110,18 @@ class RolloutJournal:
             await asyncio.wait_for(self._hurry.wait(), self._every_s)
 
     def _note(self, step: int, finished: Sequence[Finished]) -> None:
-        turns = [dump_turns(f.turns) for f in finished]
-        self._notes.note(step, pack_samples([f.sample for f in finished], turns))
+        beside = [[len(f.samples), dump_turns(f.turns), f.prompt] for f in finished]
+        self._notes.note(step, pack_samples([s for f in finished for s in f.samples], beside))
 
 
 def _read(piece: bytes) -> list[Finished]:
     """Rollouts of a note; none if a crash of the machine left it empty or incomplete."""
     try:
-        samples, turns = unpack_samples(piece)
+        samples, beside = unpack_samples(piece)
     except ValueError:
         return []
-    return [Finished(s, load_turns(of_it)) for s, of_it in zip(samples, turns, strict=True)]
+    rest = iter(samples)
+    return [
+        Finished(tuple(islice(rest, count)), load_turns(turns), prompt)
+        for count, turns, prompt in beside
+    ]

@@ -9,8 +9,8 @@ import asyncio
 from dataclasses import replace
 
 from engines.chat import Chat
-from engines.rollout.episode import Roller
-from engines.rollout.protocols import LiveDomain
+from engines.rollout.live_domain import LiveDomain
+from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Sample
 from tests.programs.bench.rows import Row
@@ -66,4 +66,4 @@ async def _roll(client: GenerationClient, chat: Chat, domain: LiveDomain) -> lis
             for problem in problems
         ]
     )
-    return [rollout.sample for group in groups for rollout in group]
+    return [s for group in groups for rollout in group for s in rollout.samples]

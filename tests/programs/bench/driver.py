@@ -20,10 +20,11 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.rollout.batch import StepBatch, dump_batches
-from engines.rollout.episode import Roller
+from engines.rollout.conversation import Conversation
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.producer import Producer
-from engines.rollout.protocols import LiveDomain
-from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.types import Demonstration, Environment, Message, Problem, Sample, Split, Transcript
@@ -101,7 +102,7 @@ def _encoding_seconds(batch: StepBatch) -> float:
 async def _journal(samples: Sequence[Sample]) -> None:
     journal = RolloutJournal(_Discarded())
     for sample in samples:
-        journal.keep(1, sample, (Message("assistant", "x"),))
+        journal.keep(1, Finished((sample,), (Message("assistant", "x"),), 0))
     await journal.flush()
 
 
@@ -144,7 +145,7 @@ class _Problems:
 
 
 def _domain() -> LiveDomain:
-    return LiveDomain("bench", _Problems(), _Judge(), None, max_new_tokens=TOKENS, max_turns=1)
+    return LiveDomain("bench", _Problems(), _Judge(), Conversation(None), TOKENS)
 
 
 @contextlib.contextmanager

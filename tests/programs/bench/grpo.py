@@ -24,11 +24,11 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.train.trainer import RlTrainer
 from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
-from engines.rollout.episode import Roller
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.loop import train_loop
 from engines.rollout.producer import Producer
-from engines.rollout.protocols import LiveDomain
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, Values

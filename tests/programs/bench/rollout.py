@@ -19,10 +19,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from engines.rollout.episode import Roller
+from engines.rollout.live_domain import LiveDomain
 from engines.rollout.producer import Producer
-from engines.rollout.protocols import LiveDomain
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import ProblemSource
 from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
@@ -107,7 +107,7 @@ async def _measure(
     # The first of each opens connections and warms both sides up.
     ratio = median_ratio(raw[1:], ours[1:])
     speed = sorted(n / spent.wall for n, spent in zip(tokens[1:], ours[1:], strict=True))
-    kind = f", {turns:.1f} turns a rollout" if domain.environment is not None else ""
+    kind = f", {turns:.1f} turns a rollout" if turns > 1 else ""
     return Row(
         f"rollout tokens/s over raw SGLang, {count} server{'s' * (count > 1)}{kind}",
         ratio.wall,

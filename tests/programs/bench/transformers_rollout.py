@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from engines.rollout.episode import Roller
 from engines.rollout.producer import Producer
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.roller import Roller
 from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from tests.programs.bench.clock import Clock, Spent, median_ratio, timed

@@ -258,7 +258,10 @@ def mean(kind: str, losses: Rows, rollouts: list[int], lengths: list[float]) -> 
     if kind == "token_mean":
         return float(np.mean([x for row in losses for x in row]))
     if kind == "sequence_mean":
-        return float(np.mean([np.mean(row) for row in losses]))
+        of_rollout: dict[int, list[float]] = {}
+        for row, rollout in zip(losses, rollouts, strict=True):
+            of_rollout.setdefault(rollout, []).append(float(np.mean(row)))
+        return float(np.mean([np.mean(means) for means in of_rollout.values()]))
     by_rollout: dict[int, list[float]] = {}
     for row, rollout, length in zip(losses, rollouts, lengths, strict=True):
         scaled = row if kind == "rollout_mean" else [sum(row) / length]

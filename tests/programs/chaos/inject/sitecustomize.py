@@ -40,9 +40,9 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         lambda self, step, samples: step == 3,
     ),
     "mid-reward": (
-        "engines.rollout.episode",
+        "engines.rollout.roller",
         "_judge",
-        lambda domain, sample, transcript: sample.group_id.startswith("3."),
+        lambda domain, rollout: rollout.id.startswith("3."),
     ),
     "mid-train": (
         "engines.megatron.train.training",

@@ -43,10 +43,10 @@ async def roll(policy, live, **options):
 
 async def test_a_single_turn_completes_and_is_judged():
     rollout = await roll(Policy(lambda *_: "7"), domain("d", lambda a: float(a == "7")))
-    assert rollout.sample.status is Status.COMPLETED
-    assert rollout.sample.reward == 1.0
-    assert rollout.sample.rewards == {"outcome": 1.0}
-    assert rollout.sample.tokens.tolist() == [*ids("<0>7"), STOP]
+    assert rollout.samples[0].status is Status.COMPLETED
+    assert rollout.samples[0].reward == 1.0
+    assert rollout.samples[0].rewards == {"outcome": 1.0}
+    assert rollout.samples[0].tokens.tolist() == [*ids("<0>7"), STOP]
 
 
 async def test_tool_output_is_in_the_sample_but_masked():
@@ -59,7 +59,7 @@ async def test_tool_output_is_in_the_sample_but_masked():
         "d", lambda a: float(a == "42"), environment=oracle, max_turns=3, max_new_tokens=20
     )
     rollout = await roll(Policy(say), live)
-    sample = rollout.sample
+    (sample,) = rollout.samples
     assert sample.tokens.tolist() == [*ids("<0>!ask"), STOP, *ids("[42]42"), STOP]
     assert sample.loss_mask.tolist() == [0] * 3 + [1] * 5 + [0] * 4 + [1] * 3
     assert sample.reward == 1.0
@@ -79,10 +79,10 @@ async def test_the_engine_is_told_which_turn_nothing_follows():
 async def test_a_broken_call_ends_with_reward_zero_and_its_reason_unjudged():
     live = domain("d", lambda _: 1.0, environment=Oracle(), max_turns=3)
     rollout = await roll(Policy(lambda *_: "?x"), live)
-    assert rollout.sample.status is Status.MALFORMED
-    assert rollout.sample.reward == 0.0
-    assert rollout.sample.rewards == {"outcome": 0.0}
-    assert rollout.sample.reason == "broken call"
+    assert rollout.samples[0].status is Status.MALFORMED
+    assert rollout.samples[0].reward == 0.0
+    assert rollout.samples[0].rewards == {"outcome": 0.0}
+    assert rollout.samples[0].reason == "broken call"
     assert isinstance(live.judge, Judge)
     assert live.judge.seen == []
 
@@ -95,8 +95,8 @@ async def test_an_interrupted_rollout_is_not_judged():
 
     live = domain("d", lambda _: 1.0)
     rollout = await roll(Interrupted(lambda *_: "7"), live)
-    assert rollout.sample.status is Status.ABORTED
-    assert rollout.sample.reward == 0.0
+    assert rollout.samples[0].status is Status.ABORTED
+    assert rollout.samples[0].reward == 0.0
     assert isinstance(live.judge, Judge)
     assert live.judge.seen == []
 
@@ -112,12 +112,12 @@ async def test_an_environment_that_raises_fails_its_sample_only():
 
     problem = live.curriculum.problems("rl", 1, 0)[0]
     rollouts = await roller(Policy(say)).roll_group(live, problem, 3, version=0, temperature=1.0)
-    assert [r.sample.status for r in rollouts] == [
+    assert [r.samples[0].status for r in rollouts] == [
         Status.FAILED,
         Status.COMPLETED,
         Status.COMPLETED,
     ]
-    assert rollouts[0].sample.reason == "environment: RuntimeError: the index is gone"
+    assert rollouts[0].samples[0].reason == "environment: RuntimeError: the index is gone"
     assert oracle.closed == 3
 
 
@@ -125,14 +125,14 @@ async def test_a_reward_that_raises_fails_its_sample():
     def score(_):
         raise ValueError("no box")
 
-    sample = (await roll(Policy(lambda *_: "7"), domain("d", score))).sample
+    sample = (await roll(Policy(lambda *_: "7"), domain("d", score))).samples[0]
     assert (sample.status, sample.reason, sample.rewards) == (Status.FAILED, "no box", {})
 
 
 async def test_the_token_budget_spans_all_turns():
     policy = Policy(lambda *_: "!a")  # 3 tokens a turn with the stop token
     live = domain("d", lambda _: 0.0, environment=Oracle(), max_turns=9, max_new_tokens=7)
-    sample = (await roll(policy, live)).sample
+    sample = (await roll(policy, live)).samples[0]
     assert [s.max_new_tokens for _, s in policy.calls] == [7, 4, 1]
     assert sample.status is Status.TRUNCATED
     assert sample.reason == "token budget"
@@ -141,7 +141,7 @@ async def test_the_token_budget_spans_all_turns():
 
 async def test_the_turn_budget_truncates():
     live = domain("d", lambda _: 0.0, environment=Oracle(), max_turns=2, max_new_tokens=90)
-    sample = (await roll(Policy(lambda *_: "!a"), live)).sample
+    sample = (await roll(Policy(lambda *_: "!a"), live)).samples[0]
     assert (sample.status, sample.reason) == (Status.TRUNCATED, "2 turns are used up")
 
 
@@ -149,14 +149,14 @@ async def test_the_context_length_bounds_a_turn():
     policy = Policy(lambda *_: "7" * 50)
     sample = (
         await roll(policy, domain("d", lambda _: 0.0, max_new_tokens=60), context_length=30)
-    ).sample
+    ).samples[0]
     assert policy.calls[0][1].max_new_tokens == 30 - 8 - len("<0>")
     assert (sample.status, sample.reason) == (Status.TRUNCATED, "context length")
 
 
 async def test_a_prompt_longer_than_the_context_is_a_failed_sample():
     policy = Policy(lambda *_: "7")
-    sample = (await roll(policy, domain("d", lambda _: 1.0), context_length=11)).sample
+    sample = (await roll(policy, domain("d", lambda _: 1.0), context_length=11)).samples[0]
     assert sample.status is Status.FAILED
     assert "fills the context" in sample.reason
     assert policy.calls == []

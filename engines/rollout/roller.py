@@ -1,0 +1,129 @@
+"""Roller: rolls the rollouts of a group out, each by its domain's driver, and has them judged.
+
+    problem ──▶ driver.run(problem, sessions) ──▶ Rollout ──▶ judge ──▶ reward
+
+A driver, an environment or a reward that raises makes a FAILED rollout, which is recorded and
+never trained on. A lost engine is none of these: EngineError passes through and ends the stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from engines.rollout.live_domain import LiveDomain
+from engines.rollout.protocols import ChatFormat, Generate
+from engines.rollout.records.journal import Finished, prompt_checksum
+from engines.rollout.session_host import Attempt, End, SessionHost
+from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
+from infra.errors import InfrastructureError
+
+
+class Roller:
+    """Rolls problems out against one policy. Stateless between rollouts."""
+
+    def __init__(
+        self, *, generate: Generate, chat: ChatFormat, context_length: int, seed: int
+    ) -> None:
+        self._generate = generate
+        self._chat = chat
+        self._context_length = context_length
+        self._seed = seed
+
+    async def roll_group(
+        self,
+        domain: LiveDomain,
+        problem: Problem,
+        size: int,
+        *,
+        version: int,
+        temperature: float,
+        label: str = "",
+        known: Mapping[str, Finished] = MappingProxyType({}),
+        on_finished: Callable[[Finished], None] = lambda made: None,
+    ) -> list[Rollout]:
+        """`size` rollouts of one problem at once; `label` makes the group's id unique.
+
+        Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
+        `on_finished` as they end.
+        """
+        prompt_ids = self._chat.prompt_ids(problem)
+        prompt = prompt_checksum(prompt_ids)
+        group_id = f"{label}/{problem.id}" if label else problem.id
+
+        async def roll(index: int) -> Rollout:
+            attempt = Attempt(
+                problem, domain.name, prompt_ids, group_id, index, version, temperature,
+                domain.max_new_tokens, self._seed, self._context_length,
+            )  # fmt: skip
+            found = known.get(attempt.rollout_id)
+            if found is not None and found.prompt == prompt:
+                return self._read_back(problem, found)
+            rollout = await self._roll_out(domain, attempt)
+            on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt))
+            return rollout
+
+        tasks = [asyncio.create_task(roll(i), name=f"rollout {group_id}#{i}") for i in range(size)]
+        return list(await asyncio.gather(*tasks))
+
+    def _read_back(self, problem: Problem, found: Finished) -> Rollout:
+        """As it was when it was judged."""
+        first, last = found.samples[0], found.samples[-1]
+        transcript = Transcript(
+            problem=problem,
+            messages=found.turns,
+            status=first.status,
+            num_tokens=sum(s.num_trained_tokens for s in found.samples),
+            reason=first.reason,
+            raw=self._chat.decode(last.tokens[last.num_prompt_tokens :]),
+        )
+        return Rollout(found.samples, transcript)
+
+    async def _roll_out(self, domain: LiveDomain, attempt: Attempt) -> Rollout:
+        """One rollout, judged. Raises EngineError."""
+        rollout = await self._drive(domain, attempt)
+        await _judge(domain, rollout)
+        return rollout
+
+    async def _drive(self, domain: LiveDomain, attempt: Attempt) -> Rollout:
+        sessions = SessionHost(self._generate, self._chat, attempt)
+        try:
+            # a driver may be a user's, who may return anything
+            made: Any = await domain.driver.run(attempt.problem, sessions)
+        except InfrastructureError:
+            raise
+        except Exception as error:  # its fault is data
+            return _failed(sessions, f"driver: {type(error).__name__}: {error}")
+        if not isinstance(made, Rollout) or made.id != attempt.rollout_id:
+            what = f"{type(made).__name__} instead of what `sessions.finish` returns"
+            return _failed(sessions, f"driver: it returned {what}")
+        return made
+
+
+def _failed(sessions: SessionHost, reason: str) -> Rollout:
+    no_messages: list[Message] = []
+    return sessions.finish(End(Status.FAILED, reason), no_messages)
+
+
+async def _judge(domain: LiveDomain, rollout: Rollout) -> None:
+    """Put reward, breakdown and reason on all samples. MALFORMED earns 0 without a judge."""
+    if rollout.status is Status.MALFORMED:
+        _write(rollout.samples, rewards={"outcome": 0.0})
+        return
+    if rollout.status in (Status.FAILED, Status.ABORTED):
+        return
+    judgement = await domain.judge.judge(rollout.transcript)
+    reason = judgement.reason or rollout.transcript.reason
+    if judgement.failed:
+        _write(rollout.samples, reason=reason, status=Status.FAILED)
+        return
+    breakdown = dict(judgement.breakdown)
+    _write(rollout.samples, reason=reason, reward=judgement.reward, rewards=breakdown)
+
+
+def _write(samples: tuple[Sample, ...], **fields: Any) -> None:
+    for sample in samples:
+        for name, value in fields.items():
+            setattr(sample, name, value)

@@ -161,6 +161,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_publishing": "empty",
         "_repairing": "empty",
     },
+    "engines/rollout/conversation.py:Conversation": {
+        "_environment": "handle",
+        "_max_turns": "spec",
+    },
     "engines/rollout/roller.py:Roller": {
         "_generate": "handle",
         "_chat": "handle",

@@ -153,7 +153,7 @@ def test_units_are_those_of_the_mini_batch() -> None:
     batch = [sample("a", trained=1), sample("a", trained=2), sample("b", trained=4)]
     assert denominator(batch, "token_mean") == 7
     assert denominator(batch, "token_mean", [0, 2]) == 5
-    assert denominator(batch, "sequence_mean") == 3
+    assert denominator(batch, "sequence_mean") == 2
     assert denominator(batch, "rollout_mean") == 2
     assert denominator(batch, "constant") == 2
     assert denominator(batch, "rollout_mean", [2]) == 1

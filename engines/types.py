@@ -168,6 +168,8 @@ class Group:
     problem: Problem
     samples: list[Sample]
     """of all rollouts, those of one rollout side by side"""
+    ticket: int = 0
+    """serial number of the problem in its stage"""
 
     @property
     def has_signal(self) -> bool:

@@ -4,11 +4,12 @@
                        and every rank's random states (torch, numpy, python, Megatron's)
     critic/            the same of the critic's ranks, where the algorithm has a critic
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
-    buffer.bin         batches that are sampled and not yet trained on, and surplus groups: with
-                       `max_staleness` they are of weights that no checkpoint has (rl)
+    buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
+                       of weights that no checkpoint has (rl)
     rollouts.parquet   the rollouts shown so far (rl)
-    notes/step-<s>/    beside the checkpoints: every finished rollout of the steps after them; it is
-                       all that `distill` and `evaluate` keep, a step for each model
+    rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
+                       all that `distill` and `evaluate` keep, a number for each model
+    takes/<s>/         beside the checkpoints: the tickets that step s trains on (rl)
 
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
 is empty when a checkpoint is taken. `test_checkpoint_contents.py` reads the sources and fails when
@@ -62,7 +63,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "tasks/rl/record.py:RlRecord": {
         "step": "state.json",
         "version": "state.json",
-        "cursor": "state.json",
+        "next_ticket": "state.json",
         "_totals": "state.json",
         "_kept": "state.json",
         "_unsaved": "state.json",
@@ -101,21 +102,23 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_tables": "rollouts.parquet",
         "_chat": "handle",
     },
-    "engines/rollout/source.py:ProblemSource": {
-        "_turn": "state.json",
-        "_starts": "state.json",
+    "engines/rollout/tickets.py:TicketSource": {
+        "next": "state.json",
+        "_start": "spec",
         "_domains": "spec",
         "_split": "spec",
         "_seed": "spec",
     },
     "engines/rollout/producer.py:Producer": {
         "source": "handle",
+        "_admission": "spec",
         "_roller": "handle",
+        "_buffer": "handle",
+        "_policy": "handle",
         "_journal": "handle",
-        "_wanted": "spec",
+        "_known": "notes",
+        "recovered": "empty",
         "_group_size": "spec",
-        "_oversample": "spec",
-        "_rounds": "spec",
         "_temperature": "spec",
         "_needs_spread": "spec",
     },
@@ -127,29 +130,20 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_writing": "empty",
         "_hurry": "empty",
     },
-    "engines/rollout/buffer.py:RolloutBuffer": {
-        "_version": "state.json",
+    "engines/rollout/group_buffer.py:GroupBuffer": {
+        "_waiting": "buffer.bin",
+        "_policy": "handle",
+        "groups_per_step": "spec",
         "max_staleness": "spec",
-        "_ready": "buffer.bin",
-        "_surplus": "buffer.bin",
     },
-    "engines/rollout/batch.py:StepBatch": {
-        "version": "buffer.bin",
-        "groups": "buffer.bin",
-        "rolled": "buffer.bin",
-        "wanted": "buffer.bin",
-        "reused": "buffer.bin",
-        "dropped": "buffer.bin",
-        "rounds": "buffer.bin",
-        "seconds": "buffer.bin",
-        "cursor": "buffer.bin",
-        "recovered": "buffer.bin",
-        "agreement": "buffer.bin",
+    "engines/rollout/records/take_log.py:TakeLog": {
+        "_takes": "notes",
+        "_notes": "handle",
     },
     "engines/rollout/consumer.py:Consumer": {
-        "_version": "state.json",
         "_trainer": "handle",
-        "_put": "handle",
+        "_policy": "handle",
+        "_wanted": "spec",
         "_algorithm": "spec",
         "_critic": "handle",
         "_critic_only_steps": "spec",
@@ -175,6 +169,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 
 WITHIN_A_STEP = (
     "engines/rollout/consumer.py:StepResult",
+    "engines/rollout/producer.py:Sampled",
     "engines/rollout/session.py:TokenSession",
     "engines/rollout/session_host.py:SessionHost",
 )

@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,15 +43,21 @@ class Saving:
     async def __aexit__(self, *_: object) -> None:
         await self._over()
 
-    async def begin(self, step: int, score: float, snapshot: Snapshot) -> None:
-        """Start a checkpoint of this step, once the one before it is visible."""
+    async def begin(
+        self, step: int, score: float, snapshot: Snapshot, rollouts_from: int = 0
+    ) -> None:
+        """Start a checkpoint of this step, once the one before it is visible.
+
+        `rollouts_from`: the first ticket whose journalled rollouts it still needs.
+        """
         with self._timed():
             await self._over()
             folder = self._scratch / f"checkpoint-{step}"
             shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed in here
             folder.mkdir(parents=True)
             self._snapshot = asyncio.create_task(snapshot(folder))
-            self._save = asyncio.create_task(self._finish(self._snapshot, step, folder, score))
+            save = partial(self._checkpoints.save, step, folder, score, rollouts_from)
+            self._save = asyncio.create_task(_after(self._snapshot, save))
 
     async def wait_for_snapshot(self) -> None:
         """Returns when nothing on its way needs the ranks as they are. Raises a save's error."""
@@ -60,12 +67,6 @@ class Saving:
             await asyncio.shield(self._snapshot)
         if self._save.done():
             await self._over()
-
-    async def _finish(
-        self, snapshot: asyncio.Task[object], step: int, folder: Path, score: float
-    ) -> None:
-        await snapshot
-        await asyncio.to_thread(self._checkpoints.save, step, folder, score)
 
     async def _over(self) -> None:
         """Nothing is on its way any more. A stage that is cancelled meanwhile leaves it be."""
@@ -80,3 +81,8 @@ class Saving:
             yield
         finally:
             self._blocked(time.monotonic() - began)
+
+
+async def _after(snapshot: asyncio.Task[object], save: Callable[[], None]) -> None:
+    await snapshot
+    await asyncio.to_thread(save)

@@ -20,7 +20,7 @@ from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import Parallel
 from infra.config import Config
 from infra.errors import InputError
-from infra.store.retention import Retention
+from infra.store.retention import NoteKind, Retention
 from infra.user_files import UserFiles
 
 if TYPE_CHECKING:
@@ -161,10 +161,13 @@ class Resources(Config):
 class Checkpoints(Protocol):
     """A stage's durable checkpoints: whole folders, newest valid first; outlive attempts."""
 
-    def save(self, step: int, folder: Path, score: float | None = None) -> None:
+    def save(
+        self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
+    ) -> None:
         """Move a finished local folder into durable storage; visible only when complete.
 
-        Of checkpoints with a `score`, the highest is the best.
+        Of checkpoints with a `score`, the highest is the best. Rollouts that were noted under a
+        number below `rollouts_from` are in it, or not needed any more.
         """
         ...
 
@@ -172,12 +175,13 @@ class Checkpoints(Protocol):
         """Step and verified local copy of the newest complete checkpoint, if any."""
         ...
 
-    def note(self, step: int, data: bytes) -> None:
-        """Store a piece of a step's work now, before a checkpoint contains it."""
+    def note(self, kind: NoteKind, number: int, data: bytes) -> None:
+        """Store a piece of work now, before a checkpoint contains it."""
         ...
 
-    def notes(self, step: int) -> list[bytes]:
-        """What this and earlier attempts noted of a step, oldest first."""
+    def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
+        """What this and earlier attempts noted under numbers from `first` to `last` (None: to the
+        end), by number, then oldest first."""
         ...
 
 

@@ -10,10 +10,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
+from engines.rollout.admission import Admission
 from engines.rollout.conversation import Conversation
+from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.live_domain import Driver, LiveDomain
+from engines.rollout.producer import Producer
+from engines.rollout.protocols import PolicyVersion
 from engines.rollout.roller import Roller
+from engines.rollout.tickets import TicketSource
 from engines.types import (
     AssistantTurn,
     Environment,
@@ -143,6 +149,40 @@ def domain(
         driver=driver or Conversation(environment, max_turns),
         max_new_tokens=max_new_tokens,
     )
+
+
+@dataclass
+class AtVersion:
+    """A policy that nobody publishes."""
+
+    version: int = 0
+
+
+def producer_of(
+    roller: Roller,
+    domains: Sequence[LiveDomain],
+    *,
+    groups_per_step: int,
+    group_size: int,
+    oversample: float = 1.0,
+    waves: int = 1,
+    max_staleness: int = 0,
+    policy: PolicyVersion | None = None,
+    seed: int = 0,
+    **more: Any,
+) -> tuple[Producer, GroupBuffer]:
+    """As a stage has one, with the buffer that it fills."""
+    policy = policy or AtVersion()
+    buffer = GroupBuffer(
+        groups_per_step=groups_per_step, max_staleness=max_staleness, policy=policy
+    )
+    admission = Admission(groups_per_step, oversample, waves, max_staleness)
+    producer = Producer(
+        source=TicketSource(domains, split="rl", seed=seed),
+        admission=admission, roller=roller, buffer=buffer, policy=policy,
+        group_size=group_size, temperature=1.0, **more,
+    )  # fmt: skip
+    return producer, buffer
 
 
 def roller(policy: Policy, *, context_length: int = 200, seed: int = 0) -> Roller:

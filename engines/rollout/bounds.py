@@ -28,14 +28,15 @@ class StopRule:
 
         `failure` is the most frequent reason of failed samples. Raises TrainingStopped.
         """
-        failed = metrics["failed_share"]
+        failed = metrics.get("failed_share", 0.0)
         if failed > self.max_failed_share:
             raise TrainingStopped(
                 f"step {step}: {failed:.0%} of the rollouts failed, more than the bound of "
                 f"{self.max_failed_share:.0%}; most often: {failure}. Repair the reward or the "
                 "environment, or raise `bounds.max_failed_share`"
             )
-        self.outcomes.append(metrics["outcome_mean"])
+        if "outcome_mean" in metrics:
+            self.outcomes.append(metrics["outcome_mean"])
         if "entropy" in metrics:
             self.entropies.append(metrics["entropy"])
         self._stop_if_collapsed(step)

@@ -1,23 +1,23 @@
-"""Consumer: trains on a batch, publishes the new weights, hands the version back.
+"""Consumer: trains on a step's groups and has the new weights published.
 
     with a critic:  values of the batch ──▶ policy step and critic step side by side, both from
                     these values; in the first steps the critic's alone
 
-consumes: `StepBatch`     produces: policy version + 1, metrics
+consumes: groups     produces: the next policy version, metrics
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
-from engines.rollout.batch import StepBatch
-from engines.rollout.producer import trainable
-from engines.rollout.protocols import PolicyTrainer, Publish, ValueTrainer
+from engines.rollout.producer import Sampled, trainable
+from engines.rollout.protocols import PolicyTrainer, PublishedWeights, ValueTrainer
 from engines.step_inputs import StepInputs
-from engines.types import Sample
+from engines.types import Group, Sample
 from infra.run_both import run_both
 
 _MIN_SHARE = 0.25
@@ -31,11 +31,22 @@ class StepResult:
     step: int
     version: int
     """policy version after it"""
-    batch: StepBatch
+    sampled: Sampled
+    """between the step before and this one"""
+    groups: Sequence[Group]
+    """trained on"""
+    wanted: int
+    """groups that a step trains on, if there are so many"""
     trained: dict[str, float] = field(default_factory=dict)
     """the policy's metrics; empty when its update was skipped"""
     critic: dict[str, float] = field(default_factory=dict)
     """the critic's, where there is one"""
+    dropped: int = 0
+    """groups that became too old while they waited"""
+    waiting: int = 0
+    """groups left to the next steps"""
+    next_ticket: int = 0
+    """the first that was not drawn yet"""
     train_seconds: float = 0.0
     publish_seconds: float = 0.0
     publish_bytes: int = 0
@@ -44,59 +55,60 @@ class StepResult:
     def staleness(self) -> list[int]:
         """For each trainable sample: the training version minus its oldest token's version."""
         trained_at = self.version - bool(self.trained)
-        groups = [trainable(group) for group in self.batch.groups]
+        groups = [trainable(group) for group in self.groups]
         return [trained_at - s.oldest_version for g in groups for s in g.samples]
 
 
 class Consumer:
-    """One optimizer pass and one publish a batch."""
+    """One optimizer pass and one publish a step."""
 
     def __init__(
         self,
         *,
         trainer: PolicyTrainer,
-        publish: Publish,
+        policy: PublishedWeights,
         algorithm: Algorithm,
-        version: int,
+        groups_per_step: int,
         critic: ValueTrainer | None = None,
         critic_only_steps: int = 0,
     ) -> None:
         """In the first `critic_only_steps` steps of the stage the policy stays as it is."""
         self._trainer = trainer
+        self._policy = policy
         self._critic = critic
         self._critic_only_steps = critic_only_steps
-        self._put = publish
         self._algorithm = algorithm
-        self._version = version
+        self._wanted = groups_per_step
 
-    async def agreement(self, batch: StepBatch) -> dict[str, float]:
-        """Metrics of the engine against the trainer, on a batch that the present weights sampled.
+    async def agreement(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Metrics of the engine against the trainer, on groups that the present weights sampled.
 
         Raises AgreementError beyond the gate.
         """
-        samples = self._trainable(batch)
+        samples = self._trainable(groups)
         if not samples:
             return {}
         return await self._trainer.agreement(StepInputs(samples, self._algorithm))
 
-    def _trainable(self, batch: StepBatch) -> list[Sample]:
+    def _trainable(self, groups: Sequence[Group]) -> list[Sample]:
         """Empty where nothing of the batch has a token to train on."""
-        samples = [s for group in batch.groups for s in trainable(group).samples]
+        samples = [s for group in groups for s in trainable(group).samples]
         return samples if any(trains(s, self._algorithm.truncated) for s in samples) else []
 
-    async def step(self, step: int, batch: StepBatch) -> StepResult:
+    async def step(self, step: int, groups: Sequence[Group], sampled: Sampled) -> StepResult:
         """One update and publish. Raises EngineError, AgreementError, TrainingStopped."""
-        samples = self._trainable(batch)
-        too_few = len(batch.groups) < _MIN_SHARE * batch.wanted
+        before = self._policy.version
+        result = StepResult(step, before, sampled, groups, self._wanted)
+        samples = self._trainable(groups)
+        too_few = len(groups) < _MIN_SHARE * self._wanted
         if too_few or not samples:
-            return StepResult(step, self._version, batch)
+            return result
         began = time.monotonic()
-        gate = batch.version == self._version
-        inputs = StepInputs(samples, self._algorithm, gate, self._version)
-        trained, of_critic = await self._train(step, inputs)
-        result = StepResult(step, self._version, batch, trained, of_critic)
+        gate = all(s.oldest_version == before for s in samples)
+        inputs = StepInputs(samples, self._algorithm, gate, before)
+        result.trained, result.critic = await self._train(step, inputs)
         result.train_seconds = time.monotonic() - began
-        if trained:
+        if result.trained:
             await self._publish(result)
         return result
 
@@ -117,7 +129,7 @@ class Consumer:
 
     async def _publish(self, result: StepResult) -> None:
         began = time.monotonic()
-        report = await self._put(self._version + 1)
-        self._version = result.version = self._version + 1
+        report = await self._policy.publish_next()
+        result.version = self._policy.version
         result.publish_seconds = time.monotonic() - began
         result.publish_bytes = report.bytes

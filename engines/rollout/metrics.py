@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from engines.types import Sample, Status, one_per_rollout
+from engines.types import Group, Sample, Status, one_per_rollout
 
 if TYPE_CHECKING:
-    from engines.rollout.batch import StepBatch
     from engines.rollout.consumer import StepResult
 
 
@@ -45,54 +44,63 @@ def most_frequent_reason(samples: Sequence[Sample]) -> str:
     return f"{reason} ({count} of {len(failed)}, the first on {first})"
 
 
-def batch_rollouts(batch: StepBatch) -> list[Sample]:
-    """The first sample of every rollout of a step, trained on or not."""
-    return [s for group in batch.rolled for s in one_per_rollout(group.samples)]
+def first_samples(groups: Sequence[Group]) -> list[Sample]:
+    """The first sample of every rollout."""
+    return [s for group in groups for s in one_per_rollout(group.samples)]
 
 
 def step_metrics(result: StepResult) -> dict[str, float]:
-    """Flat metrics of a step: shares are 0 to 1, lengths in tokens, times in seconds."""
-    batch = result.batch
-    samples = [s for group in batch.rolled for s in group.samples]
-    rollouts = batch_rollouts(batch)
-    verdicts = one_per_rollout(judged(samples))
-    staleness = result.staleness
+    """Flat metrics of a step: shares are 0 to 1, lengths in tokens, times in seconds.
+
+    What is said of rollouts is of those sampled since the step before, trained on or not. Their
+    means are missing where there were none: then the step trained on what had waited.
+    """
+    sampled, staleness = result.sampled, result.staleness
+    samples = [s for group in sampled.groups for s in group.samples]
     generated = sum(s.num_trained_tokens for s in samples)
-    judged_tokens = sum(s.num_trained_tokens for s in judged(samples))
-    seconds = batch.seconds + result.train_seconds + result.publish_seconds
     values = {
-        "reward_mean": mean(s.reward for s in verdicts),
-        "outcome_mean": mean(map(outcome, verdicts)),
-        "response_tokens_mean": judged_tokens / max(len(verdicts), 1),
-        "truncated_share": share(rollouts, Status.TRUNCATED),
-        "malformed_share": share(rollouts, Status.MALFORMED),
-        "failed_share": share(rollouts, Status.FAILED),
-        "aborted_share": share(rollouts, Status.ABORTED),
-        "zero_variance_share": mean(float(not g.has_signal) for g in batch.rolled),
-        "groups_kept": float(len(batch.groups)),
-        "groups_rolled": float(len(batch.rolled)),
-        "groups_dropped": float(batch.dropped),
-        "groups_reused": float(batch.reused),
-        "rounds": float(batch.rounds),
-        "rollouts_recovered": float(batch.recovered),
+        "groups_kept": float(len(result.groups)),
+        "groups_rolled": float(len(sampled.groups)),
+        "groups_dropped": float(result.dropped),
+        "groups_waiting": float(result.waiting),
+        "waves": float(sampled.waves),
+        "rollouts_recovered": float(sampled.recovered),
         "version": float(result.version),
         "update_skipped": float(not result.trained),
         "staleness_mean": mean(staleness),
         "staleness_max": float(max(staleness, default=0)),
         "generated_tokens": float(generated),
-        "generate_tokens_per_s": generated / max(batch.seconds, 1e-9),
-        "generate_seconds": batch.seconds,
+        "generate_tokens_per_s": generated / max(sampled.seconds, 1e-9),
+        "generate_seconds": sampled.seconds,
         "train_seconds": result.train_seconds,
         "publish_seconds": result.publish_seconds,
         "publish_bytes": float(result.publish_bytes),
-        "step_seconds": seconds,
+        "step_seconds": sampled.seconds + result.train_seconds + result.publish_seconds,
     }
-    values |= _by_domain(verdicts) | batch.agreement
+    if sampled.groups:
+        values |= _of_rollouts(sampled.groups)
+    values |= sampled.agreement
     # the trainer's own clock is inside `train_seconds`; its names are prefixed where ours say more
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
     renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
     return values | result.critic
+
+
+def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
+    rollouts = first_samples(groups)
+    verdicts = judged(rollouts)
+    tokens = sum(s.num_trained_tokens for g in groups for s in judged(g.samples))
+    return {
+        "reward_mean": mean(s.reward for s in verdicts),
+        "outcome_mean": mean(map(outcome, verdicts)),
+        "response_tokens_mean": tokens / max(len(verdicts), 1),
+        "truncated_share": share(rollouts, Status.TRUNCATED),
+        "malformed_share": share(rollouts, Status.MALFORMED),
+        "failed_share": share(rollouts, Status.FAILED),
+        "aborted_share": share(rollouts, Status.ABORTED),
+        "zero_variance_share": mean(float(not g.has_signal) for g in groups),
+    } | _by_domain(verdicts)
 
 
 def _by_domain(samples: Sequence[Sample]) -> dict[str, float]:

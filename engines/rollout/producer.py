@@ -1,143 +1,126 @@
-"""Producer: turns problems into the groups of a training step.
+"""Producer: turns tickets into groups that wait to be trained on.
 
-    round:  draw problems ──▶ all rollouts of all groups at once ──▶ judged groups
-            groups that can teach are kept: whose rewards differ, or all where the advantage needs
-            no spread; the others are replaced by fresh problems in the next round, until enough
-            are kept or the rounds are used up
+    admit ──▶ tickets ──▶ roll: all rollouts of a ticket at once, judged ──▶ emit: groups that teach
+                                                                            wait in the buffer
 
-consumes: the problem source, the policy of the moment     produces: `StepBatch`
-
-Groups keep the order of their problems whatever the order of arrival, so that a step is the same
-whenever its rollouts are.
+The three are apart so that the loop decides what runs at the same time. A group teaches if its
+rewards differ, or always where the advantage needs no spread.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass, field
 
-from engines.rollout.batch import StepBatch
-from engines.rollout.buffer import RolloutBuffer
+from engines.rollout.admission import Admission
+from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.roller import Roller
-from engines.rollout.source import Drawn, ProblemSource
-from engines.types import TRAINABLE, Group, one_per_rollout
+from engines.rollout.tickets import Ticket, TicketSource
+from engines.types import TRAINABLE, Group
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What was sampled between two updates."""
+
+    version: int
+    """of the policy"""
+    groups: list[Group] = field(default_factory=list[Group])
+    """in the order of their tickets"""
+    kept: list[Group] = field(default_factory=list[Group])
+    """those of them that can teach"""
+    waves: int = 0
+    seconds: float = 0.0
+    """wall time of generation and judging"""
+    recovered: int = 0
+    """of the rollouts, those that an earlier attempt had finished"""
+    agreement: dict[str, float] = field(default_factory=dict[str, float])
+    """the engine compared with the weights that it sampled with, where that was done at once"""
 
 
 class Producer:
-    """Samples one batch a step."""
+    """The way of a ticket to the buffer, in three parts."""
 
     def __init__(
         self,
         *,
+        source: TicketSource,
+        admission: Admission,
         roller: Roller,
-        source: ProblemSource,
-        groups_per_step: int,
+        buffer: GroupBuffer,
+        policy: PolicyVersion,
         group_size: int,
-        oversample: float,
-        rounds: int,
         temperature: float,
         needs_spread: bool = True,
         journal: RolloutJournal | None = None,
     ) -> None:
         """`needs_spread`: a group of equal rewards teaches nothing, so it is replaced. Not so where
         a critic, a teacher or the whole batch says what each rollout should have brought."""
-        self._roller = roller
         self.source = source
-        self._wanted = groups_per_step
+        self._admission = admission
+        self._roller = roller
+        self._buffer = buffer
+        self._policy = policy
         self._group_size = group_size
-        self._oversample = oversample
-        self._rounds = rounds
         self._temperature = temperature
         self._needs_spread = needs_spread
         self._journal = journal
+        self._known: Mapping[str, Finished] = {}
+        self.recovered = 0
+        """rollouts that an earlier attempt had finished"""
 
-    async def produce(self, buffer: RolloutBuffer, step: int) -> StepBatch:
-        """The batch that step `step` will train on, of the present policy. Raises EngineError."""
-        version, surplus, stale = buffer.admit()
-        batch, unused = await self.collect(step, version, surplus)
-        batch.dropped += stale + buffer.keep_surplus(unused)
-        return batch
+    async def recover(self) -> None:
+        """Take up the rollouts that earlier attempts finished, of tickets still to come."""
+        if self._journal is not None:
+            self._known = await self._journal.read(self.source.next)
 
-    async def collect(
-        self, step: int, version: int, surplus: list[Group]
-    ) -> tuple[StepBatch, list[Group]]:
-        """Sample one step's groups. -> the batch, and groups with signal that it has no room for.
+    def admit(self, steps_left: int, waves: int) -> list[Ticket]:
+        """Tickets that may start now; empty when enough groups wait."""
+        return self.source.draw(self._admission.tickets(len(self._buffer), steps_left, waves))
 
-        Raises EngineError.
-        """
-        began = time.monotonic()
-        known = await self._journal.finished(step, version) if self._journal else {}
-        informative = list(surplus)
-        rolled: list[Group] = []
-        rounds = 0
-        while len(informative) < self._wanted and rounds < self._rounds:
-            missing = self._wanted - len(informative)
-            drawn = self.source.draw(math.ceil(missing * self._oversample))
-            groups = await self._roll(drawn, version, step, rounds, known)
-            rolled += groups
-            informative += [g for g in groups if self._teaches(g)]
-            rounds += 1
+    async def roll(self, ticket: Ticket) -> Group:
+        """A ticket's rollouts, judged, and durable soon. Raises EngineError."""
+        rollouts = await self._roller.roll_group(
+            ticket.domain,
+            ticket.problem,
+            self._group_size,
+            version=self._policy.version,
+            temperature=self._temperature,
+            group_id=ticket.group_id,
+            known=self._known_of(ticket),
+            on_finished=lambda rollout: self._keep(ticket, rollout),
+        )
+        samples = [sample for rollout in rollouts for sample in rollout.samples]
+        return Group(ticket.problem, samples, ticket.number)
+
+    def emit(self, group: Group) -> bool:
+        """Let a group wait to be trained on, if it can teach. -> whether it does."""
+        teaches = group.has_signal if self._needs_spread else bool(trainable(group).samples)
+        if teaches:
+            self._buffer.put(group)
+        return teaches
+
+    async def flush(self) -> None:
+        """All that was rolled is durable."""
         if self._journal is not None:
             await self._journal.flush()
-        batch = StepBatch(
-            version=version,
-            groups=informative[: self._wanted],
-            rolled=rolled,
-            wanted=self._wanted,
-            reused=min(len(surplus), self._wanted),
-            dropped=0,
-            rounds=rounds,
-            seconds=time.monotonic() - began,
-            cursor=self.source.cursor,
-            recovered=sum(
-                s.rollout_id in known for g in rolled for s in one_per_rollout(g.samples)
-            ),
-        )
-        return batch, informative[self._wanted :]
 
-    async def _roll(
-        self,
-        drawn: list[Drawn],
-        version: int,
-        step: int,
-        round_: int,
-        known: Mapping[str, Finished],
-    ) -> list[Group]:
-        """One group a problem, in the order of the problems whichever ends first."""
-        rolled = await asyncio.gather(
-            *[
-                self._roller.roll_group(
-                    domain,
-                    problem,
-                    self._group_size,
-                    version=version,
-                    temperature=self._temperature,
-                    # a problem may come again in a later round or step: its group is another
-                    label=f"{step}.{round_}.{position}",
-                    known=known,
-                    on_finished=partial(self._keep, step),
-                )
-                for position, (domain, problem) in enumerate(drawn)
-            ]
-        )
-        return [
-            Group(problem, [sample for rollout in rollouts for sample in rollout.samples])
-            for (_, problem), rollouts in zip(drawn, rolled, strict=True)
-        ]
+    def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
+        """A ticket's rollouts of the present weights that an earlier attempt finished."""
+        ids = [f"{ticket.group_id}#{index}" for index in range(self._group_size)]
+        found = {name: self._known[name] for name in ids if name in self._known}
+        found = {name: f for name, f in found.items() if f.is_of(self._policy.version)}
+        self.recovered += len(found)
+        return found
 
-    def _teaches(self, group: Group) -> bool:
-        return group.has_signal if self._needs_spread else bool(trainable(group).samples)
-
-    def _keep(self, step: int, rollout: Finished) -> None:
+    def _keep(self, ticket: Ticket, rollout: Finished) -> None:
         if self._journal is not None:
-            self._journal.keep(step, rollout)
+            self._journal.keep(ticket.number, rollout)
 
 
 def trainable(group: Group) -> Group:
     """The group without its failed and aborted samples."""
     kept = [s for s in group.samples if s.status in TRAINABLE and s.num_trained_tokens]
-    return Group(group.problem, kept)
+    return Group(group.problem, kept, group.ticket)

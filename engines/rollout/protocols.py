@@ -83,10 +83,19 @@ class PolicyTrainer(Protocol):
     async def agreement(self, inputs: StepInputs) -> dict[str, float]: ...
 
 
-class Publish(Protocol):
-    """Puts the trainer's weights on the servers as `version`. Raises EngineError."""
+class PolicyVersion(Protocol):
+    """Where the counter of published weights is read."""
 
-    async def __call__(self, version: int) -> PublishReport: ...
+    @property
+    def version(self) -> int: ...
+
+
+class PublishedWeights(PolicyVersion, Protocol):
+    """The policy as the servers serve it: the one owner of its version."""
+
+    async def publish_next(self) -> PublishReport:
+        """Put the trainer's weights on the servers as the next version. Raises EngineError."""
+        ...
 
 
 class ValueTrainer(Protocol):

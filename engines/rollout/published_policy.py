@@ -41,7 +41,7 @@ class LeasedServers(Protocol):
 
 
 class PublishedPolicy:
-    """Not for use by two stages."""
+    """The one owner of the policy's version: everybody else reads it. Not for two stages."""
 
     def __init__(self, trainer: Publisher, servers: LeasedServers, version: int) -> None:
         """`version`: what the servers serve now."""
@@ -49,18 +49,31 @@ class PublishedPolicy:
         self._publishing = asyncio.Lock()
         self._repairing: asyncio.Task[None] | None = None
 
-    async def publish(self, version: int) -> PublishReport:
-        """Put the trainer's weights on all servers; waits for one that is lost. Raises EngineError
-        if it does not come back."""
+    @property
+    def version(self) -> int:
+        """Of the weights that the servers serve, or are being given."""
+        return self._version
+
+    async def publish_next(self) -> PublishReport:
+        """Put the trainer's weights on all servers as the next version; waits for one that is lost.
+        Raises EngineError if it does not come back."""
+        self._version += 1
+        return await self._publish()
+
+    async def go_on(self, version: int) -> None:
+        """Take up the version of a checkpoint whose weights the trainer has loaded."""
         self._version = version
+        await self._publish()
+
+    async def _publish(self) -> PublishReport:
         for tries_left in reversed(range(_TRIES)):
             try:
                 async with self._publishing:
-                    return await self._trainer.publish(self._servers.server_urls, version)
+                    return await self._trainer.publish(self._servers.server_urls, self._version)
             except EngineError as error:
                 if not tries_left:
                     raise
-                _log.warning("publishing version %d again: %s", version, error)
+                _log.warning("publishing version %d again: %s", self._version, error)
                 await self._servers.wait_healthy()
         raise AssertionError("the last try returns or raises")
 

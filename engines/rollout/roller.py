@@ -40,18 +40,17 @@ class Roller:
         *,
         version: int,
         temperature: float,
-        label: str = "",
+        group_id: str,
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
     ) -> list[Rollout]:
-        """`size` rollouts of one problem at once; `label` makes the group's id unique.
+        """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage.
 
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
         `on_finished` as they end.
         """
         prompt_ids = self._chat.prompt_ids(problem)
         prompt = prompt_checksum(prompt_ids)
-        group_id = f"{label}/{problem.id}" if label else problem.id
 
         async def roll(index: int) -> Rollout:
             attempt = Attempt(

@@ -18,7 +18,7 @@ from infra.errors import EngineError
 class KeptRollouts:
     """One model's rollouts in a journal: those of earlier attempts, and where new ones go.
 
-    Weights `version` are step `version` of the journal.
+    The journal's number for them is the version of the weights.
     """
 
     journal: RolloutJournal
@@ -27,7 +27,8 @@ class KeptRollouts:
 
     @classmethod
     async def open(cls, journal: RolloutJournal, version: int) -> Self:
-        return cls(journal, version, await journal.finished(version, version))
+        found = await journal.read(version, version)
+        return cls(journal, version, {name: f for name, f in found.items() if f.is_of(version)})
 
     def keep(self, rollout: Finished) -> None:
         self.journal.keep(self.version, rollout)
@@ -57,7 +58,7 @@ async def sample_rollouts(
                 samples,
                 version=0,
                 temperature=temperature,
-                label=label,
+                group_id=f"{label}/{p.id}" if label else p.id,
                 known=kept.known,
                 on_finished=kept.keep,
             )

@@ -3,7 +3,8 @@
     ROOT/artifacts/<kind>/<digest12>/a<n>/files...       one folder an attempt
                                      manifest.json       created last, names the winner's folder
     ROOT/checkpoints/<kind>/<digest12>/step-<s>-a<n>/files... + manifest.json, written last
-                                       notes/step-<s>/a<n>-<i>     what a step did so far
+                                       rollouts/<n>/a<n>-<i>   finished rollouts since then
+                                       takes/<s>/a<n>-<i>      what step s was trained on
 
 An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
 the others read its artifact. Checkpoints belong to a stage, not to an attempt, and go with it.
@@ -23,7 +24,7 @@ from typing import Any
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
 from infra.store.manifest import ArtifactRecord, Manifest, library_versions, machine_type
-from infra.store.retention import KeptCheckpoint, Retention, retained
+from infra.store.retention import KeptCheckpoint, NoteKind, Retention, retained
 from infra.store.seal import seal, unseal
 from infra.store.store import FileRecord, Store
 from infra.store.verified import VerifiedFiles
@@ -182,6 +183,8 @@ class _CheckpointManifest(Config):
     attempt: int
     files: list[FileRecord]
     score: float | None = None
+    rollouts_from: int = 0
+    """lowest number of the noted rollouts that it needs"""
 
 
 class StageCheckpoints:
@@ -204,10 +207,13 @@ class StageCheckpoints:
         self._fence = fence
         self._notes = 0
 
-    def save(self, step: int, folder: Path, score: float | None = None) -> None:
+    def save(
+        self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
+    ) -> None:
         """Move a finished local folder into durable storage; visible only when complete.
 
-        `score` is what "best" means for the retention; notes that no kept checkpoint needs go.
+        `score` is what "best" means for the retention. Noted rollouts below `rollouts_from` go,
+        unless another kept checkpoint needs them.
         Raises FencedOut, and leaves nothing.
         """
         place = f"{self._place}/step-{step:08d}-a{self._attempt}"
@@ -218,7 +224,9 @@ class StageCheckpoints:
         except FencedOut:
             self._store.delete_tree(place)
             raise
-        manifest = _CheckpointManifest(step=step, attempt=self._attempt, files=files, score=score)
+        manifest = _CheckpointManifest(
+            step=step, attempt=self._attempt, files=files, score=score, rollouts_from=rollouts_from
+        )
         self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
         shutil.rmtree(folder)
         self._prune()
@@ -240,17 +248,20 @@ class StageCheckpoints:
                 _log.warning("checkpoint passed over: %s", error)
         return None
 
-    def note(self, step: int, data: bytes) -> None:
-        """Store a piece of a step's work now; it stays while a kept checkpoint needs it."""
+    def note(self, kind: NoteKind, number: int, data: bytes) -> None:
+        """Store a piece of work now; rollouts stay while a kept checkpoint needs them."""
         self._notes += 1
         name = f"a{self._attempt:04d}-{self._notes:06d}"
-        self._store.write(f"{self._place}/notes/step-{step:08d}/{name}", data)
+        self._store.write(f"{self._place}/{kind}/{number:08d}/{name}", data)
 
-    def notes(self, step: int) -> list[bytes]:
-        """All that attempts noted of a step, oldest first."""
-        folder = f"{self._place}/notes/step-{step:08d}"
-        paths = [f"{folder}/{name}" for name in self._store.listdir(folder)]
+    def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
+        """All that attempts noted under these numbers, by number, then oldest first."""
+        names = self._store.listdir(f"{self._place}/{kind}")
+        wanted = [n for n in names if first <= int(n) and (last is None or int(n) <= last)]
+        folders = [f"{self._place}/{kind}/{name}" for name in wanted]
         with ThreadPoolExecutor(_READERS) as readers:
+            listed = readers.map(self._store.listdir, folders)
+            paths = [f"{f}/{n}" for f, inside in zip(folders, listed, strict=True) for n in inside]
             return list(readers.map(self._store.read, paths))
 
     def _names(self) -> list[str]:
@@ -287,10 +298,10 @@ class StageCheckpoints:
         for name in names[oldest + 1 :]:
             if name not in kept and name not in newest:
                 self._store.delete_tree(f"{self._place}/{name}")
-        first = min(m.step for name, m in whole if name in newest)
-        for folder in self._store.listdir(f"{self._place}/notes"):
-            if int(folder.removeprefix("step-")) <= first:
-                self._store.delete_tree(f"{self._place}/notes/{folder}")
+        first = min(m.rollouts_from for name, m in whole if name in newest)
+        for number in self._store.listdir(f"{self._place}/rollouts"):
+            if int(number) < first:
+                self._store.delete_tree(f"{self._place}/rollouts/{number}")
 
 
 def _verified_copy(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pydantic import PositiveInt
 
 from infra.config import Config
+
+NoteKind: TypeAlias = Literal["rollouts", "takes"]
+"""`rollouts`: finished ones, by ticket. `takes`: what a step is trained on, by step"""
 
 
 class Retention(Config):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from infra.errors import StageStalled
 from infra.processes.stack_dump import dump_stacks
+from infra.store.retention import NoteKind
 from tasks.stage import Checkpoints, Pulse
 
 _LONGEST_POLL_SECONDS = 5.0
@@ -61,16 +62,18 @@ class WatchedCheckpoints:
     inner: Checkpoints
     pulse: Pulse
 
-    def save(self, step: int, folder: Path, score: float | None = None) -> None:
-        self.inner.save(step, folder, score)
+    def save(
+        self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
+    ) -> None:
+        self.inner.save(step, folder, score, rollouts_from)
         self.pulse.beat()
 
     def latest(self) -> tuple[int, Path] | None:
         return self.inner.latest()
 
-    def note(self, step: int, data: bytes) -> None:
-        self.inner.note(step, data)
+    def note(self, kind: NoteKind, number: int, data: bytes) -> None:
+        self.inner.note(kind, number, data)
         self.pulse.beat()
 
-    def notes(self, step: int) -> list[bytes]:
-        return self.inner.notes(step)
+    def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
+        return self.inner.notes(kind, first, last)

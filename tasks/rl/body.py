@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from engines.chat import Chat
+from engines.rollout.admission import Admission
 from engines.rollout.bounds import StopRule
-from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.live_domain import LiveDomain
-from engines.rollout.loop import train_loop
+from engines.rollout.loop import Loop
 from engines.rollout.producer import Producer
 from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
-from engines.rollout.source import ProblemSource
+from engines.rollout.tickets import TicketSource
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from tasks.resources import context_length, lease_fleet, open_parts
@@ -58,23 +60,14 @@ async def train(
         )
         if teachers:
             await roles.trainer.load_teachers(teachers)
-        buffer = RolloutBuffer(max_staleness=spec.settings.max_staleness)
-        served = PublishedPolicy(roles.trainer, fleet, record.version)
-        stack.push_async_callback(served.close)
-        fleet.client.on_trouble = served.repair
-        await _resume(context, record, buffer, roles, served)
+        policy = PublishedPolicy(roles.trainer, fleet, record.version)
+        stack.push_async_callback(policy.close)
+        fleet.client.on_trouble = policy.repair
+        loop = await _loop(spec, context, chat, domains, roles, fleet, policy)
+        await _resume(context, record, loop, roles, policy)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(
-            spec,
-            context,
-            record,
-            buffer,
-            saving,
-            _producer(spec, context, chat, domains, fleet),
-            roles,
-            served,
-        )
+        await _train(spec, context, record, loop, saving, roles, policy)
         worked = time.monotonic() - began
         await roles.export(context.out, model)
         record.write_rollouts(context.out)
@@ -92,71 +85,92 @@ async def _lease(
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 
 
-def _producer(
+async def _loop(
     spec: RlSpec,
     context: StageContext,
     chat: Chat,
     domains: list[LiveDomain],
+    roles: Roles,
     fleet: Fleet,
-) -> Producer:
-    settings = spec.settings
+    policy: PublishedPolicy,
+) -> Loop:
+    """The parts of the stage's loop, as at its beginning."""
+    settings, critic = spec.settings, spec.settings.critic_role
+    wanted = settings.problems_per_step
+    buffer = GroupBuffer(
+        groups_per_step=wanted, max_staleness=settings.max_staleness, policy=policy
+    )
     needs_spread = "spread" in settings.algorithm.needs
-    return Producer(
+    producer = Producer(
+        source=TicketSource(domains, split="rl", seed=spec.seed, start=spec.start),
+        admission=Admission(
+            groups_per_step=wanted,
+            oversample=settings.oversample if needs_spread else 1.0,
+            waves=1 + settings.refill_rounds,
+            max_staleness=settings.max_staleness,
+        ),
         roller=Roller(
             generate=fleet.client.generate,
             chat=chat,
             context_length=context_length(settings.fleet, context.inputs["model"]),
             seed=spec.seed,
         ),
-        source=ProblemSource(domains, split="rl", seed=spec.seed, start=spec.start),
-        groups_per_step=settings.problems_per_step,
+        buffer=buffer,
+        policy=policy,
         group_size=settings.group_size,
-        oversample=settings.oversample if needs_spread else 1.0,
-        rounds=1 + settings.refill_rounds,
         temperature=settings.algorithm.temperature,
         needs_spread=needs_spread,
         journal=RolloutJournal(context.checkpoints),
     )
+    consumer = Consumer(
+        trainer=roles.trainer,
+        policy=policy,
+        algorithm=settings.algorithm,
+        groups_per_step=wanted,
+        critic=roles.critic,
+        critic_only_steps=critic.warmup_steps if critic else 0,
+    )
+    return Loop(producer, buffer, await TakeLog.open(context.checkpoints, 0), consumer, policy)
 
 
 async def _resume(
     context: StageContext,
     record: RlRecord,
-    buffer: RolloutBuffer,
+    loop: Loop,
     roles: Roles,
-    served: PublishedPolicy,
+    policy: PublishedPolicy,
 ) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
-    if latest is None:
-        return
-    _, folder = latest
-    record.restore(folder)
-    buffer.restore(folder, record.version)
-    await roles.load(folder)
-    await served.publish(record.version)
+    if latest is not None:
+        _, folder = latest
+        record.restore(folder)
+        loop.buffer.restore(folder)
+        loop.producer.source.next = record.next_ticket
+        await roles.load(folder)
+        await policy.go_on(record.version)
+    await loop.producer.recover()
 
 
 async def _train(
     spec: RlSpec,
     context: StageContext,
     record: RlRecord,
-    buffer: RolloutBuffer,
+    loop: Loop,
     saving: Saving,
-    producer: Producer,
     roles: Roles,
-    served: PublishedPolicy,
+    policy: PublishedPolicy,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
-    settings, critic = spec.settings, spec.settings.critic_role
+    settings = spec.settings
 
     async def after_step(result: StepResult) -> bool:
         record.observe(result)
         over = record.solved or record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            snapshot = partial(_snapshot, record, buffer, roles)
-            await saving.begin(record.step, record.score, snapshot)
+            snapshot = partial(_snapshot, record, loop.buffer, roles)
+            await saving.begin(record.step, record.score, snapshot, record.next_ticket)
         if stopping:
             raise Stopped(
                 f"stopped after step {record.step}; the stage continues from this checkpoint"
@@ -164,23 +178,10 @@ async def _train(
         return over
 
     async def before_update() -> None:
-        await served.wait_repaired()
+        await policy.wait_repaired()
         await saving.wait_for_snapshot()
 
-    sampled_to = buffer.cursor or record.cursor
-    if sampled_to is not None:
-        producer.source.seek(sampled_to)
-    await train_loop(
-        producer,
-        Consumer(
-            trainer=roles.trainer,
-            publish=served.publish,
-            algorithm=settings.algorithm,
-            version=record.version,
-            critic=roles.critic,
-            critic_only_steps=critic.warmup_steps if critic else 0,
-        ),
-        buffer,
+    await loop.run(
         first=record.step + 1,
         last=settings.steps,
         after_step=after_step,
@@ -189,7 +190,7 @@ async def _train(
 
 
 def _snapshot(
-    record: RlRecord, buffer: RolloutBuffer, roles: Roles, folder: Path
+    record: RlRecord, buffer: GroupBuffer, roles: Roles, folder: Path
 ) -> Coroutine[Any, Any, object]:
     """Record and buffer as they are now; the ranks stay as they are until the next update."""
     write_rollouts = record.save(folder)

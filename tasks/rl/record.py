@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
-from engines.rollout.metrics import batch_rollouts, mean, most_frequent_reason, step_metrics
+from engines.rollout.metrics import first_samples, mean, most_frequent_reason, step_metrics
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.source import Cursor
 from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
@@ -49,28 +47,30 @@ class RlRecord:
         self._unsaved: dict[int, dict[str, float]] = {}
         self.step = 0
         self.version = 0
-        self.cursor: Cursor | None = None
+        self.next_ticket = 0
+        """the first that was not drawn yet"""
         self.solved = False
 
     def observe(self, result: StepResult) -> None:
         """Take one step in and report it. Raises TrainingStopped when a bound is broken."""
         metrics = step_metrics(result)
-        self.step, self.version, self.cursor = result.step, result.version, result.batch.cursor
+        self.step, self.version = result.step, result.version
+        self.next_ticket = result.next_ticket
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)
         for name, values in self._kept.items():
             if name in metrics:
                 values.append(metrics[name])
-        self._gallery.add_step(f"step {result.step}", result.batch.rolled)
+        self._gallery.add_step(f"step {result.step}", result.sampled.groups)
         self._unsaved[result.step] = metrics
         self._reporter.metrics(result.step, metrics)
         self._reporter.progress(
             result.step,
             self._steps,
-            f"outcome {metrics['outcome_mean']:.3f}, "
-            f"{len(result.batch.groups)} of {result.batch.wanted} groups",
+            f"outcome {metrics.get('outcome_mean', self._last_outcome):.3f}, "
+            f"{len(result.groups)} of {result.wanted} groups",
         )
-        reason = most_frequent_reason(batch_rollouts(result.batch))
+        reason = most_frequent_reason(first_samples(result.sampled.groups))
         if reason:
             self._reporter.warn(f"step {result.step}: samples failed: {reason}")
         self.solved = self._watch.observe(result.step, metrics, reason)
@@ -114,8 +114,12 @@ class RlRecord:
 
     @property
     def score(self) -> float:
-        """What makes one checkpoint better than another: the last step's mean outcome."""
-        return self._watch.outcomes[-1]
+        """What makes one checkpoint better than another: the last mean outcome."""
+        return self._last_outcome
+
+    @property
+    def _last_outcome(self) -> float:
+        return self._watch.outcomes[-1] if self._watch.outcomes else 0.0
 
     def write_rollouts(self, folder: Path) -> None:
         """Write the gallery of all steps as `rollouts.parquet`."""
@@ -127,7 +131,7 @@ class RlRecord:
         state = {
             "step": self.step,
             "version": self.version,
-            "cursor": asdict(self.cursor) if self.cursor else None,
+            "next_ticket": self.next_ticket,
             "history": self._watch.history(),
             "totals": self._totals,
             "kept": self._kept,
@@ -143,7 +147,7 @@ class RlRecord:
         tracker drops those it has."""
         state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
         self.step, self.version = state["step"], state["version"]
-        self.cursor = Cursor(**state["cursor"]) if state["cursor"] else None
+        self.next_ticket = state["next_ticket"]
         self._watch.restore(state["history"])
         self._totals.update(state["totals"])
         self._kept.update(state["kept"])

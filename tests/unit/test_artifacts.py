@@ -167,23 +167,26 @@ def test_a_policy_says_which_checkpoints_are_kept(
     checkpoints = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch", retention)
     for step, score in enumerate((0.1, 0.5, 0.9, 0.2, 0.3, 0.4), 1):
         checkpoints.save(step, folder(tmp_path / f"step{step}", str(step)), score)
-    names = [n for n in store.listdir(f"checkpoints/rl/{DIGEST[:12]}") if n != "notes"]
+    names = store.listdir(f"checkpoints/rl/{DIGEST[:12]}")
     assert names == [f"step-{step:08d}-a1" for step in kept]
 
 
-def test_notes_of_a_step_stay_while_a_kept_checkpoint_may_need_them(
-    store: Store, tmp_path: Path
-) -> None:
+def test_notes_stay_while_a_kept_checkpoint_may_need_them(store: Store, tmp_path: Path) -> None:
     first = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch")
     for step in (1, 2, 3, 4):
-        first.note(step, b"a%d" % step)
-        first.note(step, b"b%d" % step)
+        for ticket in (10 * step, 10 * step + 5):
+            first.note("rollouts", ticket, b"a%d" % ticket)
+            first.note("rollouts", ticket, b"b%d" % ticket)
+        first.note("takes", step, b"t%d" % step)
         if step % 2 == 0:
-            first.save(step, folder(tmp_path / f"step{step}", str(step)))
+            source = folder(tmp_path / f"step{step}", str(step))
+            first.save(step, source, rollouts_from=10 * step + 5)
     second = StageCheckpoints(store, "rl", DIGEST, 2, tmp_path / "scratch")
-    second.note(4, b"c4")
-    assert [second.notes(step) for step in (1, 2, 3)] == [[], [], [b"a3", b"b3"]]
-    assert second.notes(4) == [b"a4", b"b4", b"c4"]
+    second.note("rollouts", 40, b"c40")
+    assert second.notes("rollouts", 0, 30) == [b"a25", b"b25", b"a30", b"b30"]
+    assert second.notes("rollouts", 40) == [b"a40", b"b40", b"c40", b"a45", b"b45"]
+    assert second.notes("rollouts", 46) == []
+    assert second.notes("takes", 1) == [b"t1", b"t2", b"t3", b"t4"], "they stay"
 
 
 def test_a_half_written_or_damaged_checkpoint_is_passed_over(

@@ -16,7 +16,9 @@ import torch
 from engines.algorithms.aggregation import Mean, shares
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch
-from engines.rollout.metrics import batch_rollouts
+from engines.rollout.consumer import StepResult
+from engines.rollout.metrics import first_samples, step_metrics
+from engines.rollout.producer import Sampled
 from engines.rollout.records.dataset import DATA_FILE, read_dataset, write_dataset
 from engines.rollout.records.filters import sift
 from engines.rollout.records.journal import RolloutJournal
@@ -59,10 +61,10 @@ class Notes:
     def __init__(self) -> None:
         self.kept: list[bytes] = []
 
-    def note(self, step: int, data: bytes) -> None:
+    def note(self, kind: str, number: int, data: bytes) -> None:
         self.kept.append(data)
 
-    def notes(self, step: int) -> list[bytes]:
+    def notes(self, kind: str, first: int, last: int | None = None) -> list[bytes]:
         return self.kept
 
 
@@ -120,8 +122,10 @@ async def test_groups_and_metrics_count_rollouts() -> None:
     group = Group(groups[0][0].transcript.problem, samples_of(groups[:1]))
     assert group.has_signal
     assert not Group(group.problem, group.samples[:2]).has_signal, "one rollout has no spread"
-    batch = SimpleNamespace(rolled=[group])
-    assert [s.reward for s in batch_rollouts(batch)] == [1, 0]
+    assert [s.reward for s in first_samples([group])] == [1, 0]
+    metrics = step_metrics(StepResult(1, 0, Sampled(0, [group], [group]), [group], 1))
+    assert (metrics["reward_mean"], metrics["response_tokens_mean"]) == (0.5, 6)
+    assert metrics["generated_tokens"] == 12
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,9 @@ async def test_a_dataset_has_a_row_for_each_sample(tmp_path: Path) -> None:
 async def roll(driver: object) -> Rollout:
     live = domain("d", lambda _: 1.0, driver=driver)  # type: ignore[arg-type]
     problem = live.curriculum.problems("rl", 1, 0)[0]
-    (made,) = await roller(policy()).roll_group(live, problem, 1, version=0, temperature=1.0)
+    (made,) = await roller(policy()).roll_group(
+        live, problem, 1, version=0, temperature=1.0, group_id="g"
+    )
     return made
 
 
@@ -230,7 +236,9 @@ async def test_a_driver_chooses_what_is_trained_on() -> None:
 
     live = domain("d", float, driver=Best(), max_new_tokens=20)
     problem = live.curriculum.problems("rl", 1, 0)[0]
-    (made,) = await roller(policy()).roll_group(live, problem, 1, version=0, temperature=1.0)
+    (made,) = await roller(policy()).roll_group(
+        live, problem, 1, version=0, temperature=1.0, group_id="g"
+    )
     assert [(s.num_trained_tokens, s.reward) for s in made.samples] == [(4, 177.0)]
 
 
@@ -242,4 +250,6 @@ async def test_a_lost_engine_passes_through_a_driver() -> None:
     live = domain("d", float, driver=Plan())
     problem = live.curriculum.problems("rl", 1, 0)[0]
     with pytest.raises(EngineError, match="no server answers"):
-        await roller(Lost(lambda *_: "")).roll_group(live, problem, 1, version=0, temperature=1.0)
+        await roller(Lost(lambda *_: "")).roll_group(
+            live, problem, 1, version=0, temperature=1.0, group_id="g"
+        )

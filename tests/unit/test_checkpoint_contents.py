@@ -74,7 +74,7 @@ def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
     for name, kept_in in (
         ("tasks/rl/record.py:RlRecord", "state.json"),
         ("tasks/sft/record.py:SftRecord", "state.json"),
-        ("engines/rollout/buffer.py:RolloutBuffer", "buffer.bin"),
+        ("engines/rollout/group_buffer.py:GroupBuffer", "buffer.bin"),
     ):
         file, _, which = name.partition(":")
         tree = ast.parse((ROOT / file).read_text())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.draws import draw_demonstrations, draw_problems
-from engines.rollout.source import ProblemSource
+from engines.rollout.tickets import TicketSource
 from engines.types import Message, Problem
 from infra.errors import BAD_INPUT, InputError
 from infra.hooks import construct, resolve
@@ -71,7 +71,7 @@ def test_problems_that_cannot_be_used_name_curriculum_and_split(
     live = domain("d", lambda _: 1.0)
     object.__setattr__(live, "curriculum", Giving(give))
     with pytest.raises(InputError) as caught:
-        ProblemSource([live], split="rl", seed=0).draw(3)
+        TicketSource([live], split="rl", seed=0).draw(3)
     assert f"curriculum '{__name__}:Giving': problems of split 'rl'" in str(caught.value)
     assert said in str(caught.value)
     assert caught.value.exit_code == BAD_INPUT

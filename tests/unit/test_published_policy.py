@@ -98,7 +98,7 @@ async def test_servers_that_differ_after_a_repair_all_get_the_weights_again(
 async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[0])
-    assert (await served.publish(2)).version == 2
+    assert (await served.publish_next()).version == served.version == 2
     assert set(fleet.serve.values()) == {"2"}
     fleet.lose(BOTH[0])
     served.repair()
@@ -115,7 +115,7 @@ async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_re
     served.repair()
     await served.wait_repaired()
     with pytest.raises(EngineError, match="not back"):
-        await served.publish(2)
+        await served.publish_next()
     await served.close()
 
 

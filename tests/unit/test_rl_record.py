@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engines.rollout.batch import StepBatch
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
+from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery, read_rollouts
-from engines.rollout.source import Cursor
 from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
 from tasks.rl.record import RlRecord
@@ -50,14 +49,13 @@ def sample(index, reward, status=Status.COMPLETED, reason=""):
 
 def step(number, *samples, teacher_kl=None):
     groups = [Group(Problem("p", "d", ()), list(samples))]
-    batch = StepBatch(
-        version=number - 1, groups=groups, rolled=groups, wanted=1, reused=0, dropped=0, rounds=1,
-        seconds=0.5, cursor=Cursor(number * 2, {"d": number * 2}),
-    )  # fmt: skip
+    sampled = Sampled(number - 1, groups, groups, waves=1, seconds=0.5)
     trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
     if teacher_kl is not None:
         trained["teacher_kl"] = teacher_kl
-    return StepResult(number, number, batch, trained, train_seconds=0.25)
+    return StepResult(
+        number, number, sampled, groups, 1, trained, next_ticket=number * 2, train_seconds=0.25
+    )
 
 
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
@@ -74,7 +72,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     second.restore(tmp_path)
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
-    assert second.cursor == Cursor(4, {"d": 4})
+    assert second.next_ticket == 4
     assert second.summary() == before, "what came after it was begun is not in it"
     second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
     second.checkpointed(0.25)

@@ -36,7 +36,7 @@ class Oracle:
 async def roll(policy, live, **options):
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (rollout,) = await roller(policy, **options).roll_group(
-        live, problem, 1, version=0, temperature=1.0
+        live, problem, 1, version=0, temperature=1.0, group_id="g"
     )
     return rollout
 
@@ -111,7 +111,9 @@ async def test_an_environment_that_raises_fails_its_sample_only():
         return "!boom" if len(sampled) == 1 else "7"
 
     problem = live.curriculum.problems("rl", 1, 0)[0]
-    rollouts = await roller(Policy(say)).roll_group(live, problem, 3, version=0, temperature=1.0)
+    rollouts = await roller(Policy(say)).roll_group(
+        live, problem, 3, version=0, temperature=1.0, group_id="g"
+    )
     assert [r.samples[0].status for r in rollouts] == [
         Status.FAILED,
         Status.COMPLETED,
@@ -180,6 +182,6 @@ async def test_all_first_turns_are_submitted_in_one_tick_of_the_loop():
     policy = Policy(lambda *_: "7", delay)
     live = domain("d", lambda _: 1.0)
     problem = live.curriculum.problems("rl", 1, 0)[0]
-    await roller(policy).roll_group(live, problem, 16, version=0, temperature=1.0)
+    await roller(policy).roll_group(live, problem, 16, version=0, temperature=1.0, group_id="g")
     assert waiting == list(range(1, 17))
     assert len({s.seed for _, s in policy.calls}) == 16

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engines.rollout.producer import Producer
+from engines.rollout.loop import fill
 from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.rollout.source import ProblemSource
 from engines.types import Rollout, Sample, Sampling, Status
-from tests.rollout_parts import Policy, domain, roller
+from tests.rollout_parts import Policy, domain, producer_of, roller
 from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
@@ -22,16 +22,19 @@ pytestmark = pytest.mark.unit
 class Notes:
     """Keeps notes in memory, and may fail as a store does."""
 
-    kept: dict[int, list[bytes]] = field(default_factory=dict)
+    kept: list[tuple[int, bytes]] = field(default_factory=list)
     error: OSError | None = None
 
-    def note(self, step: int, data: bytes) -> None:
+    def note(self, kind: str, number: int, data: bytes) -> None:
+        assert kind == "rollouts"
         if self.error:
             raise self.error
-        self.kept.setdefault(step, []).append(data)
+        self.kept.append((number, data))
 
-    def notes(self, step: int) -> list[bytes]:
-        return list(self.kept.get(step, []))
+    def notes(self, kind: str, first: int, last: int | None = None) -> list[bytes]:
+        assert kind == "rollouts"
+        last = 10**9 if last is None else last
+        return [data for number, data in self.kept if first <= number <= last]
 
 
 def say(prompt: str, sampling: Sampling) -> str:
@@ -39,22 +42,14 @@ def say(prompt: str, sampling: Sampling) -> str:
     return str(sampling.seed % 10)
 
 
-def producer(policy: Policy, notes: Notes, seed: int = 0) -> Producer:
-    return Producer(
-        roller=roller(policy, seed=seed),
-        source=ProblemSource([domain("d", float)], split="rl", seed=seed),
-        groups_per_step=3,
-        group_size=4,
-        oversample=1.0,
-        rounds=2,
-        temperature=1.0,
-        journal=RolloutJournal(notes),
-    )
-
-
 async def collected(policy: Policy, notes: Notes) -> tuple[list[list[Sample]], int]:
-    batch, _ = await producer(policy, notes).collect(7, 0, [])
-    return [group.samples for group in batch.groups], batch.recovered
+    made, _ = producer_of(
+        roller(policy), [domain("d", float)], groups_per_step=3, group_size=4, waves=2,
+        journal=RolloutJournal(notes), policy=policy,
+    )  # fmt: skip
+    await made.recover()
+    sampled = await fill(made, policy.version)
+    return [group.samples for group in sampled.groups], sampled.recovered
 
 
 async def test_a_step_read_back_is_the_step_that_was_sampled() -> None:
@@ -84,24 +79,52 @@ async def test_of_a_step_cut_off_only_what_is_missing_is_sampled() -> None:
     assert len(rest.calls) == len(slow.calls) - 5
 
 
-async def test_another_steps_rollouts_and_torn_notes_are_not_used() -> None:
+async def test_torn_notes_are_not_used() -> None:
     notes = Notes()
     await collected(Policy(say), notes)
-    notes.kept = {7: [notes.kept[7][0][:-9], b""], 8: notes.kept[7]}
+    notes.kept = [(number, data[:-9]) for number, data in notes.kept] + [(1, b"")]
     policy = Policy(say)
     assert (await collected(policy, notes))[1] == 0
     assert policy.calls
 
 
-async def test_a_rollout_of_other_weights_or_another_prompt_is_sampled_again() -> None:
+async def test_a_rollout_of_other_weights_is_sampled_again() -> None:
     notes = Notes()
     old = Policy(say)
     old.version = 3
     await collected(old, notes)
     policy = Policy(say)
-    groups, _ = await collected(policy, notes)
+    groups, recovered = await collected(policy, notes)
     assert policy.calls
+    assert recovered == 0
     assert {s.oldest_version for group in groups for s in group} == {0}
+
+
+async def test_a_rollout_of_another_prompt_is_sampled_again() -> None:
+    notes = Notes()
+    await collected(Policy(say), notes)
+    (number, data), *_ = notes.kept
+    samples, beside = unpack_samples(data)
+    other = [[count, turns, prompt + 1] for count, turns, prompt in beside]
+    notes.kept = [(number, pack_samples(samples, other))]
+    policy = Policy(say)
+    assert (await collected(policy, notes))[1] > 0, "known, by its name"
+    assert policy.calls, "and made again"
+
+
+async def test_a_note_stands_under_the_highest_of_its_tickets() -> None:
+    """So one may go when all its tickets are done, and is read while one is not."""
+    notes = Notes()
+    journal = RolloutJournal(notes, every_s=60.0)
+    for number in (4, 9, 6):
+        sample = sample_of(
+            "p", "d", "g", f"g{number}#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED
+        )
+        journal.keep(number, Finished((sample,), (), 0))
+    await journal.flush()
+    assert [number for number, _ in notes.kept] == [9]
+    assert sorted(await journal.read(7)) == ["g4#0", "g6#0", "g9#0"]
+    assert await journal.read(10) == {}
 
 
 async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_error() -> None:
@@ -110,7 +133,7 @@ async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_erro
     aborted = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
     journal.keep(1, Finished((aborted,), (), 0))
     await journal.flush()
-    assert notes.kept == {}
+    assert notes.kept == []
     with pytest.raises(OSError, match="disk full"):
         await collected(Policy(say), Notes(error=OSError("disk full")))
 
@@ -159,7 +182,7 @@ async def test_sweeps_of_other_weights_or_another_label_share_no_rollout() -> No
     await swept(Policy(say), notes, "score")
     other = Policy(say)
     other.version = 1
-    assert len(notes.kept) == 1
+    assert {number for number, _ in notes.kept} == {0}
     for policy, label in ((other, "score"), (Policy(say), "greedy")):
         await swept(policy, notes, label)
         assert len(policy.calls) == 12
@@ -176,5 +199,5 @@ async def test_finished_rollouts_share_notes_and_a_flush_does_not_wait() -> None
     )
     async with asyncio.timeout(5):
         await journal.flush()
-    assert len(notes.kept[0]) == 1
-    assert len(await journal.finished(0, 0)) == 12
+    assert len(notes.kept) == 1
+    assert len(await journal.read(0)) == 12

@@ -7,26 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.rollout.producer import Producer, trainable
-from engines.rollout.source import Cursor, ProblemSource
+from engines.rollout.admission import Admission
+from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.loop import fill
+from engines.rollout.producer import trainable
+from engines.rollout.tickets import TicketSource
 from engines.types import Group, Problem, Status
-from tasks.rl.body import _producer
+from tasks.rl.body import _loop
 from tasks.rl.spec import RlSettings, RlSpec
-from tests.rollout_parts import CharChat, Policy, domain, roller
+from tests.rollout_parts import AtVersion, CharChat, Policy, domain, producer_of, roller
 from tests.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
 
 
 def producer(policy, domains, **changes):
-    options = {"groups_per_step": 4, "group_size": 2, "oversample": 1.0, "rounds": 2}
-    options |= changes
-    return Producer(
-        roller=roller(policy),
-        source=ProblemSource(domains, split="rl", seed=0),
-        temperature=1.0,
-        **options,
-    )
+    options = {"groups_per_step": 4, "group_size": 2, "waves": 2} | changes
+    return producer_of(roller(policy), domains, **options)
 
 
 def alternating():
@@ -46,69 +43,86 @@ def numbers(groups):
 
 
 async def test_zero_variance_groups_are_replaced_by_fresh_problems():
-    batch, unused = await producer(alternating(), [domain("d", float)]).collect(1, 0, [])
-    # round 1 asks for 4: 0..3, of which 0 and 2 have signal; round 2 asks for 2 more: 4, 5
-    assert numbers(batch.rolled) == [0, 1, 2, 3, 4, 5]
-    assert numbers(batch.groups) == [0, 2, 4]
-    assert (batch.rounds, unused) == (2, [])
+    made, buffer = producer(alternating(), [domain("d", float)])
+    sampled = await fill(made, 0)
+    # wave 1 asks for 4: 0..3, of which 0 and 2 have signal; wave 2 asks for 2 more: 4, 5
+    assert numbers(sampled.groups) == [0, 1, 2, 3, 4, 5]
+    assert numbers(sampled.kept) == [0, 2, 4]
+    assert (sampled.waves, len(buffer)) == (2, 3)
 
 
 async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not():
     never = domain("bad", lambda answer: float("x"))
-    made = producer(
-        alternating(), [domain("d", float), never], needs_spread=False, group_size=1, rounds=1
+    made, buffer = producer(
+        alternating(), [domain("d", float), never], needs_spread=False, group_size=1, waves=1
     )
-    batch, unused = await made.collect(1, 0, [])
-    assert [g.samples[0].domain for g in batch.rolled] == ["d", "bad", "d", "bad"]
-    assert [g.samples[0].domain for g in batch.groups] == ["d", "d"]
-    assert unused == []
+    sampled = await fill(made, 0)
+    assert [g.samples[0].domain for g in sampled.groups] == ["d", "bad", "d", "bad"]
+    assert [g.samples[0].domain for g in buffer.take()] == ["d", "d"]
 
 
-async def test_refill_stops_when_enough_groups_have_signal():
-    batch, unused = await producer(alternating(), [domain("d", float)], oversample=2.5).collect(
-        1, 0, []
-    )
-    assert numbers(batch.rolled) == list(range(10))
-    assert numbers(batch.groups) == [0, 2, 4, 6]
-    assert numbers(unused) == [8]
-    assert batch.rounds == 1
+async def test_waves_stop_when_enough_groups_have_signal_and_a_step_takes_the_oldest_tickets():
+    made, buffer = producer(alternating(), [domain("d", float)], oversample=2.5)
+    sampled = await fill(made, 0)
+    assert numbers(sampled.groups) == list(range(10))
+    assert sampled.waves == 1
+    assert numbers(buffer.take()) == [0, 2, 4, 6]
+    await fill(made, 0)
+    assert numbers(buffer.take())[0] == 8
 
 
-async def test_surplus_of_an_earlier_step_comes_first():
-    made = producer(alternating(), [domain("d", float)], oversample=2.5)
-    _, surplus = await made.collect(1, 0, [])
-    batch, _ = await made.collect(2, 0, surplus)
-    assert numbers(batch.groups)[0] == 8
-    assert batch.reused == 1
-
-
-async def test_groups_keep_the_order_of_their_problems_not_of_arrival():
+async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
     policy = Policy(lambda p, s: str(s.seed % 2), delay=lambda call: 60 - call)
-    batch, _ = await producer(policy, [domain("d", float)], rounds=1, group_size=6).collect(
-        1, 0, []
-    )
-    assert numbers(batch.rolled) == [0, 1, 2, 3]
-    assert [s.sample_index for s in batch.rolled[0].samples] == list(range(6))
+    made, _ = producer(policy, [domain("d", float)], waves=1, group_size=6)
+    sampled = await fill(made, 0)
+    assert numbers(sampled.groups) == [0, 1, 2, 3]
+    assert [s.sample_index for s in sampled.groups[0].samples] == list(range(6))
+    assert sampled.groups[2].samples[0].group_id == "2/d/rl/2"
+    later, earlier = sampled.groups[3], sampled.groups[1]
+    other = GroupBuffer(groups_per_step=4, max_staleness=0, policy=AtVersion())
+    other.put(later)
+    other.put(earlier)
+    assert numbers(other.take()) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "steps_left", "waves", "wanted"),
+    [
+        # 4 a step and 2 further steps ahead: 12 wait at most, half as many again are drawn
+        (0, 9, 0, 18),
+        (7, 9, 0, 8),
+        (12, 9, 0, 0),
+        (0, 9, 1, 18),
+        (0, 9, 2, 0),
+        (0, 1, 0, 6),
+        (5, 2, 0, 5),
+    ],
+)
+def test_admission_by_hand(waiting, steps_left, waves, wanted):
+    admission = Admission(groups_per_step=4, oversample=1.5, waves=2, max_staleness=2)
+    assert admission.tickets(waiting, steps_left, waves) == wanted
 
 
 async def test_domains_take_turns_also_across_draws():
-    source = ProblemSource([domain("a", float), domain("b", float)], split="rl", seed=0)
-    first = [p.id for _, p in source.draw(3)]
-    second = [p.id for _, p in source.draw(3)]
-    assert first == ["a/rl/0", "b/rl/0", "a/rl/1"]
-    assert second == ["b/rl/1", "a/rl/2", "b/rl/2"]
+    source = TicketSource([domain("a", float), domain("b", float)], split="rl", seed=0)
+    first = [(t.number, t.problem.id) for t in source.draw(3)]
+    second = [(t.number, t.problem.id) for t in source.draw(3)]
+    assert first == [(0, "a/rl/0"), (1, "b/rl/0"), (2, "a/rl/1")]
+    assert second == [(3, "b/rl/1"), (4, "a/rl/2"), (5, "b/rl/2")]
 
 
-def test_a_cursor_continues_where_it_was_taken():
+def test_a_source_goes_on_from_any_ticket():
     domains = [domain("a", float), domain("b", float)]
-    source = ProblemSource(domains, split="rl", seed=0)
+    source = TicketSource(domains, split="rl", seed=0, start=7)
     source.draw(5)
-    cursor = source.cursor
-    assert cursor == Cursor(5, {"a": 3, "b": 2})
-    expected = [p.id for _, p in source.draw(4)]
-    other = ProblemSource(domains, split="rl", seed=0)
-    other.seek(cursor)
-    assert [p.id for _, p in other.draw(4)] == expected
+    expected = source.draw(4)
+    other = TicketSource(domains, split="rl", seed=0, start=7)
+    other.next = 5
+    assert other.draw(4) == expected
+    assert [t.group_id for t in expected] == [
+        "5/b/rl/9", "6/a/rl/10", "7/b/rl/10", "8/a/rl/11",
+    ]  # fmt: skip
+    assert other.next == 9
 
 
 def sample(status, reward, trained=1):
@@ -134,8 +148,8 @@ def test_a_failed_sample_gives_a_group_no_signal():
     assert not Group(Problem("p", "d", ()), samples).has_signal
 
 
-def stages_producer(algorithm, group_size, policy):
-    """The producer of an RL stage, whose policy answers as `policy` does."""
+async def stages_sampled(algorithm, group_size, policy):
+    """What an RL stage samples with a policy that answers as `policy` does."""
     settings = RlSettings(
         steps=1, problems_per_step=4, group_size=group_size, oversample=2.0, refill_rounds=0,
         algorithm=algorithm, optimizer={"lr": 1e-4}, fleet={"context_length": 200},
@@ -144,13 +158,15 @@ def stages_producer(algorithm, group_size, policy):
     spec = RlSpec(settings=settings, domains=[{"name": "d", **parts}])
     context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
     fleet = SimpleNamespace(client=policy)
-    return _producer(spec, context, CharChat(), [domain("d", float)], fleet)
+    roles = SimpleNamespace(trainer=None, critic=None)
+    loop = await _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
+    return await fill(loop.producer, 0)
 
 
 class NoNotes:
-    def note(self, step, data): ...
+    def note(self, kind, number, data): ...
 
-    def notes(self, step):
+    def notes(self, kind, first, last=None):
         return []
 
 
@@ -166,14 +182,6 @@ class NoNotes:
 async def test_a_stage_drops_groups_of_equal_rewards_where_its_advantage_needs_spread(
     preset, group_size, rolled, kept
 ):
-    made = stages_producer({"preset": preset}, group_size, alternating())
-    batch, _ = await made.collect(1, 0, [])
-    assert len(batch.rolled) == rolled
-    assert numbers(batch.groups) == kept
-
-
-async def test_with_a_critic_every_group_teaches_even_one_of_a_single_rollout():
-    made = producer(alternating(), [domain("d", float)], needs_spread=False, group_size=1)
-    batch, unused = await made.collect(1, 0, [])
-    assert numbers(batch.groups) == numbers(batch.rolled) == [0, 1, 2, 3]
-    assert (batch.rounds, unused) == (1, [])
+    sampled = await stages_sampled({"preset": preset}, group_size, alternating())
+    assert len(sampled.groups) == rolled
+    assert numbers(sampled.kept) == kept

@@ -1,11 +1,12 @@
 """RolloutJournal: finished rollouts, durable at once, so that no attempt samples them again.
 
     keep(rollout) ──▶ one note for all that finished meanwhile ──▶ the stage's notes
-    a later attempt ── finished(step) ──▶ rollouts by id; what is missing is sampled again
+    a later attempt ── read(first) ──▶ rollouts by id; what is missing is sampled again
 
 A rollout is a function of its seeds and weights, so one read back is the one that would be sampled
-again. The notes of a step are also its data on disk: with the checkpoint before it, the step can be
-repeated without an engine. A step is one of RL's, or one model's turn in `distill` and `evaluate`.
+again. The notes are also the stage's data on disk: with a checkpoint and the take log, later steps
+can be repeated without an engine. Numbers are tickets in RL, and the model's turn in `distill` and
+`evaluate`.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from engines.rollout.records.json_text import dump_turns, load_turns
 from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.types import Message, Sample, Status
-from engines.weight_versions import NO_VERSION
 
 
 class Notes(Protocol):
-    """Where a stage keeps pieces of a step's work (`tasks.stage.Checkpoints`)."""
+    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
 
-    def note(self, step: int, data: bytes) -> None: ...
+    def note(self, kind: Literal["rollouts"], number: int, data: bytes) -> None: ...
 
-    def notes(self, step: int) -> list[bytes]: ...
+    def notes(
+        self, kind: Literal["rollouts"], first: int, last: int | None = None
+    ) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,9 @@ class Finished:
     prompt: int
     """checksum of the problem's prompt, by which one with another prompt is told apart"""
 
-    @property
-    def oldest_version(self) -> int:
-        """-1 where no token was sampled."""
-        sampled = frozenset[int]().union(*(s.weight_versions.sampled for s in self.samples))
-        return min(sampled, default=NO_VERSION)
+    def is_of(self, version: int) -> bool:
+        """Whether weights `version` alone wrote it."""
+        return all(s.weight_versions.sampled <= {version} for s in self.samples)
 
 
 def prompt_checksum(prompt_ids: Sequence[int]) -> int:
@@ -64,25 +64,26 @@ class RolloutJournal:
     def __init__(self, notes: Notes, every_s: float = 0.0) -> None:
         self._notes = notes
         self._every_s = every_s
-        self._waiting: list[Finished] = []
+        self._waiting: list[tuple[int, Finished]] = []
         self._writing: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._hurry = asyncio.Event()
 
-    async def finished(self, step: int, version: int) -> dict[str, Finished]:
-        """Rollouts of the step that an earlier attempt finished under weights `version`, by id."""
-        pieces = await asyncio.to_thread(self._notes.notes, step)
+    async def read(self, first: int, last: int | None = None) -> dict[str, Finished]:
+        """Rollouts that earlier attempts finished, by id: those whose piece has a number from
+        `first` to `last` (None: to the end)."""
+        pieces = await asyncio.to_thread(self._notes.notes, "rollouts", first, last)
         found = [rollout for piece in pieces for rollout in _read(piece)]
-        usable = (NO_VERSION, version)
-        return {f.samples[0].rollout_id: f for f in found if f.oldest_version in usable}
+        return {f.samples[0].rollout_id: f for f in found}
 
-    def keep(self, step: int, rollout: Finished) -> None:
-        """Write it soon: with the others that finish until the writer is free."""
+    def keep(self, number: int, rollout: Finished) -> None:
+        """Write it soon: with the others that finish until the writer is free, under the highest
+        of their numbers."""
         if rollout.samples[0].status in (Status.ABORTED, Status.FAILED):
             return  # it starts again from its seed; why it failed may be over by then
-        self._waiting.append(rollout)
+        self._waiting.append((number, rollout))
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write(step))
+            self._writing = asyncio.create_task(self._write())
 
     async def flush(self) -> None:
         """All that was kept is durable, or the store's error is raised."""
@@ -92,12 +93,13 @@ class RolloutJournal:
         if self._failure is not None:
             raise self._failure
 
-    async def _write(self, step: int) -> None:
+    async def _write(self) -> None:
         try:
             while self._waiting:
                 await self._gather()
                 taken, self._waiting = self._waiting, []
-                await asyncio.to_thread(self._note, step, taken)
+                number = max(number for number, _ in taken)
+                await asyncio.to_thread(self._note, number, [rollout for _, rollout in taken])
         except Exception as error:  # nobody may await this task: the next flush says it
             self._failure = error
         finally:
@@ -109,9 +111,10 @@ class RolloutJournal:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._every_s)
 
-    def _note(self, step: int, finished: Sequence[Finished]) -> None:
+    def _note(self, number: int, finished: Sequence[Finished]) -> None:
         beside = [[len(f.samples), dump_turns(f.turns), f.prompt] for f in finished]
-        self._notes.note(step, pack_samples([s for f in finished for s in f.samples], beside))
+        data = pack_samples([s for f in finished for s in f.samples], beside)
+        self._notes.note("rollouts", number, data)
 
 
 def _read(piece: bytes) -> list[Finished]:

@@ -73,6 +73,7 @@ class DyingStore(Store):
     def __init__(self, root: str, moment: str) -> None:
         super().__init__(root)
         self.moment = moment
+        self.sampling_step_3 = False
         self.never = threading.Event()
         self.may_die = threading.Event()
         """where it is beside a checkpoint: that of step 4 is there but for its manifest"""
@@ -86,7 +87,8 @@ class DyingStore(Store):
                 _die()
             self.never.wait(LIMIT_S)
         super().write(path, data)
-        if self.moment == "mid-generation" and "notes/step-00000003" in path:
+        self.sampling_step_3 |= "/takes/00000002/" in path
+        if self.moment == "mid-generation" and self.sampling_step_3 and "/rollouts/" in path:
             _die()
 
 

@@ -123,16 +123,19 @@ async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bi
     _, shown, steps = result(whole)
     assert [steps[n]["staleness_max"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
     assert [steps[n]["lag_mean"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
+    assert [n for n, step in steps.items() if "engine_mismatch_mean" in step] == [1, 2, 3], (
+        "what steps 4 and 5 train on is there by then"
+    )
     for step in steps.values():
         assert step["update_skipped"] == 0
-        assert step["engine_mismatch_mean"] <= 2e-5, "of the weights that sampled it"
+        assert step.get("engine_mismatch_mean", 0) <= 2e-5, "of the weights that sampled it"
         assert 0 <= step["rejected_share"] < 1
         assert 0 < step["mismatch_ess"] <= 1
     assert steps[1]["mismatch_mean"] <= 2e-5
     assert all(steps[n]["mismatch_mean"] > 1e-3 for n in (3, 4, 5)), "the policy has moved on"
     assert steps[5]["lag2_k3"] == steps[5]["mismatch_k3"] > 0
     assert steps[5]["lag2_k1"] == steps[5]["mismatch_k1"]
-    assert {v for r in shown if r.label == "step 5" for v in r.weight_versions} == {-1, 2}
+    assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
 
     moments = ["mid-generation", "after-training"]
     check_same(whole, await resumed(stage_root, small_base, "stale", moments))
@@ -144,7 +147,8 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
     whole = context_of(stage_root, "whole-bf16", small_base)
     await run_rl(rl_spec("bf16"), whole)
     weights, shown, steps = result(whole)
-    for step in steps.values():
+    for n in (1, 2, 3):
+        step = steps[n]
         # fp32: below 2e-5. This model is nearly uniform; a sharp one differs ten times as much.
         assert 2e-4 < step["engine_mismatch_mean"] < 0.05
 

@@ -62,7 +62,9 @@ async def _roll(client: GenerationClient, chat: Chat, domain: LiveDomain) -> lis
     problems = domain.curriculum.problems("heldout", PROBLEMS, 0)
     groups = await asyncio.gather(
         *[
-            roller.roll_group(domain, problem, GROUP, version=0, temperature=1.0)
+            roller.roll_group(
+                domain, problem, GROUP, version=0, temperature=1.0, group_id=problem.id
+            )
             for problem in problems
         ]
     )

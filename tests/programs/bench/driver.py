@@ -19,18 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.chat import Chat
-from engines.rollout.batch import StepBatch, dump_batches
 from engines.rollout.conversation import Conversation
 from engines.rollout.live_domain import LiveDomain
-from engines.rollout.producer import Producer
+from engines.rollout.loop import fill
+from engines.rollout.producer import Sampled
 from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.records.packed_groups import pack_groups
 from engines.rollout.roller import Roller
-from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.types import Demonstration, Environment, Message, Problem, Sample, Split, Transcript
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
 from tests.programs.bench.rows import Row
+from tests.rollout_parts import producer_of
 from tests.tiny import tiny_model
 
 TOKENS = 1024
@@ -48,7 +49,7 @@ def measure() -> list[Row]:
             ]
     walls = sorted(tokens / wall for _, tokens, wall, _ in runs)
     rates = sorted(tokens / cpu for _, tokens, _, cpu in runs)
-    encoding = min(_encoding_seconds(batch) / tokens for batch, tokens, _, _ in runs)
+    encoding = min(_encoding_seconds(sampled) / tokens for sampled, tokens, _, _ in runs)
     return [
         Row(
             "tokens a core of the driver carries", rates[-1], "tokens/s", 600_000,
@@ -66,33 +67,30 @@ def _each(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:.0f}" for rate in rates)
 
 
-async def _step(chat: Chat, url: str, store: Path) -> tuple[StepBatch, int, float, float]:
-    """One step's batch, its generated tokens, and the seconds of wall and processor it took."""
+async def _step(chat: Chat, url: str, store: Path) -> tuple[Sampled, int, float, float]:
+    """One step's rollouts, their tokens, and the seconds of wall and processor it took."""
     checkpoints = StageCheckpoints(Store(store.as_uri()), "rl", "0" * 64, 1, store / "scratch")
     async with GenerationClient(url) as client:
-        producer = Producer(
-            roller=Roller(generate=client.generate, chat=chat, context_length=4096, seed=0),
-            source=ProblemSource([_domain()], split="rl", seed=0),
+        producer, _ = producer_of(
+            Roller(generate=client.generate, chat=chat, context_length=4096, seed=0),
+            [_domain()],
             groups_per_step=GROUPS,
             group_size=GROUP_SIZE,
-            oversample=1.0,
-            rounds=1,
-            temperature=1.0,
             needs_spread=False,
             journal=RolloutJournal(checkpoints),
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        batch, _ = await producer.collect(1, 0, [])
+        sampled = await fill(producer, 0)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        return batch, client.counts.new_tokens, wall, cpu
+        return sampled, client.counts.new_tokens, wall, cpu
 
 
-def _encoding_seconds(batch: StepBatch) -> float:
-    """To write the batch down for the journal and the buffer, and to serialize it for the ranks."""
-    samples = [s for group in batch.rolled for s in group.samples]
+def _encoding_seconds(sampled: Sampled) -> float:
+    """To write the step down for the journal and the buffer, and to serialize it for the ranks."""
+    samples = [s for group in sampled.groups for s in group.samples]
     began = time.process_time()
     asyncio.run(_journal(samples))
-    dump_batches([batch], [])
+    pack_groups(sampled.kept)
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(samples, protocol=5, buffer_callback=buffers.append)
     b"".join([head, *(buffer.raw() for buffer in buffers)])
@@ -109,9 +107,9 @@ async def _journal(samples: Sequence[Sample]) -> None:
 class _Discarded:
     """Notes that nobody needs."""
 
-    def note(self, step: int, data: bytes) -> None: ...
+    def note(self, kind: str, number: int, data: bytes) -> None: ...
 
-    def notes(self, step: int) -> list[bytes]:
+    def notes(self, kind: str, first: int, last: int | None = None) -> list[bytes]:
         return []
 
 

@@ -16,20 +16,17 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.trainer import RlTrainer
-from engines.rollout.buffer import RolloutBuffer
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.live_domain import LiveDomain
-from engines.rollout.loop import train_loop
-from engines.rollout.producer import Producer
+from engines.rollout.loop import Loop
 from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
-from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, Values
 from engines.types import Transcript
@@ -40,6 +37,7 @@ from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.trl_grpo import WARMUP
 from tests.programs.bench.workbench import Workbench
+from tests.rollout_parts import producer_of
 from tests.stage_parts import stage_context
 
 PROMPTS, GROUP, NEW_TOKENS = 32, 8, 32
@@ -100,6 +98,19 @@ class HereTrainer:
         return report
 
 
+@dataclass
+class HerePolicy:
+    """Its weights on the servers."""
+
+    trainer: HereTrainer
+    urls: Sequence[str]
+    version: int = 0
+
+    async def publish_next(self) -> PublishReport:
+        self.version += 1
+        return await self.trainer.publish(self.urls, self.version)
+
+
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
     ours = asyncio.run(_ours(bench, engines))
     trl = _trl(bench)
@@ -149,42 +160,35 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
 
     last = WARMUP + STEPS
     async with GenerationClient(router) as client:
-        await train_loop(
-            _producer(bench, client),
-            Consumer(
-                trainer=trainer,
-                publish=partial(trainer.publish, urls),
-                algorithm=Algorithm(mini_batches=1),
-                version=0,
+        policy = HerePolicy(trainer, urls)
+        checkpoints = stage_context(bench.folder, "grpo", {}).checkpoints
+        producer, buffer = producer_of(
+            Roller(
+                generate=client.generate,
+                chat=bench.endless_chat(),
+                context_length=CONTEXT,
+                seed=SEED,
             ),
-            RolloutBuffer(max_staleness=0, version=0),
-            first=1,
-            last=last,
-            after_step=after_step,
+            [endless_domain(bench)],
+            groups_per_step=PROMPTS,
+            group_size=GROUP,
+            seed=SEED,
+            policy=policy,
+            journal=RolloutJournal(checkpoints),
         )
+        consumer = Consumer(
+            trainer=trainer,
+            policy=policy,
+            algorithm=Algorithm(mini_batches=1),
+            groups_per_step=PROMPTS,
+        )
+        loop = Loop(producer, buffer, TakeLog(checkpoints), consumer, policy)
+        await loop.run(first=1, last=last, after_step=after_step)
     return StepCost(
         wall=statistics.median(spent.wall for spent in taken[WARMUP:]),
         cpu=statistics.median(spent.cpu for spent in taken[WARMUP:]),
-        generation=statistics.median(result.batch.seconds for result in results[WARMUP:]),
+        generation=statistics.median(result.sampled.seconds for result in results[WARMUP:]),
         tokens=round(statistics.mean(trainer.seen)),
-    )
-
-
-def _producer(bench: Workbench, client: GenerationClient) -> Producer:
-    return Producer(
-        roller=Roller(
-            generate=client.generate,
-            chat=bench.endless_chat(),
-            context_length=CONTEXT,
-            seed=SEED,
-        ),
-        source=ProblemSource([endless_domain(bench)], split="rl", seed=SEED),
-        groups_per_step=PROMPTS,
-        group_size=GROUP,
-        oversample=1.0,
-        rounds=1,
-        temperature=1.0,
-        journal=RolloutJournal(stage_context(bench.folder, "grpo", {}).checkpoints),
     )
 
 

@@ -20,10 +20,10 @@ import aiohttp
 import orjson
 
 from engines.rollout.live_domain import LiveDomain
+from engines.rollout.loop import fill
 from engines.rollout.producer import Producer
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.roller import Roller
-from engines.rollout.source import ProblemSource
 from engines.sglang import last_turn
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
@@ -36,6 +36,7 @@ from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
 from tests.recipe_parts import settings_of
+from tests.rollout_parts import producer_of
 from tests.stage_parts import stage_context
 
 REPEATS = 7
@@ -96,7 +97,7 @@ async def _measure(
             _empty_caches(urls)
             clock = Clock()
             producer = _producer(bench, name, domain, recorder, RolloutJournal(notes), seed=repeat)
-            await producer.collect(1 + repeat, 0, [])
+            await fill(producer, 0)
             ours.append(clock.spent())
             _empty_caches(urls)
             clock = Clock()
@@ -132,16 +133,16 @@ def _producer(
     seed: int,
 ) -> Producer:
     settings = settings_of(bench.recipe.experts[name].path, RlSettings)
-    return Producer(
-        roller=Roller(generate=generate, chat=bench.chat, context_length=CONTEXT, seed=seed),
-        source=ProblemSource([domain], split="rl", seed=seed),
+    producer, _ = producer_of(
+        Roller(generate=generate, chat=bench.chat, context_length=CONTEXT, seed=seed),
+        [domain],
         groups_per_step=settings.problems_per_step,
         group_size=settings.group_size,
         oversample=settings.oversample,
-        rounds=1,
-        temperature=settings.algorithm.temperature,
+        seed=seed,
         journal=journal,
     )
+    return producer
 
 
 def _session() -> aiohttp.ClientSession:

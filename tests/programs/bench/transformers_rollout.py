@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from engines.rollout.producer import Producer
+from engines.rollout.loop import fill
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.roller import Roller
-from engines.rollout.source import ProblemSource
 from engines.sglang.client import GenerationClient
 from tests.programs.bench.clock import Clock, Spent, median_ratio, timed
 from tests.programs.bench.grpo import CONTEXT, GROUP, NEW_TOKENS, PROMPTS, endless_domain
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
+from tests.rollout_parts import producer_of
 from tests.stage_parts import stage_context
 
 REPEATS = 5
@@ -43,15 +43,14 @@ async def measure(bench: Workbench, engines: Servers) -> Row:
                 seed=repeat,
             )
             domain = endless_domain(bench)
-            producer = Producer(
-                roller=roller, source=ProblemSource([domain], split="rl", seed=repeat),
-                groups_per_step=PROMPTS, group_size=GROUP, oversample=1.0, rounds=1,
-                temperature=1.0, journal=RolloutJournal(notes),
+            producer, _ = producer_of(
+                roller, [domain], groups_per_step=PROMPTS, group_size=GROUP, seed=repeat,
+                journal=RolloutJournal(notes),
             )  # fmt: skip
             clock = Clock()
-            batch, _ = await producer.collect(1 + repeat, 0, [])
+            sampled = await fill(producer, 0)
             ours.append(clock.spent())
-            prompts = [bench.chat.prompt_ids(g.problem) for g in batch.rolled for _ in g.samples]
+            prompts = [bench.chat.prompt_ids(g.problem) for g in sampled.groups for _ in g.samples]
             theirs.append(timed(lambda given=prompts: _generate(model, given)))
     ratio = median_ratio(theirs[1:], ours[1:])
     tokens = PROMPTS * GROUP * NEW_TOKENS

@@ -26,6 +26,16 @@ FOLDER = Path(os.environ.get("CHAOS_FOLDER", "/nonexistent"))
 
 Test = Callable[..., bool]
 
+FAR = 14
+"""a ticket that the second or third step of `general-rl` draws, and no other stage"""
+
+
+def _ticket(rollout: str) -> int:
+    """Example: "14/general/rl/14#3" -> 14; -1 where nothing is trained."""
+    number = rollout.partition("/")[0]
+    return int(number) if number.isdecimal() else -1
+
+
 # moment -> module, object path in it, and which of its calls are meant
 MOMENTS: dict[str, tuple[str, str, Test]] = {
     "before-submit": (
@@ -37,12 +47,12 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "mid-generation": (
         "engines.rollout.records.journal",
         "RolloutJournal._note",
-        lambda self, step, samples: step == 3,
+        lambda self, number, finished: number >= FAR,
     ),
     "mid-reward": (
         "engines.rollout.roller",
         "_judge",
-        lambda domain, rollout: rollout.id.startswith("3."),
+        lambda domain, rollout: _ticket(rollout.id) >= FAR,
     ),
     "mid-train": (
         "engines.megatron.train.training",
@@ -78,7 +88,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "distill-mid-generation": (
         "infra.store.store",
         "Store.write",
-        lambda self, path, data: path.startswith("checkpoints/distill/") and "/notes/" in path,
+        lambda self, path, data: path.startswith("checkpoints/distill/") and "/rollouts/" in path,
     ),
     "distill-committing": (
         "infra.store.store",
@@ -94,7 +104,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "infra.store.store",
         "Store.write",
         lambda self, path, data: (
-            path.startswith("checkpoints/evaluate/") and "/notes/step-00000001/" in path
+            path.startswith("checkpoints/evaluate/") and "/rollouts/00000001/" in path
         ),
     ),
     "evaluate-committing": (

@@ -1,0 +1,80 @@
+"""GroupBuffer: groups between sampling and training, none ever too old.
+
+    put(group) ──▶ waits, in the order of tickets ──▶ take() ──▶ train, publish ──▶ drop_stale()
+
+A group at position p is trained after p // groups_per_step further updates; one that will be more
+than `max_staleness` versions old by then is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines.rollout.protocols import PolicyVersion
+from engines.rollout.records.packed_groups import pack_groups, unpack_groups
+from engines.types import Group
+
+_FILE = "buffer.bin"
+
+
+class GroupBuffer:
+    """What waits to be trained on."""
+
+    def __init__(self, *, groups_per_step: int, max_staleness: int, policy: PolicyVersion) -> None:
+        self.groups_per_step = groups_per_step
+        self.max_staleness = max_staleness
+        self._policy = policy
+        self._waiting: list[Group] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, group: Group) -> None:
+        self._waiting.append(group)
+        self._waiting.sort(key=lambda waiting: waiting.ticket)
+
+    def take(self, recorded: Sequence[int] | None = None) -> list[Group]:
+        """The groups of the next step, at most `groups_per_step`: the oldest tickets, or those that
+        the take log has `recorded`, if all of them wait.
+
+        Raises AssertionError for a group that must not be trained on any more.
+        """
+        by_ticket = {group.ticket: group for group in self._waiting}
+        if recorded is not None and by_ticket.keys() >= set(recorded):
+            taken = [by_ticket[number] for number in recorded]
+        else:
+            taken = self._waiting[: self.groups_per_step]
+        for group in taken:
+            if not self._is_fresh(group, 0):
+                raise AssertionError(
+                    f"group {group.ticket} holds samples over {self.max_staleness} versions older"
+                    f" than the policy, which is at {self._policy.version}"
+                )
+        chosen = {group.ticket for group in taken}
+        self._waiting = [group for group in self._waiting if group.ticket not in chosen]
+        return taken
+
+    def drop_stale(self) -> int:
+        """Drop what will be too old when it is its turn. -> how many."""
+        before = len(self._waiting)
+        kept: list[Group] = []
+        for group in self._waiting:
+            if self._is_fresh(group, len(kept) // self.groups_per_step):
+                kept.append(group)
+        self._waiting = kept
+        return before - len(kept)
+
+    def save(self, folder: Path) -> None:
+        """Write what waits into a checkpoint's folder: no later weights could sample it again."""
+        (folder / _FILE).write_bytes(pack_groups(self._waiting))
+
+    def restore(self, folder: Path) -> None:
+        """Take up what waited at a checkpoint."""
+        self._waiting = unpack_groups((folder / _FILE).read_bytes())
+
+    def _is_fresh(self, group: Group, updates: int) -> bool:
+        """Whether it may still be trained on after that many more updates."""
+        versions = [s.oldest_version for s in group.samples if s.num_trained_tokens]
+        trained_at = self._policy.version + updates
+        return trained_at - min(versions, default=trained_at) <= self.max_staleness

@@ -1,0 +1,72 @@
+"""TakeLog: which groups each optimizer step trains on, written down before it does.
+
+    buffer.take() ──▶ write(step, version, tickets) ──▶ update
+
+With the journal, which has the rollouts of these tickets, and the checkpoint before it, a step can
+be repeated exactly. A resumed attempt takes what the log says if all of it is there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import orjson
+
+
+class Notes(Protocol):
+    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
+
+    def note(self, kind: Literal["takes"], number: int, data: bytes) -> None: ...
+
+    def notes(
+        self, kind: Literal["takes"], first: int, last: int | None = None
+    ) -> Sequence[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Example: Take(step=3, version=2, tickets=(12, 13, 15, 17))"""
+
+    step: int
+    version: int
+    """of the policy before the step"""
+    tickets: tuple[int, ...]
+
+
+class TakeLog:
+    """Of one stage."""
+
+    def __init__(self, notes: Notes, takes: Mapping[int, Take] | None = None) -> None:
+        self._notes = notes
+        self._takes = dict(takes or {})
+
+    @classmethod
+    async def open(cls, notes: Notes, first: int) -> Self:
+        """With what earlier attempts took in steps from `first` on; the newest attempt counts."""
+        pieces = await asyncio.to_thread(notes.notes, "takes", first)
+        takes = [take for take in map(_read, pieces) if take is not None]
+        return cls(notes, {take.step: take for take in takes})
+
+    def of(self, step: int) -> Take | None:
+        """What an earlier attempt took."""
+        return self._takes.get(step)
+
+    async def write(self, take: Take) -> None:
+        """Durable when it returns; nothing is written if the log says so already."""
+        if self._takes.get(take.step) == take:
+            return
+        data = orjson.dumps([take.step, take.version, take.tickets])
+        await asyncio.to_thread(self._notes.note, "takes", take.step, data)
+        self._takes[take.step] = take
+
+
+def _read(piece: bytes) -> Take | None:
+    """None if a crash of the machine left it empty or incomplete."""
+    try:
+        step, version, tickets = orjson.loads(piece)
+    except ValueError:
+        return None
+    return Take(step, version, tuple(tickets))

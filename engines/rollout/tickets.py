@@ -1,0 +1,60 @@
+"""Tickets: the serial numbers of the problems drawn for a stage.
+
+Ticket n names one problem, whenever and wherever it is rolled out: group ids and the journal hang
+on it, never on a step or on who arrives first. Domains take turns: of D domains, ticket n is of
+domain n mod D and has its problem n div D, counted from `start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engines.draws import draw_problems
+from engines.rollout.live_domain import LiveDomain
+from engines.types import Problem, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One problem of a stage."""
+
+    number: int
+    """from 0"""
+    domain: LiveDomain
+    problem: Problem
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.number}/{self.problem.id}"
+
+
+class TicketSource:
+    """The endless, deterministic order of a split over domains: a, b, c, a, b, c, ..."""
+
+    def __init__(
+        self, domains: Sequence[LiveDomain], *, split: Split, seed: int, start: int = 0
+    ) -> None:
+        self._domains = domains
+        self._split: Split = split
+        self._seed = seed
+        self._start = start
+        self.next = 0
+        """number of the next ticket; set it to go on from there"""
+
+    def draw(self, count: int) -> list[Ticket]:
+        """The next `count` tickets. Raises InputError."""
+        numbers = range(self.next, self.next + count)
+        self.next += count
+        made: dict[int, Ticket] = {}
+        for place, domain in enumerate(self._domains):
+            mine = [n for n in numbers if n % len(self._domains) == place]
+            made |= {t.number: t for t in self._of_domain(domain, mine)}
+        return [made[number] for number in numbers]
+
+    def _of_domain(self, domain: LiveDomain, numbers: Sequence[int]) -> list[Ticket]:
+        if not numbers:
+            return []
+        first = self._start + numbers[0] // len(self._domains)
+        problems = draw_problems(domain.curriculum, self._split, len(numbers), self._seed, first)
+        return [Ticket(n, domain, p) for n, p in zip(numbers, problems, strict=True)]

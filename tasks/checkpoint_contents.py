@@ -6,10 +6,11 @@
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
-    rollouts.parquet   the rollouts shown so far (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     takes/<s>/         beside the checkpoints: the tickets that step s trains on (rl)
+    shown/<s>/         beside the checkpoints: rollouts to browse, of the steps up to s since the
+                       checkpoint before it (rl)
 
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
 is empty when a checkpoint is taken. `test_checkpoint_contents.py` reads the sources and fails when
@@ -26,7 +27,6 @@ Where = Literal[
     "trainer",
     "state.json",
     "buffer.bin",
-    "rollouts.parquet",
     "notes",
     "spec",
     "handle",
@@ -64,6 +64,8 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "step": "state.json",
         "version": "state.json",
         "next_ticket": "state.json",
+        "_shown": "state.json",
+        "_notes": "handle",
         "_totals": "state.json",
         "_kept": "state.json",
         "_unsaved": "state.json",
@@ -99,7 +101,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "max_failed_share": "spec",
     },
     "engines/rollout/records/gallery.py:Gallery": {
-        "_tables": "rollouts.parquet",
+        "_tables": "notes",
         "_chat": "handle",
     },
     "engines/rollout/tickets.py:TicketSource": {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import defaultdict
 from types import SimpleNamespace
 
 from engines.algorithms.spec import Algorithm
@@ -60,13 +62,14 @@ class Notes:
     """Keeps notes in memory."""
 
     def __init__(self):
-        self.kept = []
+        self.kept = defaultdict(list)
 
     def note(self, kind, number, data):
-        self.kept.append((kind, number, data))
+        self.kept[kind].append((number, data))
 
     def notes(self, kind, first, last=None):
-        return [data for k, n, data in self.kept if k == kind and n >= first]
+        end = math.inf if last is None else last
+        return [data for n, data in self.kept[kind] if first <= n <= end]
 
 
 class Parts:

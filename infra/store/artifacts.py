@@ -5,6 +5,7 @@
     ROOT/checkpoints/<kind>/<digest12>/step-<s>-a<n>/files... + manifest.json, written last
                                        rollouts/<n>/a<n>-<i>   finished rollouts since then
                                        takes/<s>/a<n>-<i>      what step s was trained on
+                                       shown/<s>/a<n>-<i>      rollouts to browse up to step s
 
 An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
 the others read its artifact. Checkpoints belong to a stage, not to an attempt, and go with it.

@@ -10,8 +10,9 @@ from pydantic import PositiveInt
 
 from infra.config import Config
 
-NoteKind: TypeAlias = Literal["rollouts", "takes"]
-"""`rollouts`: finished ones, by ticket. `takes`: what a step is trained on, by step"""
+NoteKind: TypeAlias = Literal["rollouts", "takes", "shown"]
+"""`rollouts`: finished ones, by ticket. `takes`: what a step is trained on, by step. `shown`: the
+rollouts to browse of the steps before a checkpoint, by its step"""
 
 
 class Retention(Config):

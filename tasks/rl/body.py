@@ -57,6 +57,7 @@ async def train(
             gallery=Gallery(chat),
             reporter=context.reporter,
             steps=spec.settings.steps,
+            notes=context.checkpoints,
         )
         if teachers:
             await roles.trainer.load_teachers(teachers)

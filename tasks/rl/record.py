@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
@@ -29,13 +29,31 @@ _WINDOW = 3
 """number of steps at the start and at the end whose means the summary compares"""
 
 
+class Notes(Protocol):
+    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
+
+    def note(self, kind: Literal["shown"], number: int, data: bytes) -> None: ...
+
+    def notes(
+        self, kind: Literal["shown"], first: int, last: int | None = None
+    ) -> Sequence[bytes]: ...
+
+
 class RlRecord:
     """Follows a run step by step; saved with each checkpoint, restored by a resumed attempt."""
 
     def __init__(
-        self, *, watch: StopRule, gallery: Gallery, reporter: Reporter, steps: int
+        self,
+        *,
+        watch: StopRule,
+        gallery: Gallery,
+        reporter: Reporter,
+        steps: int,
+        notes: Notes,
     ) -> None:
         self._watch = watch
+        self._notes = notes
+        self._shown: list[int] = []
         self._gallery = gallery
         self._reporter = reporter
         self._steps = steps
@@ -123,15 +141,19 @@ class RlRecord:
 
     def write_rollouts(self, folder: Path) -> None:
         """Write the gallery of all steps as `rollouts.parquet`."""
-        self._gallery.write(folder)
+        # of one number, the newest attempt's is last
+        earlier = (self._notes.notes("shown", step, step)[-1] for step in self._shown)
+        self._gallery.write(folder, earlier)
 
     def save(self, folder: Path) -> Callable[[], None]:
-        """Write what `restore` needs into a checkpoint's folder. -> what writes the rollouts of
-        the steps so far there, in a thread while the next steps add theirs."""
+        """Write what `restore` needs into a checkpoint's folder. -> what notes the rollouts shown
+        since the checkpoint before, in a thread while the next steps add theirs."""
+        self._shown.append(self.step)
         state = {
             "step": self.step,
             "version": self.version,
             "next_ticket": self.next_ticket,
+            "shown": self._shown,
             "history": self._watch.history(),
             "totals": self._totals,
             "kept": self._kept,
@@ -139,7 +161,10 @@ class RlRecord:
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self._unsaved = {}
-        return partial(self._gallery.copy().write, folder)
+        return partial(self._note_shown, self.step, self._gallery.take())
+
+    def _note_shown(self, step: int, rows: Gallery) -> None:
+        self._notes.note("shown", step, rows.encoded())
 
     def restore(self, folder: Path) -> None:
         """Take a checkpoint's record up, and report the steps since the one before it again:
@@ -151,7 +176,7 @@ class RlRecord:
         self._watch.restore(state["history"])
         self._totals.update(state["totals"])
         self._kept.update(state["kept"])
-        self._gallery.restore(folder)
+        self._shown = state["shown"]
         for step, values in state["metrics"].items():
             self._reporter.metrics(int(step), values)
 

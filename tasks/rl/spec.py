@@ -25,9 +25,9 @@ class RlSettings(PolicySettings):
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """policy versions between sampling and training; 0 is synchronous. With k, k + 1 batches are
-    sampled before the first step and one after each publish, in turns with training: batches are
-    exactly 0, 1, ..., k, k, k, ... versions old (less old only after a skipped update)"""
+    """policy versions between sampling and training; 0 is synchronous. With k, the groups of k + 1
+    steps are sampled before the first update and those of one after each publish, in turns with
+    training: they are 0, 1, ..., k, k, k, ... versions old (less only after a skipped update)"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
 

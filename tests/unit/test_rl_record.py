@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from engines.rollout.bounds import StopRule
@@ -11,6 +13,7 @@ from engines.rollout.records.gallery import Gallery, read_rollouts
 from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
 from tasks.rl.record import RlRecord
+from tests.loop_parts import Notes
 from tests.rollout_parts import CharChat, ids
 from tests.sample_parts import sample_of
 
@@ -35,9 +38,12 @@ class Reporter:
         pass
 
 
-def record(reporter):
+def record(reporter, notes=None):
     watch = StopRule(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
-    return RlRecord(watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9)
+    return RlRecord(
+        watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9,
+        notes=notes or Notes(),
+    )  # fmt: skip
 
 
 def sample(index, reward, status=Status.COMPLETED, reason=""):
@@ -59,7 +65,8 @@ def step(number, *samples, teacher_kl=None):
 
 
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
-    first = record(Reporter())
+    notes = Notes()
+    first = record(Reporter(), notes)
     first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
     first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
     first.checkpointed(0.5)
@@ -68,7 +75,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     first.observe(step(3, sample(0, 0.5), sample(1, 0.0)))
     write_rollouts()
     reporter = Reporter()
-    second = record(reporter)
+    second = record(reporter, notes)
     second.restore(tmp_path)
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
@@ -91,6 +98,20 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     second.write_rollouts(tmp_path)
     labels = [r.label for r in read_rollouts(tmp_path / "rollouts.parquet")]
     assert labels == ["step 1"] * 2 + ["step 2"] * 2 + ["step 3"] * 2
+    rows = [pq.read_table(pa.BufferReader(data)).num_rows for _, data in notes.kept["shown"]]
+    assert rows == [4, 2], "each is written once"
+
+
+def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
+    notes = Notes()
+    torn = record(Reporter(), notes)
+    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)))
+    torn.save(tmp_path)()
+    rest = record(Reporter(), notes)
+    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
+    rest.save(tmp_path)()
+    rest.write_rollouts(tmp_path)
+    assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
 
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):

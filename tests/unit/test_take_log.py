@@ -19,7 +19,7 @@ async def test_each_take_is_written_down_before_the_update():
     step = parts.trainer.rl_step
 
     async def rl_step(inputs):
-        seen.append(len(parts.notes.kept))
+        seen.append(len(parts.notes.kept["takes"]))
         return await step(inputs)
 
     parts.trainer.rl_step = rl_step
@@ -38,7 +38,7 @@ async def test_a_repeated_step_takes_what_the_log_says_and_writes_nothing_twice(
     parts.loop = replace(parts.loop, takes=await TakeLog.open(parts.notes, 1))
     (result,) = await parts.run(1)
     assert [g.ticket for g in result.groups] == [2, 0, 3, 1]
-    assert len(parts.notes.kept) == 1
+    assert len(parts.notes.kept["takes"]) == 1
 
 
 async def test_a_take_whose_groups_are_not_all_there_is_made_anew():

@@ -51,9 +51,9 @@ class Gallery:
         return sum(table.num_rows for table in self._tables)
 
     def add(self, label: str, samples: Sequence[Sample]) -> None:
-        self._tables.append(self._encoded(label, samples))
+        self._tables.append(self._table(label, samples))
 
-    def _encoded(self, label: str, samples: Sequence[Sample]) -> pa.Table:
+    def _table(self, label: str, samples: Sequence[Sample]) -> pa.Table:
         import pyarrow as pa
 
         starts = [sample.num_prompt_tokens for sample in samples]
@@ -86,25 +86,35 @@ class Gallery:
             shown += ranked[-1:] + ranked[:-1][:1]
         self.add(label, shown)
 
-    def copy(self) -> Gallery:
-        """The rows so far, to be written while more are added to these."""
+    def take(self) -> Gallery:
+        """The rows so far, to be written down; this gallery begins anew."""
         made = Gallery(self._chat)
-        made._tables = list(self._tables)
+        made._tables, self._tables = self._tables, []
         return made
 
-    def write(self, folder: Path) -> None:
-        """Write `rollouts.parquet` into a folder."""
+    def encoded(self) -> bytes:
+        """The rows as a Parquet file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = pa.concat_tables([_schema().empty_table(), *self._tables])
-        pq.write_table(rows, folder / ROLLOUTS_FILE)
+        sink = pa.BufferOutputStream()
+        pq.write_table(self._rows(), sink)
+        return sink.getvalue().to_pybytes()
 
-    def restore(self, folder: Path) -> None:
-        """Take up the rows of an earlier attempt."""
+    def write(self, folder: Path, earlier: Iterable[bytes] = ()) -> None:
+        """Write `rollouts.parquet` into a folder: rows that were `encoded` earlier, then these."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        self._tables = [pq.read_table(folder / ROLLOUTS_FILE)]
+        with pq.ParquetWriter(folder / ROLLOUTS_FILE, _schema()) as file:
+            for piece in earlier:
+                file.write_table(pq.read_table(pa.BufferReader(piece)))
+            file.write_table(self._rows())
+
+    def _rows(self) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.concat_tables([_schema().empty_table(), *self._tables])
 
 
 def _schema() -> pa.Schema:

@@ -15,7 +15,7 @@
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
 is empty when a checkpoint is taken. `test_checkpoint_contents.py` reads the sources and fails when
 an object of the loop has an attribute that is not listed here, or the other way round. Sampling
-seeds are no state: they follow from stage seed, problem id, sample index, policy version and turn.
+seeds are no state: they follow from stage seed, ticket, sample index, session and turn.
 """
 
 from __future__ import annotations

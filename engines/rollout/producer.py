@@ -86,9 +86,9 @@ class Producer:
             ticket.domain,
             ticket.problem,
             self._group_size,
-            version=self._policy.version,
             temperature=self._temperature,
             group_id=ticket.group_id,
+            seed_name=ticket.group_id,
             known=self._known_of(ticket),
             on_finished=lambda rollout: self._keep(ticket, rollout),
         )

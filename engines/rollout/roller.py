@@ -38,13 +38,14 @@ class Roller:
         problem: Problem,
         size: int,
         *,
-        version: int,
         temperature: float,
         group_id: str,
+        seed_name: str,
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
     ) -> list[Rollout]:
-        """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage.
+        """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
+        of one `seed_name` are sampled with the same random numbers.
 
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
         `on_finished` as they end.
@@ -54,7 +55,7 @@ class Roller:
 
         async def roll(index: int) -> Rollout:
             attempt = Attempt(
-                problem, domain.name, prompt_ids, group_id, index, version, temperature,
+                problem, domain.name, prompt_ids, group_id, index, seed_name, temperature,
                 domain.max_new_tokens, self._seed, self._context_length,
             )  # fmt: skip
             found = known.get(attempt.rollout_id)

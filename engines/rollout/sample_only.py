@@ -56,9 +56,9 @@ async def sample_rollouts(
                 domain,
                 p,
                 samples,
-                version=0,
                 temperature=temperature,
                 group_id=f"{label}/{p.id}" if label else p.id,
+                seed_name=p.id,
                 known=kept.known,
                 on_finished=kept.keep,
             )

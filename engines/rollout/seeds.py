@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 
-def sampling_seed(
-    stage_seed: int, problem_id: str, sample_index: int, version: int, turn: int, session: int = 0
-) -> int:
-    """A 31-bit seed that depends on nothing but its arguments: not on the process or the batch."""
-    text = f"{stage_seed}\0{problem_id}\0{sample_index}\0{version}\0{turn}"
-    text += f"\0{session}" if session else ""
+def sampling_seed(stage_seed: int, name: str, sample_index: int, session: int, turn: int) -> int:
+    """A 31-bit seed that depends on nothing but its arguments: not on the process or the batch.
+
+    `name`: a ticket's group id, or a problem's id where nothing is trained.
+    """
+    text = f"{stage_seed}\0{name}\0{sample_index}\0{session}\0{turn}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") & 0x7FFF_FFFF

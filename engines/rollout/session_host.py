@@ -38,8 +38,8 @@ class Attempt:
     group_id: str
     index: int
     """position in its group"""
-    version: int
-    """the policy version it starts under; enters the seeds"""
+    seed_name: str
+    """what its seeds follow from, with stage seed, index, session and turn"""
     temperature: float
     max_new_tokens: int
     """generated tokens, over all turns of all sessions"""
@@ -129,7 +129,7 @@ class SessionHost:
         number = self._sessions.index(session)
         turn, self._turns[number] = self._turns[number], self._turns[number] + 1
         of = self._attempt
-        return sampling_seed(of.stage_seed, of.problem.id, of.index, of.version, turn, number)
+        return sampling_seed(of.stage_seed, of.seed_name, of.index, number, turn)
 
     def finish(
         self,

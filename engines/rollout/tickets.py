@@ -1,8 +1,8 @@
 """Tickets: the serial numbers of the problems drawn for a stage.
 
-Ticket n names one problem, whenever and wherever it is rolled out: group ids and the journal hang
-on it, never on a step or on who arrives first. Domains take turns: of D domains, ticket n is of
-domain n mod D and has its problem n div D, counted from `start`.
+Ticket n names one problem, whenever and wherever it is rolled out: seeds, group ids and the journal
+hang on it, never on a step or on who arrives first. Domains take turns: of D domains, ticket n is
+of domain n mod D and has its problem n div D, counted from `start`.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ async def roll(driver: object) -> Rollout:
     live = domain("d", lambda _: 1.0, driver=driver)  # type: ignore[arg-type]
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (made,) = await roller(policy()).roll_group(
-        live, problem, 1, version=0, temperature=1.0, group_id="g"
+        live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
     )
     return made
 
@@ -237,7 +237,7 @@ async def test_a_driver_chooses_what_is_trained_on() -> None:
     live = domain("d", float, driver=Best(), max_new_tokens=20)
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (made,) = await roller(policy()).roll_group(
-        live, problem, 1, version=0, temperature=1.0, group_id="g"
+        live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
     )
     assert [(s.num_trained_tokens, s.reward) for s in made.samples] == [(4, 177.0)]
 
@@ -251,5 +251,5 @@ async def test_a_lost_engine_passes_through_a_driver() -> None:
     problem = live.curriculum.problems("rl", 1, 0)[0]
     with pytest.raises(EngineError, match="no server answers"):
         await roller(Lost(lambda *_: "")).roll_group(
-            live, problem, 1, version=0, temperature=1.0, group_id="g"
+            live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
         )

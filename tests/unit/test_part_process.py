@@ -149,7 +149,7 @@ async def opened(
 async def rolled(live: Any, say: Callable[..., str], size: int = 1) -> list[Any]:
     (problem,) = live.curriculum.problems("rl", 1, 0)
     made = await roller(Policy(say)).roll_group(
-        live, problem, size, version=0, temperature=1.0, group_id="g"
+        live, problem, size, temperature=1.0, group_id="g", seed_name="g"
     )
     return [sample for rollout in made for sample in rollout.samples]
 

@@ -36,7 +36,7 @@ class Oracle:
 async def roll(policy, live, **options):
     problem = live.curriculum.problems("rl", 1, 0)[0]
     (rollout,) = await roller(policy, **options).roll_group(
-        live, problem, 1, version=0, temperature=1.0, group_id="g"
+        live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
     )
     return rollout
 
@@ -112,7 +112,7 @@ async def test_an_environment_that_raises_fails_its_sample_only():
 
     problem = live.curriculum.problems("rl", 1, 0)[0]
     rollouts = await roller(Policy(say)).roll_group(
-        live, problem, 3, version=0, temperature=1.0, group_id="g"
+        live, problem, 3, temperature=1.0, group_id="g", seed_name="g"
     )
     assert [r.samples[0].status for r in rollouts] == [
         Status.FAILED,
@@ -182,6 +182,6 @@ async def test_all_first_turns_are_submitted_in_one_tick_of_the_loop():
     policy = Policy(lambda *_: "7", delay)
     live = domain("d", lambda _: 1.0)
     problem = live.curriculum.problems("rl", 1, 0)[0]
-    await roller(policy).roll_group(live, problem, 16, version=0, temperature=1.0, group_id="g")
+    await roller(policy).roll_group(live, problem, 16, temperature=1.0, group_id="g", seed_name="g")
     assert waiting == list(range(1, 17))
     assert len({s.seed for _, s in policy.calls}) == 16

@@ -75,7 +75,7 @@ async def test_a_changed_prompt_is_never_trained_on():
 def test_seeds_differ_in_every_argument_and_never_between_processes():
     base = (0, "p", 1, 2, 3)
     others = [(1, "p", 1, 2, 3), (0, "q", 1, 2, 3), (0, "p", 0, 2, 3), (0, "p", 1, 0, 3)]
-    others += [(0, "p", 1, 2, 0), (0, "p", 1, 2, 3, 1), (0, "p", 1, 2, 3, 2)]
-    assert len({sampling_seed(*a) for a in [base, *others]}) == 8
+    others.append((0, "p", 1, 2, 0))
+    assert len({sampling_seed(*a) for a in [base, *others]}) == 6
     assert sampling_seed(*base) == 292446534
     assert 0 <= sampling_seed(*base) < 2**31

@@ -63,7 +63,7 @@ async def _roll(client: GenerationClient, chat: Chat, domain: LiveDomain) -> lis
     groups = await asyncio.gather(
         *[
             roller.roll_group(
-                domain, problem, GROUP, version=0, temperature=1.0, group_id=problem.id
+                domain, problem, GROUP, temperature=1.0, group_id=problem.id, seed_name=problem.id
             )
             for problem in problems
         ]

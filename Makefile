@@ -54,7 +54,7 @@ proof: install
 
 # The sandbox under each confinement that a kernel may offer; `make test` has the main ones.
 sandbox: install
-	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/test_sandbox.py tests/integration/test_sandbox_attacks.py
+	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/infra/test_sandbox.py tests/integration/infra/test_sandbox_attacks.py
 
 mutants: install
 	$(BIN)/python -m tests.programs.mutants

@@ -6,7 +6,8 @@ free of the other terms. How a rollout ended comes first:
     completed            -> every term is asked, all at once
     truncated            -> outcome 0, the other terms are asked
 
-A rollout that ended otherwise is not judged: what it earns is in `engines/rollout/conversation.py`.
+A rollout that ended otherwise is not judged: what it earns is in
+`engines/rollout/drivers/conversation.py`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_publishing": "empty",
         "_repairing": "empty",
     },
-    "engines/rollout/conversation.py:Conversation": {
+    "engines/rollout/drivers/conversation.py:Conversation": {
         "_environment": "handle",
         "_max_turns": "spec",
     },
@@ -172,7 +172,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 WITHIN_A_STEP = (
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/producer.py:Sampled",
-    "engines/rollout/session.py:TokenSession",
-    "engines/rollout/session_host.py:SessionHost",
+    "engines/rollout/drivers/session.py:TokenSession",
+    "engines/rollout/drivers/session_host.py:SessionHost",
 )
 """objects that no step passes to the next"""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
 from curricula.registry import build as build_curriculum
-from engines.rollout.conversation import Conversation
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.types import Curriculum, Environment, Reward
 from infra.errors import InputError
 from infra.processes.part_process import PartProcess

@@ -17,7 +17,7 @@ from tasks.stage import StageContext, Stopped
 
 if TYPE_CHECKING:
     from engines.chat import Chat
-    from engines.rollout.live_domain import LiveDomain
+    from engines.rollout.drivers.live_domain import LiveDomain
     from engines.rollout.records.journal import RolloutJournal
     from engines.sglang.fleet import Fleet
     from tasks.live_domain import OpenDomain

@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import free_ports
 from infra.stack import Stack, load_stack
-from tests.machine import BUCKET, Machine, until
+from tests.parts.machine import BUCKET, Machine, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)

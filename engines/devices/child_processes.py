@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engines.devices.waiting_time import SilentWork
 from infra.errors import EngineError
 
-READY_S = 180.0
-"""bound on importing SGLang; 6 s on a quiet machine"""
+_SILENT_S = 60.0
+"""how long a parent that imports SGLang may do nothing, as far as one can see"""
+_LOOK_S = 1.0
 _REPLY_S = 30.0
 _LOG = "process-parent.log"
 
@@ -50,10 +52,11 @@ class ChildProcesses:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self, timeout: float = READY_S) -> None:
-        """Return when servers can be forked; raises EngineError with the log's end otherwise."""
+    def wait_ready(self, silent_s: float = _SILENT_S) -> None:
+        """Return when servers can be forked. The wait is as long as the parent works; raises
+        EngineError with the log's end when it did nothing for `silent_s` seconds."""
         with self._lock:
-            self._wait_ready(timeout)
+            self._wait_ready(silent_s)
 
     def serve(self, options: dict[str, Any], log: Path) -> int:
         """Let the preloaded module serve with these options; returns its pid."""
@@ -104,14 +107,26 @@ class ChildProcesses:
             time.sleep(0.02)
         return False
 
-    def _wait_ready(self, timeout: float) -> None:
-        if not self._is_ready:
-            self._read_line(timeout)
-            self._is_ready = True
+    def _wait_ready(self, silent_s: float) -> None:
+        if self._is_ready:
+            return
+        work, moved = SilentWork(self._process.pid, self.logs / _LOG), time.monotonic()
+        while not self._has_line(min(_LOOK_S, silent_s)):
+            now = time.monotonic()
+            moved = now if work.has_moved() else moved
+            if now >= moved + silent_s:
+                raise self._silent(silent_s)
+        self._read_line(_REPLY_S)
+        self._is_ready = True
+
+    def _has_line(self, timeout: float) -> bool:
+        """Replies are single short lines written at once, so a readable pipe holds a whole one."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], timeout)[0])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self._wait_ready(READY_S)
+            self._wait_ready(_SILENT_S)
             assert self._process.stdin is not None
             try:
                 self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -126,18 +141,18 @@ class ChildProcesses:
         return reply
 
     def _read_line(self, timeout: float) -> dict[str, Any]:
-        """Replies are single short lines written at once, so a readable pipe holds a whole one."""
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], timeout)
-        if not readable:
-            raise EngineError(
-                f"the parent of engine processes gave no answer in {timeout:.0f} s;"
-                f" {self._advice()}"
-            )
+        if not self._has_line(timeout):
+            raise self._silent(timeout)
         line = self._process.stdout.readline()
         if not line:
             raise self._gone()
         return json.loads(line)
+
+    def _silent(self, seconds: float) -> EngineError:
+        return EngineError(
+            f"the parent of engine processes gave no answer in {seconds:.0f} s; {self._advice()}"
+        )
 
     def _gone(self) -> EngineError:
         return EngineError(f"the parent of engine processes ended; {self._advice()}")

@@ -11,6 +11,7 @@ import psutil
 
 SLOWEST_BYTES_PER_S = 50e6
 """a network file system that others use too; weights were read here at 1 GB/s and more"""
+_MUCH_SLOWER = 10
 WORKING_CORES = 0.2
 """a process that uses more than this of a core works; one that only waits for questions does not"""
 
@@ -18,6 +19,29 @@ WORKING_CORES = 0.2
 def transfer_bound_s(num_bytes: int, floor_s: float) -> float:
     """Seconds that reading or writing so much may take, and what comes with it (`floor_s`)."""
     return floor_s + num_bytes / SLOWEST_BYTES_PER_S
+
+
+class WorkRate:
+    """How long an amount of work may take, from how fast earlier work was done."""
+
+    def __init__(self, *, floor_s: float, assumed_per_s: float) -> None:
+        """`assumed_per_s`: slower than anything that was seen; until something is measured."""
+        self._floor_s = floor_s
+        self._slowest_per_s: float | None = None
+        self._assumed_per_s = assumed_per_s
+
+    def bound_s(self, amount: float) -> float:
+        """Seconds after which that much work hangs: it takes ten times as long as ever."""
+        if self._slowest_per_s is None:
+            return self._floor_s + amount / self._assumed_per_s
+        return self._floor_s + _MUCH_SLOWER * amount / self._slowest_per_s
+
+    def took(self, amount: float, seconds: float) -> None:
+        """So much work was done in so many seconds."""
+        if amount > 0 and seconds > 0:
+            rate = amount / seconds
+            known = self._slowest_per_s
+            self._slowest_per_s = rate if known is None else min(known, rate)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
-from engines.rollout.session_host import Attempt, End, SessionHost
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError
 

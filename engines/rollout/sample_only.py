@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.roller import Roller
 from engines.types import Problem, Rollout

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from engines.devices.waiting_time import transfer_bound_s
 from engines.rendezvous import listen, store_at
 from engines.sglang.http import order
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
@@ -24,7 +25,7 @@ from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.stream import stream
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import BROKEN, TRANSFER_S, Servers, finish
+from engines.weights.update import BROKEN, TAKE_S, Servers, finish
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class _Group:
             "weight_version": BROKEN,
         }
         path = "/update_weights_from_distributed"
-        taking = servers.start(lambda url: order(url, path, body, timeout=TRANSFER_S))
+        bound_s = transfer_bound_s(bucket.flat.nbytes, TAKE_S)
+        taking = servers.start(lambda url: order(url, path, body, timeout=bound_s))
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         self._group.broadcast([bucket.flat], options).wait()

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang.http import order
 from engines.weights.buckets import OwnMemory, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.transport import Target
-from engines.weights.update import BROKEN, TRANSFER_S, Servers, Update
+from engines.weights.update import BROKEN, TAKE_S, Servers, Update
 
 _INDEX = "model.safetensors.index.json"
 _KEPT = 2
@@ -71,7 +72,8 @@ def load_folder(folder: Path, urls: Sequence[str], version: int) -> float:
         update = Update(servers, version, in_parts=False)
         try:
             update.begin()
-            servers.each(lambda url: order(url, path, body, timeout=TRANSFER_S))
+            bound_s = transfer_bound_s(folder_bytes(folder), TAKE_S)
+            servers.each(lambda url: order(url, path, body, timeout=bound_s))
             update.end()
         except BaseException:
             update.give_up()

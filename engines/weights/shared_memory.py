@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import order
 from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.stream import stream
 from engines.weights.transport import Target
-from engines.weights.update import BROKEN, TRANSFER_S, Servers
+from engines.weights.update import BROKEN, TAKE_S, Servers
 from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class SharedMemory:
                 url: [_handles(bucket) for _ in range(num_ranks)]
                 for url, num_ranks in ranks_of.items()
             }
-            return servers.start(lambda url: tell(url, handles[url]))
+            return servers.start(lambda url: tell(url, handles[url], bucket.flat.nbytes))
 
         return stream(self.name, weights, targets, version, self._memory, send)
 
@@ -65,14 +66,14 @@ class SharedMemory:
         return self._slots[slot]
 
 
-def tell(url: str, handles: list[str]) -> None:
+def tell(url: str, handles: list[str], num_bytes: int) -> None:
     """Have a server read a bucket: one handle for each of its ranks."""
     body = {
         "serialized_named_tensors": handles,
         "flush_cache": False,
         "weight_version": BROKEN,
     }
-    order(url, "/update_weights_from_tensor", body, timeout=TRANSFER_S)
+    order(url, "/update_weights_from_tensor", body, timeout=transfer_bound_s(num_bytes, TAKE_S))
 
 
 def _handles(bucket: Bucket) -> str:

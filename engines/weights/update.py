@@ -19,7 +19,8 @@ from engines.sglang.http import call, order, read_text
 from engines.weights.transport import CONTROL_S
 from infra.errors import EngineError
 
-TRANSFER_S = 600.0
+TAKE_S = 120.0
+"""what a server may take for weights of no size; more of them get time for their bytes"""
 FLUSH_S = 10.0
 FLUSHED = "Cache flushed"
 """what SGLang's answer begins with, which is text"""

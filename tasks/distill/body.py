@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.chat import Chat
 from engines.draws import draw_problems
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.filters import sift
 from engines.rollout.roller import Roller

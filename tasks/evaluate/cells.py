@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from engines.draws import draw_problems
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.roller import Roller

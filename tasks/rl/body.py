@@ -14,8 +14,8 @@ from engines.chat import Chat
 from engines.rollout.admission import Admission
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.group_buffer import GroupBuffer
-from engines.rollout.live_domain import LiveDomain
 from engines.rollout.loop import Loop
 from engines.rollout.producer import Producer
 from engines.rollout.published_policy import PublishedPolicy

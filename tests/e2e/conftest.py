@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flows.load import load_recipe
-from tests.machine import SMOKE, Machine, settings
-from tests.page import Page
+from tests.parts.machine import SMOKE, Machine, settings
+from tests.parts.page import Page
 
 
 @pytest.fixture

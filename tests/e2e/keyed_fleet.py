@@ -19,8 +19,8 @@ from infra.access import bearer, key
 from infra.home import home
 from infra.stack import load_stack
 from infra.stack.exposure import open_ports
-from tests.tiny import tiny_model
-from tests.whole_weights import push
+from tests.parts.tiny import tiny_model
+from tests.parts.whole_weights import push
 
 _GREEDY = Sampling(8, temperature=0.0)
 _WRONG = {"Authorization": "Bearer wrong"}

@@ -28,7 +28,7 @@ from infra.processes.children import family
 from infra.stack import Stack, doctor, load_stack
 from infra.stack.exposure import open_ports
 from tests.e2e.stranger import stranger
-from tests.machine import BUCKET, Machine
+from tests.parts.machine import BUCKET, Machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 

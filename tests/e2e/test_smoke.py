@@ -14,8 +14,8 @@ import pytest
 
 from flows.load import load_recipe
 from infra.tracking.rest import MlflowRest
-from tests.machine import SMOKE, Machine, settings, until
-from tests.page import Page, made_by, run_by_page
+from tests.parts.machine import SMOKE, Machine, settings, until
+from tests.parts.page import Page, made_by, run_by_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 

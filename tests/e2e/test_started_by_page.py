@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from flows.load import load_recipe
-from tests.machine import STORE, Machine, until
-from tests.page import Page, made_by, run_by_page
+from tests.parts.machine import STORE, Machine, until
+from tests.parts.page import Page, made_by, run_by_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 

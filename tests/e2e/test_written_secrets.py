@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infra.home import runtime_dir
-from tests.machine import BUCKET, SECRETS, Machine, settings
+from tests.parts.machine import BUCKET, SECRETS, Machine, settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -14,8 +14,8 @@ from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
-from tests.integration.megatron_ranks import Ranks
-from tests.tiny import tiny_model
+from tests.integration.megatron.megatron_ranks import Ranks
+from tests.parts.tiny import tiny_model
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import asyncio
 from typing import Any
 
 from engines.megatron.ranks.rank import TrainerJob
-from engines.megatron.ranks.rank_group import STEP_S, RankGroup
+from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.step_inputs import StepInputs, Values
@@ -20,16 +20,14 @@ from engines.step_inputs import StepInputs, Values
 class CriticGroup(RankGroup):
     """A critic in training, on ranks of its policy's lease."""
 
-    async def values(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> Values:
+    async def values(self, inputs: StepInputs) -> Values:
         """The present values of the trainable samples' tokens, end to end."""
-        return await self._step("values", inputs, timeout_s=timeout_s)
+        return await self._step("values", inputs)
 
-    async def critic_step(
-        self, inputs: StepInputs, *, timeout_s: float = STEP_S
-    ) -> dict[str, float]:
+    async def critic_step(self, inputs: StepInputs) -> dict[str, float]:
         """Learn from one batch of rollouts, with the values that the critic gave before. Raises
         TrainingStopped on NaN."""
-        return await self._step("critic_step", inputs, timeout_s=timeout_s)
+        return await self._step("critic_step", inputs)
 
 
 async def lease_with_critic(

@@ -7,13 +7,14 @@ ranks' state is unknown: the lease refuses further calls, and its ranks are kill
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
 from engines.devices.held_lease import CALL_S
-from engines.devices.waiting_time import folder_bytes, transfer_bound_s
+from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs
@@ -21,10 +22,11 @@ from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 
 START_S = 300.0
-STEP_S = 1800.0
-WEIGHTS_S = 600.0
 STATE_S = 600.0
-"""what saving or loading a model of no size may take; larger ones get time for their bytes"""
+"""what saving, loading or publishing a model of no size may take; larger ones get time for their
+bytes"""
+_STEP_S = 600.0
+_SLOWEST_TOKENS_PER_S = 5.0
 
 
 class RankGroup:
@@ -34,6 +36,8 @@ class RankGroup:
         use: RankUse = lease.use[first : first + count]
         self._lease = lease
         self._state_s = STATE_S
+        self._rates: dict[str, WorkRate] = {}
+        """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]
         self._places = [rank.place for rank in use]
 
@@ -86,14 +90,25 @@ class RankGroup:
             self._lease.fault = error
             raise
 
-    async def _step(self, method: str, inputs: StepInputs, *, timeout_s: float) -> Any:
+    async def _step(self, method: str, inputs: StepInputs) -> Any:
         """Rank 0's answer to `method` of a step; its samples are serialized once, for all ranks and
         all calls of the step."""
         self._lease.check()
         samples = self._lease.shipped(inputs.samples)
-        return await self._call(
-            method, replace(inputs, samples=()), samples=samples, timeout_s=timeout_s
+        tokens = sum(len(sample.tokens) for sample in inputs.samples)
+        return await self._work(method, tokens, replace(inputs, samples=()), samples=samples)
+
+    async def _work(self, method: str, tokens: int, *arguments: Any, samples: Any = None) -> Any:
+        """The same for a call that goes over so many tokens, which is what bounds it."""
+        rate = self._rates.setdefault(
+            method, WorkRate(floor_s=_STEP_S, assumed_per_s=_SLOWEST_TOKENS_PER_S)
         )
+        began = time.monotonic()
+        answer = await self._call(
+            method, *arguments, samples=samples, timeout_s=rate.bound_s(tokens)
+        )
+        rate.took(tokens, time.monotonic() - began)
+        return answer
 
     async def _call(
         self, method: str, *arguments: Any, timeout_s: float, samples: Any = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.megatron.ranks.rank import TrainerJob
-from engines.megatron.ranks.rank_group import STEP_S, WEIGHTS_S, RankGroup
+from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs, Values
 from infra.errors import EngineError
@@ -52,57 +52,50 @@ class TrainerGroup(RankGroup):
             raise
         return group
 
-    async def sft_steps(
-        self, batches: Sequence[Sequence[TokenSequence]], *, timeout_s: float = STEP_S
-    ) -> list[dict[str, float]]:
+    async def sft_steps(self, batches: Sequence[Sequence[TokenSequence]]) -> list[dict[str, float]]:
         """One optimizer step a batch; metrics of each."""
-        return await self._call("sft_steps", batches, timeout_s=timeout_s)
+        tokens = sum(len(sequence.tokens) for batch in batches for sequence in batch)
+        return await self._work("sft_steps", tokens, batches)
 
-    async def rl_step(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
         """Train on one batch of rollouts (`algorithm.mini_batches` optimizer steps).
 
         Raises AgreementError beyond the gate and TrainingStopped on NaN.
         """
-        return await self._step("rl_step", inputs, timeout_s=timeout_s)
+        return await self._step("rl_step", inputs)
 
-    async def token_rewards(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> Values:
+    async def token_rewards(self, inputs: StepInputs) -> Values:
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
-        return await self._step("token_rewards", inputs, timeout_s=timeout_s)
+        return await self._step("token_rewards", inputs)
 
-    async def agreement(self, inputs: StepInputs, *, timeout_s: float = STEP_S) -> dict[str, float]:
+    async def agreement(self, inputs: StepInputs) -> dict[str, float]:
         """How far the engine is from the weights that it sampled with, which are the present ones.
 
         Raises AgreementError beyond the gate.
         """
-        return await self._step("agreement", inputs, timeout_s=timeout_s)
+        return await self._step("agreement", inputs)
 
-    async def load_teachers(
-        self, folders: Mapping[str, Path], *, timeout_s: float = WEIGHTS_S
-    ) -> None:
+    async def load_teachers(self, folders: Mapping[str, Path]) -> None:
         """Hold a frozen model for each domain (HF folders), for on-policy distillation.
 
         Raises InputError for one of another architecture.
         """
-        await self._call("load_teachers", folders, timeout_s=timeout_s)
+        await self._call("load_teachers", folders, timeout_s=self._state_s * len(folders))
 
     async def logprobs(
         self,
         sequences: Sequence[Sequence[int]],
         temperature: float = 1.0,
-        *,
-        timeout_s: float = STEP_S,
     ) -> list[list[float]]:
         """Log-probability of each token given those before it; the first of a sequence is 0."""
-        return await self._call("logprobs", sequences, temperature, timeout_s=timeout_s)
+        return await self._work("logprobs", sum(map(len, sequences)), sequences, temperature)
 
-    async def publish(
-        self, endpoints: Sequence[str], version: int, *, timeout_s: float = WEIGHTS_S
-    ) -> PublishReport:
+    async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         """Put the present weights on every server and label them `version`.
 
         Raises EngineError if a server does not take them; the ranks work on, it can be repeated.
         """
-        report = await self._call("publish", endpoints, version, timeout_s=timeout_s)
+        report = await self._call("publish", endpoints, version, timeout_s=self._state_s)
         if report.refused:
             raise EngineError(report.refused)
         return report

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray_parts import own_ray
-from tests.stage_parts import stage_context
+from tests.parts.ray_parts import own_ray
+from tests.parts.stage_parts import stage_context
 
 
 @pytest.fixture(scope="package")

@@ -16,7 +16,7 @@ from infra.store.store import Store
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tasks.stage import Resources, StageContext
-from tests.stage_parts import STEADY, ListReporter, stage_context
+from tests.parts.stage_parts import STEADY, ListReporter, stage_context
 
 MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-training")
 """of step 3; of step 4, whose checkpoint is torn; of step 5, while the store still takes in that of

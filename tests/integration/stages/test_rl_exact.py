@@ -20,7 +20,7 @@ from infra.errors import AgreementError
 from tasks.rl.body import run as run_rl
 from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
-from tests.stage_parts import ListReporter
+from tests.parts.stage_parts import ListReporter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -20,14 +20,14 @@ from tasks.opd.spec import OpdSpec
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tasks.stage import StageContext, Stopped
-from tests.integration.megatron_models import varied
-from tests.stage_parts import STEADY, ListReporter, scored, stage_context
+from tests.integration.megatron.megatron_models import varied
+from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 
 pytestmark = pytest.mark.integration
 
 SHORT = {**STEADY, "max_new_tokens": 12}
 # Every group gets a spread, without which no step updates.
-GRADED = {"name": "tests.stage_parts:grade_of_content"}
+GRADED = {"name": "tests.parts.stage_parts:grade_of_content"}
 DOMAIN = {**SHORT, "rewards": [STEADY["rewards"][0], GRADED]}
 
 

@@ -14,8 +14,8 @@ from engines.chat import Chat
 from tasks.sft.body import run
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
-from tests.chat_parts import random_base
-from tests.stage_parts import ListReporter, stage_context
+from tests.parts.chat_parts import random_base
+from tests.parts.stage_parts import ListReporter, stage_context
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.chat import Chat
-from engines.rollout.conversation import Conversation
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.producer import Sampled
 from engines.rollout.records.journal import Finished, RolloutJournal
@@ -30,9 +30,9 @@ from engines.sglang.client import GenerationClient
 from engines.types import Demonstration, Environment, Message, Problem, Sample, Split, Transcript
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
+from tests.parts.rollout_parts import producer_of
+from tests.parts.tiny import tiny_model
 from tests.programs.bench.rows import Row
-from tests.rollout_parts import producer_of
-from tests.tiny import tiny_model
 
 TOKENS = 1024
 """of an answer"""

@@ -22,7 +22,7 @@ from typing import Any
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.trainer import RlTrainer
 from engines.rollout.consumer import Consumer, StepResult
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.loop import Loop
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
@@ -32,13 +32,13 @@ from engines.step_inputs import StepInputs, Values
 from engines.types import Transcript
 from engines.weights import PublishReport
 from rewards.rubric import RubricJudgement
+from tests.parts.rollout_parts import producer_of
+from tests.parts.stage_parts import stage_context
 from tests.programs.bench.clock import Clock, Spent
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.trl_grpo import WARMUP
 from tests.programs.bench.workbench import Workbench
-from tests.rollout_parts import producer_of
-from tests.stage_parts import stage_context
 
 PROMPTS, GROUP, NEW_TOKENS = 32, 8, 32
 STEPS = 8

@@ -35,8 +35,8 @@ from tasks.durable.protocol import JobWatcher
 from tasks.durable.ray_launch import RayLauncher
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources, StageResources
+from tests.parts.recipe_parts import settings_of
 from tests.programs.bench.rows import Row
-from tests.recipe_parts import settings_of
 
 TIMES = 5
 EXPERT = "reasoning"

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.loop import fill
 from engines.rollout.producer import Producer
 from engines.rollout.records.journal import RolloutJournal
@@ -30,14 +30,14 @@ from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling, TokenIds
 from engines.weights.update import flush
 from tasks.rl.spec import RlSettings
+from tests.parts.recipe_parts import settings_of
+from tests.parts.rollout_parts import producer_of
+from tests.parts.stage_parts import stage_context
 from tests.programs.bench import transformers_rollout
 from tests.programs.bench.clock import Clock, Spent, median_ratio
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
-from tests.recipe_parts import settings_of
-from tests.rollout_parts import producer_of
-from tests.stage_parts import stage_context
 
 REPEATS = 7
 MAX_BATCH = 16

@@ -19,13 +19,13 @@ from tasks.policy import Bounds
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources
+from tests.parts.ray_parts import own_ray
+from tests.parts.recipe_parts import settings_of
+from tests.parts.stage_parts import stage_context
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.trainer import rl_samples
 from tests.programs.bench.workbench import Workbench
-from tests.ray_parts import own_ray
-from tests.recipe_parts import settings_of
-from tests.stage_parts import stage_context
 
 EXPERT = "reasoning"
 STEPS, EVERY = 11, 5

@@ -25,11 +25,11 @@ from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Sample, Status
+from tests.parts.sample_parts import sample_of
 from tests.programs.bench.bare_megatron import BareLoop, MicroBatch, clipped_policy, cross_entropy
 from tests.programs.bench.clock import Spent, median_ratio, timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.workbench import CONSTANT, Workbench
-from tests.sample_parts import sample_of
 
 REPEATS = 7
 SFT_STEPS = 40

@@ -17,13 +17,13 @@ from engines.rollout.loop import fill
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
+from tests.parts.rollout_parts import producer_of
+from tests.parts.stage_parts import stage_context
 from tests.programs.bench.clock import Clock, Spent, median_ratio, timed
 from tests.programs.bench.grpo import CONTEXT, GROUP, NEW_TOKENS, PROMPTS, endless_domain
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
-from tests.rollout_parts import producer_of
-from tests.stage_parts import stage_context
 
 REPEATS = 5
 

@@ -19,7 +19,7 @@ from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.trainer import RlTrainer, start_parallel, stop_parallel
-from engines.rollout.live_domain import LiveDomain
+from engines.rollout.drivers.live_domain import LiveDomain
 from flows.load import load_recipe
 from flows.recipe import Recipe
 from infra.processes.ports import free_ports
@@ -27,8 +27,8 @@ from tasks.base.body import run as run_base
 from tasks.base.spec import BaseSpec
 from tasks.live_domain import build_curriculum, open_domain
 from tasks.sft.spec import SftSettings
-from tests.recipe_parts import settings_of
-from tests.stage_parts import stage_context
+from tests.parts.recipe_parts import settings_of
+from tests.parts.stage_parts import stage_context
 
 COLD_START_STEPS = 300
 _DEMONSTRATIONS = 600

@@ -1,9 +1,10 @@
 """Runs mutated recipes that `check` accepts: what it lets through has to run.
 
 Usage: python -m tests.programs.chaos.accepted [--count N]. The mutations are those of
-`tests/unit/test_recipe_fuzz.py`, in their order; all runs share a store, so each makes only what
-its mutation changes. A run may also end as the recipe's own bounds say (`TrainingStopped`): a wild
-learning rate is valid. Writes `build/accepted.json`; exit 1 when a run fails otherwise.
+`tests/unit/flows/checks/test_recipe_fuzz.py`, in their order; all runs share a store, so each makes
+only what its mutation changes. A run may also end as the recipe's own bounds say
+(`TrainingStopped`): a wild learning rate is valid. Writes `build/accepted.json`; exit 1 when a run
+fails otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flows.running.records import find_run
 from tests.programs.bench.rows import Row, show, write
 from tests.programs.chaos.ground import pin_threads
 from tests.programs.chaos.stack_ground import StackGround, stack_ground
-from tests.unit.test_recipe_fuzz import mutated
+from tests.unit.flows.checks.test_recipe_fuzz import mutated
 
 RUN_S = 900.0
 _OWN_WORDS = ("bounds.", "the loss is", "the gradient norm is", "no rollout passed")

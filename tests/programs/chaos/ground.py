@@ -19,12 +19,12 @@ from pathlib import Path
 import psutil
 
 from infra.processes.leftovers import leftovers_of_dead
+from tests.parts.ray_parts import own_ray
 from tests.programs.chaos.cells import Cell
 from tests.programs.chaos.compare import differences, made_from, manifests
 from tests.programs.chaos.progress import Progress
 from tests.programs.chaos.recovery import End
 from tests.programs.chaos.scenarios import SCENARIOS, Scenario
-from tests.ray_parts import own_ray
 
 RUN_S = 300.0
 MOMENT_S = 300.0

@@ -25,8 +25,9 @@ TESTS = [
 ]
 LEFT_OUT = ("test_trl.py", "test_table.py")
 """loads TRL anew for each mutant; looks at pages"""
+_UNIT = "tests/unit/engines/algorithms"
 IN_RANKS = {
-    "engines/algorithms/linear_logprobs.py": "tests/unit/test_linear_logprobs_ranks.py",
+    "engines/algorithms/linear_logprobs.py": f"{_UNIT}/test_linear_logprobs_ranks.py",
     "engines/algorithms/statistics/sequence_sums.py": "tests/programs/proof/test_ranks.py",
 }
 """source file -> tests that run it in other processes, where no line is watched"""

@@ -23,7 +23,7 @@ from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.losses.supervised import supervised_loss
 from engines.algorithms.losses.value_loss import value_loss
 from engines.algorithms.statistics.sequence_sums import sequence_sums
-from tests.gloo_ranks import over_ranks
+from tests.parts.gloo_ranks import over_ranks
 from tests.programs.proof.cases import loss_cases, micro
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,180 @@
+"""SessionHost: the policy as one rollout sees it.
+
+A driver opens token sessions, lets the policy take turns in them, and finishes. Budget, seeds and
+ids are the host's: a driver can neither exceed the first nor repeat the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engines.rollout.drivers.seeds import sampling_seed
+from engines.rollout.drivers.session import TokenSession
+from engines.rollout.protocols import ChatFormat, Generate
+from engines.types import (
+    AssistantTurn,
+    Message,
+    Problem,
+    Rollout,
+    Sample,
+    Sampling,
+    Status,
+    Transcript,
+)
+
+_CONTEXT_RESERVE = 8
+"""positions that SGLang keeps free at the end of its context"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which rollout of which problem, and how it is sampled."""
+
+    problem: Problem
+    domain: str
+    prompt_ids: list[int]
+    """the problem as the chat format writes it"""
+    group_id: str
+    index: int
+    """position in its group"""
+    seed_name: str
+    """what its seeds follow from, with stage seed, index, session and turn"""
+    temperature: float
+    max_new_tokens: int
+    """generated tokens, over all turns of all sessions"""
+    stage_seed: int
+    context_length: int
+
+    @property
+    def rollout_id(self) -> str:
+        return f"{self.group_id}#{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a rollout ends, and why."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy wrote, and whether the rollout can go on."""
+
+    said: AssistantTurn | None
+    """None: it wrote nothing"""
+    end: End | None = None
+    """None: the rollout can go on"""
+
+
+class SessionHost:
+    """Of one rollout. Sessions may take turns at the same time."""
+
+    def __init__(self, generate: Generate, chat: ChatFormat, attempt: Attempt) -> None:
+        self.chat = chat
+        self._generate = generate
+        self._attempt = attempt
+        self._context = attempt.context_length - _CONTEXT_RESERVE
+        self._sessions: list[TokenSession] = []
+        self._turns: list[int] = []
+        """taken in each session"""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The problem as the chat format writes it: what a session usually begins with."""
+        return self._attempt.prompt_ids
+
+    def open(self, prompt_ids: Sequence[int]) -> TokenSession:
+        """A new session; each that the policy wrote in becomes a sample."""
+        session = TokenSession(self._generate, prompt_ids)
+        self._sessions.append(session)
+        self._turns.append(0)
+        return session
+
+    async def turn(self, session: TokenSession, *, is_last: bool = False) -> Turn:
+        """Let the policy write in a session. `is_last`: nothing follows in it. Raises EngineError.
+
+        The turn that uses the budget up is cut off there, and ends the rollout as truncated.
+        """
+        budget = self._attempt.max_new_tokens - sum(s.num_generated for s in self._sessions)
+        room = self._context - len(session.tokens)
+        if room < 1 and not session.num_generated:
+            reason = f"a prompt of {len(session.tokens)} tokens fills the context"
+            return Turn(None, End(Status.FAILED, reason))
+        out_of = "token budget" if budget <= room else "context length"
+        if min(budget, room) < 1:
+            return Turn(None, End(Status.TRUNCATED, out_of))
+        generation = await session.turn(
+            Sampling(
+                max_new_tokens=min(budget, room),
+                temperature=self._attempt.temperature,
+                stop_token_ids=self.chat.stop_token_ids,
+                seed=self._next_seed(session),
+                is_last=is_last,
+            )
+        )
+        if generation.finish == "abort":
+            return Turn(None, End(Status.ABORTED, "generation was interrupted"))
+        if not len(generation.token_ids):
+            return Turn(None, End(Status.ABORTED, "the engine returned no token"))
+        said = self.chat.parse(self._attempt.problem, generation.token_ids)
+        if generation.finish == "length":
+            return Turn(said, End(Status.TRUNCATED, out_of))
+        return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
+
+    def _next_seed(self, session: TokenSession) -> int:
+        """Of the session's next turn, whatever the other sessions do meanwhile."""
+        number = self._sessions.index(session)
+        turn, self._turns[number] = self._turns[number], self._turns[number] + 1
+        of = self._attempt
+        return sampling_seed(of.stage_seed, of.seed_name, of.index, number, turn)
+
+    def finish(
+        self,
+        end: End,
+        messages: Sequence[Message],
+        sessions: Sequence[TokenSession] | None = None,
+    ) -> Rollout:
+        """The rollout, to be judged by `messages` and by the text of the last of its sessions.
+
+        `sessions`: those to train on, if not all. Raises EngineError if their tokens were changed.
+        """
+        chosen = self._sessions if sessions is None else sessions
+        written = [s for s in chosen if s.num_generated] or list(chosen[:1])
+        if not written:
+            written = [self.open(self.prompt_ids)]
+        turns = sum(m.role == "assistant" for m in messages)
+        samples = tuple(
+            self._sample(session, branch, end, turns) for branch, session in enumerate(written)
+        )
+        transcript = Transcript(
+            problem=self._attempt.problem,
+            messages=tuple(messages),
+            status=end.status,
+            num_tokens=sum(s.num_generated for s in written),
+            reason=end.reason,
+            raw=self.chat.decode(written[-1].response_ids),
+        )
+        return Rollout(samples, transcript)
+
+    def _sample(self, session: TokenSession, branch: int, end: End, turns: int) -> Sample:
+        of = self._attempt
+        session.check(of.rollout_id)
+        return Sample(
+            problem_id=of.problem.id,
+            domain=of.domain,
+            group_id=of.group_id,
+            rollout_id=of.rollout_id,
+            sample_index=of.index,
+            branch=branch,
+            tokens=session.tokens,
+            loss_mask=session.loss_mask,
+            logprobs=session.logprobs,
+            weight_versions=session.weight_versions,
+            status=end.status,
+            reason=end.reason,
+            token_budget=of.max_new_tokens,
+            metadata={"turns": turns},
+        )

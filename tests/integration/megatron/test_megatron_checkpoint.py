@@ -1,0 +1,128 @@
+"""A checkpoint continues training exactly, and in another layout too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.megatron.spec import Parallel
+from infra.errors import InputError
+from tests.integration.megatron.megatron_models import make_model, sequences
+from tests.integration.megatron.megatron_ranks import Ranks, TrainerArgs
+
+pytestmark = pytest.mark.integration
+
+LENGTHS = [20, 7, 13, 9]
+
+
+def batches(first: int, last: int) -> list[Any]:
+    return [sequences(LENGTHS, seed) for seed in range(first, last)]
+
+
+def weights(trainer: Any) -> dict[str, np.ndarray]:
+    return {name: t.detach().cpu().numpy().copy() for name, t in trainer.hf_tensors()}
+
+
+def train_and_save(trainer: Any, folder: Path) -> dict[str, Any]:
+    """Three steps, a checkpoint, two more steps."""
+    trainer.sft_steps(batches(0, 3))
+    trainer.save(folder)
+    return {"metrics": trainer.sft_steps(batches(3, 5)), "weights": weights(trainer)}
+
+
+def load_and_train(trainer: Any, folder: Path) -> dict[str, Any]:
+    trainer.load(folder)
+    done = trainer.steps_done
+    metrics = trainer.sft_steps(batches(3, 5))
+    return {"steps_done": done, "metrics": metrics, "weights": weights(trainer)}
+
+
+def load_and_random(trainer: Any, folder: Path) -> tuple[float, float]:
+    """A random number after loading, and one after loading again."""
+    import torch
+
+    trainer.load(folder)
+    first = torch.rand(()).item()
+    trainer.load(folder)
+    return first, torch.rand(()).item()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model("qwen3", folder)
+    return folder
+
+
+def test_resuming_in_the_same_layout_repeats_the_run_to_the_bit(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    whole = ranks.run(train_and_save, TrainerArgs(model), tmp_path / "step-3")
+    resumed = ranks.run(load_and_train, TrainerArgs(model, seed=99), tmp_path / "step-3")
+    assert resumed["steps_done"] == 3
+    for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
+        assert (a["loss"], a["grad_norm"], a["lr"]) == (b["loss"], b["grad_norm"], b["lr"])
+    for name, tensor in whole["weights"].items():
+        assert np.array_equal(resumed["weights"][name], tensor), name
+
+
+def test_random_states_come_back_with_the_checkpoint(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    ranks.run(train_and_save, TrainerArgs(model), tmp_path / "step-3")
+    first, again = ranks.run(load_and_random, TrainerArgs(model), tmp_path / "step-3")
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [
+        (Parallel(tp=2), Parallel()),
+        (Parallel(), Parallel(tp=2)),
+        (Parallel(pp=2), Parallel(dp=2)),
+        (Parallel(dp=2), Parallel()),
+    ],
+    ids=["tp2-to-1", "1-to-tp2", "pp2-to-dp2", "dp2-to-1"],
+)
+def test_another_layout_continues_the_run(
+    saved: Parallel, loaded: Parallel, ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    whole = ranks.run(train_and_save, TrainerArgs(model, saved), tmp_path / "step-3")
+    resumed = ranks.run(load_and_train, TrainerArgs(model, loaded), tmp_path / "step-3")
+    for a, b in zip(resumed["metrics"], whole["metrics"], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a["lr"] == b["lr"]
+    for name, tensor in whole["weights"].items():
+        assert np.abs(resumed["weights"][name] - tensor).max() < 1e-4, name
+
+
+def test_a_folder_without_a_checkpoint_is_refused(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="holds no training checkpoint"):
+        ranks.run(load_and_train, TrainerArgs(model), tmp_path)
+
+
+def save_untrained(trainer: Any, folder: Path) -> dict[str, np.ndarray]:
+    trainer.save(folder)
+    return weights(trainer)
+
+
+def load_only(trainer: Any, folder: Path) -> tuple[int, dict[str, np.ndarray]]:
+    trainer.load(folder)
+    return trainer.steps_done, weights(trainer)
+
+
+def test_a_checkpoint_before_the_first_step_is_whole(
+    ranks: Ranks, model: Path, tmp_path: Path
+) -> None:
+    """A stage may have to leave one: every group of its first steps can be without signal."""
+    saved = ranks.run(save_untrained, TrainerArgs(model), tmp_path / "step-0")
+    steps_done, loaded = ranks.run(load_only, TrainerArgs(model, seed=99), tmp_path / "step-0")
+    assert steps_done == 0
+    for name, tensor in saved.items():
+        assert np.array_equal(loaded[name], tensor), name

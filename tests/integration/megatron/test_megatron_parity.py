@@ -1,0 +1,117 @@
+"""Every layout does what one process does: same loss, gradient norm, weights, logprobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.algorithms.spec import Algorithm
+from engines.step_inputs import StepInputs
+from tests.integration.megatron.megatron_models import make_model, samples, sequences, varied
+from tests.integration.megatron.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
+
+pytestmark = pytest.mark.integration
+
+WIDE = {"clip_low": 0.05, "clip_high": 0.05}
+ALGORITHMS = {
+    "token_mean": Algorithm(),
+    "sequence_mean": Algorithm(aggregation="sequence_mean"),
+    # The sequence's ratio is a sum over context-parallel ranks, with its gradient.
+    "gspo": Algorithm(preset="gspo", loss=WIDE),
+    "opsm": Algorithm(preset="gspo", loss=WIDE, correction={"reject": [{"kind": "opsm"}]}),
+    "corrected": Algorithm(
+        advantage="reinforce++",
+        loss={"clip_high": 0.2},
+        kl={"coef": 0.1, "unbiased": True},
+        aggregation="rollout_mean",
+        old_logprobs="trainer",
+        correction={
+            "weight": {"level": "sequence", "high": 1.5, "normalize": True},
+            "reject": [{"kind": "ratio", "level": "geometric", "high": 1.25}],
+        },
+    ),
+    "opd": Algorithm(preset="opd", mini_batches=1),
+}
+METRICS = ("loss", "grad_norm", "entropy", "ratio_mean", "ratio_max", "clip_fraction", "kl_k3")
+MORE = (
+    *("mismatch_k1", "mismatch_k3", "mismatch_ess", "mismatch_ratio_p99"),
+    *("opsm_share", "reference_kl", "weight_mean", "rejected_share"),
+    *("teacher_kl", "teacher_kl_test", "teacher_kl_lone"),
+)
+
+
+def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
+    """Two supervised steps and an RL step of two mini-batches; everything that can be compared."""
+    first = trainer.logprobs([s.tokens for s in sequences(LENGTHS)])
+    supervised = trainer.sft_steps([sequences(LENGTHS, 1), sequences(LENGTHS[:3], 2)])
+    batch = sequences(LENGTHS, 3)
+    old = trainer.logprobs([s.tokens for s in batch])
+    rollouts = samples(batch, [[x - 0.1 * (j % 5) for j, x in enumerate(v)] for v in old])
+    if algorithm.advantage.kind == "distillation":
+        rollouts[0].domain = "lone"  # fewer samples of it than ranks
+        trainer.load_teachers({"lone": teacher, "test": teacher})
+    reinforced = trainer.rl_step(StepInputs(rollouts, algorithm, False))
+    return {
+        "logprobs": first,
+        "supervised": supervised,
+        "reinforced": reinforced,
+        "weights": {name: t.detach().cpu().numpy().copy() for name, t in trainer.hf_tensors()},
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    for name in ("qwen3", "qwen2"):
+        make_model(name, root / name)
+    varied(root / "qwen3", root / "teacher", seed=1)
+    return {name: root / name for name in ("qwen3", "qwen2", "teacher")}
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, folders: dict[str, Path]) -> dict[str, Any]:
+    """What one process does."""
+    cases = [("qwen3", how) for how in ALGORITHMS] + [("qwen2", "token_mean")]
+    return {
+        f"{name} {how}": ranks.run(
+            train, TrainerArgs(folders[name]), ALGORITHMS[how], folders["teacher"]
+        )
+        for name, how in cases
+    }
+
+
+def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[name] - b[name]).max()) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [(layout, "qwen3 token_mean") for layout in LAYOUTS]
+    + [("cp2", "qwen3 sequence_mean"), ("dp2", "qwen3 sequence_mean")]
+    + [("tp2", "qwen2 token_mean"), ("pp2", "qwen2 token_mean")]
+    + [("cp2", "qwen3 gspo"), ("dp2", "qwen3 gspo"), ("cp2", "qwen3 opsm")]
+    + [(layout, "qwen3 corrected") for layout in LAYOUTS]
+    + [("dp2", "qwen3 opd"), ("tp2", "qwen3 opd"), ("pp2", "qwen3 opd")],
+)
+def test_a_layout_trains_like_one_process(
+    layout: str, case: str, ranks: Ranks, folders: dict[str, Path], alone: dict[str, Any]
+) -> None:
+    name, how = case.split()
+    args = TrainerArgs(folders[name], LAYOUTS[layout])
+    here = ranks.run(train, args, ALGORITHMS[how], folders["teacher"])
+    there = alone[case]
+    for mine, theirs in zip(here["logprobs"], there["logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    for mine, theirs in zip(here["supervised"], there["supervised"], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert mine["lr"] == theirs["lr"]
+    assert here["reinforced"].keys() == there["reinforced"].keys()
+    for metric in [*METRICS, *[m for m in MORE if m in there["reinforced"]]]:
+        mine, theirs = here["reinforced"][metric], there["reinforced"][metric]
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6), metric
+    assert largest_difference(here["weights"], there["weights"]) < 1e-4

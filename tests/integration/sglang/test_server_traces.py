@@ -1,0 +1,80 @@
+"""What a server leaves outside its home is gone soon after it, however it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.devices.child_processes import ChildProcesses
+from engines.sglang.servers.server import Server
+from engines.sglang.spec import FleetSpec
+from infra.processes.leftovers import SHARED_MEMORY, leftovers_of, leftovers_of_dead
+from infra.stack.clean import clean
+from tests.parts.tiny import tiny_model
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcesses]:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    with ChildProcesses(tmp_path / "logs", "engines.sglang.servers.launcher") as children:
+        yield children
+
+
+def _serve(children: ChildProcesses, folder: Path, name: str) -> Server:
+    server = Server(children, name, FleetSpec(), folder)
+    server.wait_ready()
+    places = {path.parent for path in leftovers_of(server.pid)}
+    assert places >= {SHARED_MEMORY}, "it has shared memory under its own name"
+    assert len(places) == 2
+    return server
+
+
+def _outside() -> set[Path]:
+    return {p for place in (SHARED_MEMORY, Path(tempfile.gettempdir())) for p in place.iterdir()}
+
+
+def _until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_server_however_it_ends(
+    children: ChildProcesses, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "model")
+    before = _outside()
+    stopped, killed, kept = (_serve(children, model, name) for name in ("one", "two", "three"))
+    made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
+    assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
+
+    stopped.stop()
+    os.killpg(killed.pid, signal.SIGKILL)
+    # nobody asks for the killed one: its parent notices by itself
+    _until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
+    assert leftovers_of(kept.pid)
+    kept.probe()
+
+    children.close()
+    assert not leftovers_of()
+    mine = {path for path in _outside() - before if "sglang" in path.name}
+    assert not mine & made
+
+
+def test_what_a_crash_left_is_found_and_removed(children: ChildProcesses, tmp_path: Path) -> None:
+    server = _serve(children, tiny_model(tmp_path / "model"), "one")
+    assert not leftovers_of_dead()
+    assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
+    children._process.kill()  # the kernel ends the server, and nobody is left to clear up
+    _until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
+    clean()
+    assert not leftovers_of()

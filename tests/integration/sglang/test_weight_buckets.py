@@ -1,0 +1,69 @@
+"""Ranks that share a model put it together in buckets: the exported tensors to the bit, in bounded
+memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engines.weights.buckets import OwnMemory
+from tests.integration.megatron.megatron_models import make_model
+from tests.integration.megatron.megatron_ranks import ALONE, LAYOUTS, Ranks, TrainerArgs
+from tests.parts.live_memory import LiveMemory
+from tests.parts.whole_weights import tensors_of
+
+pytestmark = pytest.mark.integration
+
+LIMIT = 20_000
+"""bytes of a bucket: the largest tensor of the models has 12,288"""
+
+
+def _collected(trainer: Any, share_work: bool) -> Any:
+    """Each rank's tensors by name, its number of buckets and the most bytes that it held."""
+    weights = replace(trainer.trained_weights(), bucket_bytes=LIMIT)
+    known = [weight.local for weight in weights.weights]
+    tensors: dict[str, Any] = {}
+    count = 0
+    with LiveMemory(known) as live:
+        for bucket in weights.buckets(OwnMemory(), share_work=share_work):
+            if bucket is not None:
+                count += 1
+                # numpy: a copy that does not count
+                tensors |= {name: tensor.numpy().copy() for name, tensor in bucket.tensors}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (tensors, count, live.peak))
+    return everyone
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / request.param
+    make_model(request.param, folder)
+    return folder
+
+
+@pytest.mark.parametrize("share_work", [False, True], ids=["one sender", "shared work"])
+@pytest.mark.parametrize("layout", ["alone", *LAYOUTS])
+def test_buckets_hold_the_exported_tensors_and_no_rank_more_than_two_of_them(
+    layout: str, share_work: bool, ranks: Ranks, folder: Path
+) -> None:
+    args = TrainerArgs(folder, LAYOUTS.get(layout, ALONE))
+    found = ranks.run(_collected, args, share_work)
+    expected = dict(tensors_of(folder))
+    named = [name for tensors, _, _ in found for name in tensors]
+    assert sorted(named) == sorted(expected), "each tensor once, from one rank"
+    for tensors, _, _ in found:
+        for name, tensor in tensors.items():
+            assert torch.equal(torch.from_numpy(tensor), expected[name]), name
+    assert all(peak <= 2 * LIMIT for _, _, peak in found)
+    # Ranks that share the work have one bucket at a time.
+    assert max(peak for _, _, peak in found) > (LIMIT // 2 if share_work else LIMIT)
+    senders = [count for _, count, _ in found if count]
+    assert sum(senders) > 3
+    if share_work or layout == "pp2":
+        assert len(senders) == len(found), "all ranks had a part"

@@ -1,0 +1,119 @@
+"""A loop over the parts of `rollout_parts`, with a trainer that records what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+
+from engines.algorithms.spec import Algorithm
+from engines.rollout.consumer import Consumer
+from engines.rollout.loop import Loop
+from engines.rollout.records.take_log import Take, TakeLog
+from tests.parts.rollout_parts import Policy, domain, producer_of, roller
+
+
+class Trainer:
+    """Records what it is trained on; publishing changes the policy's version."""
+
+    def __init__(self, policy: Policy, slow: int = 0) -> None:
+        self.policy = policy
+        self.slow = slow
+        self.trained: list[list[int]] = []
+        self.tokens: list[list[list[int]]] = []
+        self.gated: list[bool] = []
+        self.events: list[str] = []
+        self.given = (None, None)
+
+    async def rl_step(self, inputs):
+        samples = inputs.samples
+        self.given = (inputs.values, inputs.token_rewards)
+        asked = len(self.policy.calls)
+        for _ in range(self.slow):
+            await asyncio.sleep(0)
+        assert len(self.policy.calls) == asked, "nothing is sampled while weights are trained"
+        self.trained.append([s.oldest_version for s in samples])
+        self.tokens.append([s.tokens.tolist() for s in samples])
+        self.gated.append(inputs.gate)
+        self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
+        return {"entropy": 0.5, "tokens": 10.0}
+
+    async def agreement(self, inputs):
+        samples = inputs.samples
+        self.events.append(f"sampled {samples[0].oldest_version}")
+        assert {s.oldest_version for s in samples} == {self.policy.version}
+        return {"engine_mismatch_mean": self.policy.version / 100}
+
+    async def token_rewards(self, inputs):
+        return "token rewards"
+
+    @property
+    def version(self):
+        return self.policy.version
+
+    async def publish_next(self):
+        self.policy.version += 1
+        self.events.append(f"publish {self.version}")
+        return SimpleNamespace(bytes=100, seconds=0.0)
+
+
+class Notes:
+    """Keeps notes in memory."""
+
+    def __init__(self):
+        self.kept = defaultdict(list)
+
+    def note(self, kind, number, data):
+        self.kept[kind].append((number, data))
+
+    def notes(self, kind, first, last=None):
+        end = math.inf if last is None else last
+        return [data for n, data in self.kept[kind] if first <= n <= end]
+
+
+class Parts:
+    """A loop with its trainer; the trainer's policy is the one that answers."""
+
+    def __init__(
+        self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
+        critic=None, critic_only_steps=0, algorithm=None,
+    ):  # fmt: skip
+        self.policy = Policy(say)
+        self.policy.version = version
+        self.trainer = Trainer(self.policy, slow)
+        self.notes = notes or Notes()
+        self.producer, self.buffer = producer_of(
+            roller(self.policy), [domain("d", float)], groups_per_step=wanted, group_size=2,
+            oversample=oversample, max_staleness=max_staleness, policy=self.trainer,
+        )  # fmt: skip
+        consumer = Consumer(
+            trainer=self.trainer,
+            policy=self.trainer,
+            algorithm=algorithm or Algorithm(),
+            groups_per_step=wanted,
+            critic=critic,
+            critic_only_steps=critic_only_steps,
+        )
+        takes = TakeLog(self.notes)
+        self.loop = Loop(self.producer, self.buffer, takes, consumer, self.trainer)
+
+    async def takes_written(self, tickets):
+        """As an earlier attempt wrote the take of step 1."""
+        await TakeLog(self.notes).write(Take(1, 0, tuple(tickets)))
+
+    async def run(self, steps, stop_after=None, first=1, **more):
+        results = []
+
+        async def after_step(result):
+            results.append(result)
+            return result.step == stop_after
+
+        run = self.loop.run(first=first, last=steps, after_step=after_step, **more)
+        await asyncio.wait_for(run, 10)
+        return results
+
+
+def informative():
+    calls = iter(range(10**6))
+    return lambda *_: str(next(calls) % 2)

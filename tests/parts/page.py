@@ -1,0 +1,82 @@
+"""Prefect's page as a test uses it: it sends what the page sends."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+
+from tests.parts.machine import Machine
+
+
+class Page:
+    """What Prefect's page sends."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._api = httpx.Client(base_url=machine.prefect_api, timeout=60)
+
+    def submit(self, flow: str, parameters: dict[str, Any]) -> httpx.Response:
+        deployment = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()
+        path = f"/deployments/{deployment['id']}/create_flow_run"
+        return self._ask("POST", path, {"parameters": parameters})
+
+    def ended(self, flow_run: str, seconds: float) -> tuple[str, str]:
+        """Type and message of the state in which a flow run ends."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()["state"]
+            if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+                return state["type"], state["message"] or ""
+            time.sleep(0.5)
+        raise AssertionError(f"flow run {flow_run} did not end in {seconds:.0f} s")
+
+    def set_state(self, flow_run: str, *, force: bool = True, **state: Any) -> None:
+        body = {"state": state, "force": force}
+        self._ask("POST", f"/flow_runs/{flow_run}/set_state", body).raise_for_status()
+
+    def suspend(self, flow_run: str) -> None:
+        timeout = (datetime.now(UTC) + timedelta(seconds=300)).isoformat()
+        details = {"pause_timeout": timeout, "pause_reschedule": True}
+        self.set_state(flow_run, type="PAUSED", name="Suspended", state_details=details)
+
+    def retry(self, flow_run: str) -> None:
+        self.set_state(flow_run, type="SCHEDULED", name="AwaitingRetry", force=False)
+
+    def state(self, flow_run: str) -> str:
+        found = self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status()
+        return found.json()["state"]["type"]
+
+    def resume(self, flow_run: str) -> None:
+        self._ask("POST", f"/flow_runs/{flow_run}/resume", {}).raise_for_status()
+
+    def parameters(self, flow_run: str) -> dict[str, Any]:
+        return self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()["parameters"]
+
+    def count(self) -> int:
+        return self._ask("POST", "/flow_runs/count", {}).raise_for_status().json()
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Again while Prefect is busy, as a person clicks again."""
+        deadline = time.monotonic() + 30
+        while True:
+            reply = self._api.request(method, path, json=body)
+            if reply.status_code != 503 or time.monotonic() > deadline:
+                return reply
+            time.sleep(0.2)
+
+
+def run_by_page(
+    machine: Machine, page: Page, flow: str, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """The report of a deployment's run that has to succeed."""
+    made = page.submit(flow, parameters)
+    assert made.is_success, made.text
+    state = page.ended(made.json()["id"], 900)
+    assert state[0] == "COMPLETED", state
+    return machine.report("")  # the latest run
+
+
+def made_by(report: dict[str, Any]) -> set[str]:
+    return {stage["name"] for stage in report["stages"] if not stage["cached"]}

@@ -1,0 +1,191 @@
+"""Small deterministic parts for the tests of the rollout dataflow: test input, not engines.
+
+A problem is `say a digit`; the policy answers one digit token and the stop token. Tokens are
+character codes, so that ids and text are readable in a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from engines.rollout.admission import Admission
+from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.live_domain import Driver, LiveDomain
+from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.producer import Producer
+from engines.rollout.protocols import PolicyVersion
+from engines.rollout.roller import Roller
+from engines.rollout.tickets import TicketSource
+from engines.types import (
+    AssistantTurn,
+    Environment,
+    Generation,
+    Message,
+    Problem,
+    Sampling,
+    Split,
+    ToolCall,
+    Transcript,
+)
+from tests.parts.sample_parts import generation_of
+
+STOP = 0
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+class CharChat:
+    """One token a character. `!name` at the start of a turn is a tool call, `?` a broken one."""
+
+    stop_token_ids = (STOP,)
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        return ids(f"<{problem.messages[0].content}>")
+
+    def continuation_ids(
+        self,
+        problem: Problem,
+        turns: Sequence[Message],
+        new: Sequence[Message],
+        last_token: int | None,
+    ) -> list[int]:
+        return ids("".join(f"[{m.content}]" for m in new))
+
+    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn:
+        text = self.decode(token_ids)
+        calls = (ToolCall(text[1:], {}),) if text.startswith("!") else ()
+        return AssistantTurn(text, text, None, calls, "broken call" if text[:1] == "?" else "")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(t) for t in token_ids if t != STOP)
+
+
+Say = Callable[[str, Sampling], str]
+
+
+class Policy:
+    """Answers what `say(prompt text, sampling)` says, `delay(call number)` ticks later."""
+
+    def __init__(self, say: Say, delay: Callable[[int], int] = lambda _: 1) -> None:
+        self._say = say
+        self._delay = delay
+        self.version = 0
+        self.calls: list[tuple[str, Sampling]] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
+        prompt = "".join(map(chr, prompt_ids))
+        self.calls.append((prompt, sampling))
+        for _ in range(self._delay(len(self.calls))):
+            await asyncio.sleep(0)
+        said = [*ids(self._say(prompt, sampling)), STOP]
+        cut = said[: sampling.max_new_tokens]
+        finish = "stop" if len(cut) == len(said) else "length"
+        return generation_of(cut, [-0.5] * len(cut), [self.version] * len(cut), finish)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    reward: float
+    breakdown: Mapping[str, float]
+    reason: str = ""
+    failed: bool = False
+
+
+@dataclass
+class Judge:
+    """Scores a transcript with a function of its answer; a raising function is a failed verdict."""
+
+    score: Callable[[str], float]
+    seen: list[Transcript] = field(default_factory=list)
+
+    async def judge(self, transcript: Transcript) -> Verdict:
+        self.seen.append(transcript)
+        try:
+            value = self.score(transcript.answer)
+        except ValueError as error:
+            return Verdict(0.0, {}, str(error), failed=True)
+        return Verdict(value, {"outcome": value})
+
+
+class Counting:
+    """Problem n of any split says `n`."""
+
+    def __init__(self, name: str, environment: Environment | None = None) -> None:
+        self._name = name
+        self._environment = environment
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> list[Problem]:
+        return [
+            Problem(f"{self._name}/{split}/{n}", self._name, (Message("user", str(n)),), str(n))
+            for n in range(start, start + count)
+        ]
+
+    def demonstrations(self, count: int, seed: int) -> list[SimpleNamespace]:
+        return []
+
+    def environment(self) -> Environment | None:
+        return self._environment
+
+
+def domain(
+    name: str,
+    score: Callable[[str], float],
+    *,
+    environment: Environment | None = None,
+    driver: Driver | None = None,
+    max_new_tokens: int = 8,
+    max_turns: int = 1,
+) -> LiveDomain:
+    return LiveDomain(
+        name=name,
+        curriculum=Counting(name, environment),  # type: ignore[arg-type]
+        judge=Judge(score),
+        driver=driver or Conversation(environment, max_turns),
+        max_new_tokens=max_new_tokens,
+    )
+
+
+@dataclass
+class AtVersion:
+    """A policy that nobody publishes."""
+
+    version: int = 0
+
+
+def producer_of(
+    roller: Roller,
+    domains: Sequence[LiveDomain],
+    *,
+    groups_per_step: int,
+    group_size: int,
+    oversample: float = 1.0,
+    waves: int = 1,
+    max_staleness: int = 0,
+    policy: PolicyVersion | None = None,
+    seed: int = 0,
+    **more: Any,
+) -> tuple[Producer, GroupBuffer]:
+    """As a stage has one, with the buffer that it fills."""
+    policy = policy or AtVersion()
+    buffer = GroupBuffer(
+        groups_per_step=groups_per_step, max_staleness=max_staleness, policy=policy
+    )
+    admission = Admission(groups_per_step, oversample, waves, max_staleness)
+    producer = Producer(
+        source=TicketSource(domains, split="rl", seed=seed),
+        admission=admission, roller=roller, buffer=buffer, policy=policy,
+        group_size=group_size, temperature=1.0, **more,
+    )  # fmt: skip
+    return producer, buffer
+
+
+def roller(policy: Policy, *, context_length: int = 200, seed: int = 0) -> Roller:
+    return Roller(
+        generate=policy.generate, chat=CharChat(), context_length=context_length, seed=seed
+    )

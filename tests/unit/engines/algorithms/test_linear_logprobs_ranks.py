@@ -1,0 +1,72 @@
+"""Logprobs from hidden states with the vocabulary shared by 1, 2 and 4 gloo processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.algorithms import linear_logprobs as module
+from engines.algorithms.linear_logprobs import linear_logprobs
+from tests.parts.gloo_ranks import over_ranks
+
+pytestmark = pytest.mark.unit
+
+ROWS, HIDDEN, VOCAB, WORLD = 9, 6, 24, 4
+SIZES = (1, 2, 4)
+COLUMNS = (5, VOCAB)
+TEMPERATURE = 0.8
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    hidden = torch.randn(ROWS, HIDDEN, generator=draw)
+    weight = 1.5 * torch.randn(VOCAB, HIDDEN, generator=draw)
+    labels = torch.randint(0, VOCAB, (ROWS,), generator=draw)
+    labels[:4] = torch.tensor([0, 6, 12, 18])  # the first of each rank's part
+    return hidden, weight, labels, torch.randn(2, ROWS, generator=draw)
+
+
+def share(rank: int) -> dict[tuple[int, int], list[np.ndarray]]:
+    """What this rank gets by number of ranks and columns of a tile: logprobs, entropies, gradients
+    of hidden and of its part of the weight."""
+    module.MIN_COLUMNS, module.KEPT_BYTES = 1, 500
+    results: dict[tuple[int, int], list[np.ndarray]] = {}
+    hidden, whole, labels, upstream = inputs()
+    for size in SIZES:
+        group = dist.new_group(list(range(size)))
+        for columns in COLUMNS if rank < size else ():
+            module.TILE_BYTES["cpu"] = 4 * ROWS * columns
+            part = whole.chunk(size)[rank]
+            leaves = [t.clone().requires_grad_() for t in (hidden, part)]
+            found = linear_logprobs(*leaves, labels, temperature=TEMPERATURE, group=group)
+            grads = torch.autograd.grad((torch.stack(found) * upstream).sum(), leaves)
+            results[size, columns] = [t.detach().numpy() for t in (*found, *grads)]
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[tuple[int, int], list[np.ndarray]]]:
+    return over_ranks(share, WORLD, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.proof("logprobs and entropy", "ranks")
+def test_ranks_that_share_the_vocabulary_agree_with_float64(
+    size: int, columns: int, ranks: list[dict[tuple[int, int], list[np.ndarray]]]
+) -> None:
+    hidden, weight, labels, upstream = inputs()
+    leaves = [t.double().requires_grad_() for t in (hidden, weight)]
+    distribution = (leaves[0] @ leaves[1].t() / TEMPERATURE).log_softmax(-1)
+    logprobs = distribution.gather(1, labels[:, None])[:, 0]
+    scores = torch.stack([logprobs, -(distribution.exp() * distribution).sum(-1)])
+    by_hidden, by_weight = torch.autograd.grad((scores * upstream).sum(), leaves)
+    for rank in range(size):
+        wanted = (*scores.detach(), by_hidden, by_weight.chunk(size)[rank])
+        for mine, theirs in zip(ranks[rank][size, columns], wanted, strict=True):
+            assert np.abs(mine - theirs.numpy()).max() < 1e-5

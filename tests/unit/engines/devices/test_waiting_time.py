@@ -1,0 +1,86 @@
+"""Bounds that follow from the work: bytes to move, and signs that a silent process works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.devices.placement import first_server_device, rank_device
+from engines.devices.waiting_time import SilentWork, WorkRate, folder_bytes, transfer_bound_s
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_bound_grows_with_the_bytes_and_has_a_floor(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 500)
+    (tmp_path / "config.json").write_bytes(b"x" * 20)
+    assert folder_bytes(tmp_path) == 520
+    assert folder_bytes(tmp_path / "absent") == 0
+    assert transfer_bound_s(0, 60) == 60
+    assert transfer_bound_s(16_000_000_000, 60) == 380
+
+
+@pytest.fixture
+def idle_process() -> Iterator[subprocess.Popen[bytes]]:
+    code = "import time; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_that_only_sleeps_does_not_work_unless_its_log_grows(
+    idle_process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    log, now = tmp_path / "log", [0.0]
+    work = SilentWork(idle_process.pid, log, lambda: now[0])
+    now[0] = 100.0
+    assert not work.has_moved()
+    log.write_text("loading shard 1 of 9")
+    assert work.has_moved()
+    assert not work.has_moved()
+
+
+def test_a_process_that_uses_a_core_works(tmp_path: Path) -> None:
+    now = [0.0]
+    work = SilentWork(os.getpid(), tmp_path / "log", lambda: now[0])
+    end = os.times().user + 0.1
+    while os.times().user < end:
+        sum(range(10_000))
+    now[0] = 0.01
+    assert work.has_moved()
+
+
+def test_ranks_and_servers_share_gpus_only_where_there_are_too_few() -> None:
+    """Four ranks and two servers of two GPUs each, on eight, four and one."""
+    for num_gpus, shared in ((8, set[int]()), (4, {0, 1, 2, 3}), (1, {0})):
+        ranks = {rank_device(index, num_gpus) for index in range(4)}
+        tp = min(2, num_gpus)
+        firsts = [first_server_device(index, tp, num_gpus) for index in range(2)]
+        servers = {first + offset for first in firsts for offset in range(tp)}
+        assert ranks & servers == shared
+        assert servers <= set(range(num_gpus))
+
+
+def test_without_gpus_there_is_nothing_to_number() -> None:
+    assert rank_device(3, 0) is None
+    assert first_server_device(1, 2, 0) == 0
+
+
+def test_work_may_take_ten_times_as_long_as_it_ever_did() -> None:
+    rate = WorkRate(floor_s=60, assumed_per_s=5)
+    assert rate.bound_s(1000) == 60 + 200, "nothing is measured yet"
+    rate.took(1000, 2.0)
+    assert rate.bound_s(1000) == 60 + 20
+    rate.took(1000, 10.0)
+    rate.took(5000, 10.0)
+    assert rate.bound_s(1000) == 60 + 100, "the slowest counts"
+    rate.took(0, 1.0)
+    assert rate.bound_s(0) == 60

@@ -1,0 +1,109 @@
+"""What a recipe may say of a critic, and what `check` refuses."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from engines.megatron.spec import CriticSettings, Optimizer
+from flows.checks.recipe import check_recipe
+from flows.expert import plan_expert
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.parts.recipe_parts import settings_of
+
+pytestmark = pytest.mark.unit
+
+PPO = "experts.reasoning.path.rl.algorithm.preset=ppo"
+
+
+def said(*changes: str) -> str:
+    """What `check` says to the smoke recipe with these changes; empty if it runs."""
+    recipe = load_recipe("cpu-smoke", changes)
+    try:
+        check_recipe(recipe, plan_post_train(recipe))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("preset", ["ppo", "sao"])
+def test_a_preset_with_a_critic_runs_as_it_is(preset: str) -> None:
+    assert said(f"experts.reasoning.path.rl.algorithm.preset={preset}") == ""
+    recipe = load_recipe("cpu-smoke", [f"experts.reasoning.path.rl.algorithm.preset={preset}"])
+    reasoning, general = (
+        settings_of(recipe.experts[name].path, RlSettings) for name in ("reasoning", "general")
+    )
+    assert reasoning.critic_role == CriticSettings()
+    assert general.critic_role is None
+
+
+def test_a_single_rollout_a_problem_is_enough_for_a_critic() -> None:
+    assert (
+        said(
+            "experts.reasoning.path.rl.algorithm.preset=sao",
+            "experts.reasoning.path.rl.group_size=1",
+        )
+        == ""
+    )
+    assert "group of one" in said("experts.reasoning.path.rl.group_size=1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            ["experts.reasoning.path.rl.critic={}"],
+            "critic: nothing uses it, as advantage group has none",
+        ),
+        (
+            ["resources.stages.reasoning-rl={critic: {}}"],
+            "resources.stages.reasoning-rl.critic: the stage has none",
+        ),
+        (
+            [PPO, "resources.stages.reasoning-rl={trainer: {dp: 2}}"],
+            "its trainer and critic need 4 ranks together, resources.trainer_ranks is 2",
+        ),
+        (
+            [PPO, "resources.stages.reasoning-rl={critic: {tp: 3}}", "resources.trainer_ranks=4"],
+            "tp 3 does not divide",
+        ),
+        (
+            [
+                PPO,
+                "experts.reasoning.path.rl.steps=3",
+                "experts.reasoning.path.rl.critic={warmup_steps: 3}",
+            ],
+            "critic.warmup_steps: 3 of 3 steps leave none to the policy",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(changes: list[str], reason: str) -> None:
+    found = said(*changes)
+    assert "stage reasoning-rl" in found or "resources.stages.reasoning-rl" in found
+    assert reason in found
+
+
+def test_the_plan_knows_how_many_ranks_a_critic_takes() -> None:
+    changes = [PPO, "resources.stages.reasoning-rl={trainer: {dp: 2}, critic: {tp: 2}}"]
+    by_name = {s.name: s for s in plan_expert(load_recipe("cpu-smoke", changes), "reasoning")}
+    layout = by_name["reasoning-rl"].critic
+    assert layout is not None
+    assert (layout.tp, layout.dp) == (2, 1)
+    assert by_name["reasoning-sft"].critic is None
+
+
+def test_its_optimizer_is_the_policys_faster_or_its_own() -> None:
+    policy = Optimizer(lr=2e-4, beta2=0.98, warmup_steps=3)
+    assert CriticSettings().optimizer_beside(policy) == Optimizer(
+        lr=1e-3, beta2=0.98, warmup_steps=3
+    )
+    own = Optimizer(lr=3e-3, decay="cosine")
+    assert CriticSettings(optimizer=own).optimizer_beside(policy) == own
+    with pytest.raises(ValidationError, match="lr_ratio scales the policy's optimizer"):
+        CriticSettings(optimizer=own, lr_ratio=2.0)
+    assert (
+        CriticSettings.model_validate(CriticSettings(optimizer=own).model_dump()).optimizer == own
+    )

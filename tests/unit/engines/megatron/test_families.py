@@ -1,0 +1,155 @@
+"""Every family keeps the contract; what needs no engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engines.families.common.family import Family, ModelShape
+from engines.families.common.flops import dense_flops
+from engines.families.common.registry import (
+    all_families,
+    family_module,
+    family_names,
+    family_of,
+    model_shape,
+)
+from infra.errors import InputError
+from infra.home import SOURCE_ROOT
+from tests.parts.families import EXAMPLES, SIZES
+
+pytestmark = pytest.mark.unit
+FAMILIES = all_families()
+
+
+def shape_of(name: str) -> ModelShape:
+    return model_shape({"model_type": name, **SIZES, **EXAMPLES[name].config})
+
+
+def test_every_family_has_an_example_and_a_row_in_the_docs() -> None:
+    page = (SOURCE_ROOT / "docs/add-a-model-family.md").read_text().partition("\n## ")[0]
+    assert set(EXAMPLES) == set(family_names())
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(family_names())
+
+
+def test_a_model_of_no_family_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InputError) as refused:
+        family_of({"model_type": "mamba"})
+    assert "model_type 'mamba' is not supported" in str(refused.value)
+    assert ", ".join(family_names()) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", [None, "common", "__init__", "../qwen3", "qwen3.FAMILY", ["llama"]]
+)
+def test_only_a_family_is_found_by_its_name(name: object) -> None:
+    with pytest.raises(InputError, match="is not supported"):
+        family_module({"model_type": name})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_flops_are_those_worked_out_by_hand(name: str) -> None:
+    shape = shape_of(name)
+    found = shape.family.flops(shape, np.array([3, 1]), np.array([2, 0]))
+    assert found[0] == EXAMPLES[name].flops
+    assert found[1] < found[0] / 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_tensor_belongs_to_one_megatron_parameter(name: str) -> None:
+    shape = shape_of(name)
+    table = shape.family.tensors
+    parameters = [
+        *table.top,
+        *(
+            f"decoder.layers.{i}.{p}"
+            for i in range(SIZES["num_hidden_layers"])
+            for p in table.layer
+        ),
+    ]
+    held = [tensor.name for p in parameters for tensor in table.of_parameter(p)]
+    assert len(held) == len(set(held))
+    assert set(held) == {tensor.name for tensor in shape.expected_tensors()}
+    with pytest.raises(KeyError, match="no HF name"):
+        table.of_parameter("decoder.layers.0.mlp.router.weight")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_later_pipeline_stage_holds_later_layers(name: str) -> None:
+    table = FAMILIES[name].tensors
+    (down,) = table.of_parameter("decoder.layers.1.mlp.linear_fc2.weight", first_layer=2)
+    assert down.name == "model.layers.3.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tied_model_stores_no_output_layer(name: str) -> None:
+    shape = replace(shape_of(name), is_tied=False)
+    stored = {tensor.name for tensor in shape.expected_tensors()}
+    tied = {tensor.name for tensor in replace(shape, is_tied=True).expected_tensors()}
+    assert stored - tied == {"lm_head.weight"}
+    assert tied < stored
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("kind", ["sliding_attention", "linear_attention"])
+def test_what_no_family_can_do_is_refused(name: str, kind: str) -> None:
+    config = {"model_type": name, **SIZES}
+    for wrong in (
+        {"layer_types": [kind]},
+        {"hidden_act": "gelu"},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    ):
+        with pytest.raises(InputError, match=r"not supported|cannot be trained"):
+            model_shape(config | wrong)
+
+
+def dense(**sizes: int) -> ModelShape:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 10,
+    }
+    return model_shape(config | sizes)
+
+
+def test_weights_logits_and_attention_by_hand() -> None:
+    # A layer: queries 4 x 4, keys and values 2 x 4 x 2, output 4 x 4, feed-forward 3 x 4 x 8: 144
+    # weights; two layers 288. Three tokens: 864. Logits of two rows: 2 x 4 x 10 = 80. Attention:
+    # 2 layers x 2 heads x 2 wide x 3 squared = 72. Six times 864 + 80 + 72.
+    found = dense_flops(dense(), np.array([3, 1]), np.array([2, 0]))
+    assert found.tolist() == [6 * (864 + 80 + 72), 6 * (288 + 8)]
+
+
+def test_a_critic_has_one_output_a_token() -> None:
+    critic = replace(dense(), has_value_head=True)
+    (found,) = dense_flops(critic, np.array([3]), np.array([2])).tolist()
+    assert found == 6 * (864 + 2 * 4 + 72)
+
+
+def test_attention_of_a_long_sequence_passes_no_integer_bound() -> None:
+    large = dense(num_hidden_layers=128, num_attention_heads=128, hidden_size=16384)
+    lengths = np.array([10_000_000])
+    (found,) = dense_flops(large, lengths, np.array([0])).tolist()
+    attention = 6 * 128 * 16384 * 10_000_000**2
+    assert attention > 2**63
+    assert found == pytest.approx(attention + 6 * large.num_matmul_params * 10_000_000)
+
+
+def test_a_family_may_count_its_own_flops() -> None:
+    """Of a mixture of experts, say, only those that a token passes."""
+
+    def half(*given: object) -> object:
+        return dense_flops(*given) / 2  # pyright: ignore[reportArgumentType]
+
+    family: Family = replace(FAMILIES["llama"], flops=half)
+    shape = replace(dense(), family=family)
+    (found,) = shape.family.flops(shape, np.array([3]), np.array([2])).tolist()
+    assert found == 3 * (864 + 80 + 72)

@@ -1,0 +1,141 @@
+"""Which rollouts may teach, and under which count the others fall."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
+from engines.rollout.records.duplicates import duplicates, jaccard
+from engines.rollout.records.filters import has_loop, sift
+from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
+from infra.errors import InputError
+from tasks.distill.body import _row  # pyright: ignore[reportPrivateUsage]
+from tests.parts.sample_parts import sample_of
+from tests.parts.stage_parts import stage_context
+
+pytestmark = pytest.mark.unit
+SEARCH = Tool("search", "look up", {"q": "string"}, ("q",))
+
+
+def rollout(
+    tokens=(1, 2, 3),
+    *,
+    status=Status.COMPLETED,
+    outcome=1.0,
+    thinking=False,
+    reasoning=None,
+    tools=(),
+    reference="7",
+):
+    problem = Problem("p", "d", (Message("user", "q"),), reference, tools, thinking)
+    sample = sample_of(
+        "p", "d", "p", "p#0", 0, [9, *tokens], [0] + [1] * len(tokens), [0.0] * (len(tokens) + 1),
+        [-1] + [0] * len(tokens), status, outcome, {"outcome": outcome},
+    )  # fmt: skip
+    turns = (Message("assistant", "7", reasoning),)
+    return Rollout((sample,), Transcript(problem, turns, status, len(tokens)))
+
+
+def counts_of(*rollouts, min_tokens=1, min_outcome=1.0):
+    kept, counts = sift(
+        rollouts, min_tokens=min_tokens, min_outcome=min_outcome, near_duplicate=0.95
+    )
+    assert counts.pop("sampled") == len(rollouts)
+    assert counts.pop("kept") == len(kept)
+    return {name: n for name, n in counts.items() if n}
+
+
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    [
+        (rollout(status=Status.FAILED), "failed"),
+        (rollout(status=Status.ABORTED), "failed"),
+        (rollout(status=Status.TRUNCATED), "truncated"),
+        (rollout((1, 2)), "short"),
+        (rollout([4, 5] * 8), "repeated"),
+        (rollout(thinking=True), "reasoning"),
+        (rollout(reasoning="hm"), "reasoning"),
+        (rollout(status=Status.MALFORMED, outcome=0.0), "reasoning"),
+        (rollout(outcome=0.0), "wrong"),
+        (rollout(outcome=0.0, reference=None), "wrong"),
+        (rollout(outcome=0.0, tools=(SEARCH,)), "wrong"),
+        (rollout(outcome=0.0, tools=(SEARCH,), status=Status.MALFORMED), "tool"),
+        (rollout(outcome=0.0, tools=(SEARCH,), reference=None), "tool"),
+    ],
+)
+def test_each_fault_has_its_count(bad, name):
+    assert counts_of(bad, min_tokens=3) == {name: 1}
+
+
+def test_a_rollout_counts_at_the_first_filter_only():
+    assert counts_of(rollout((1,), status=Status.TRUNCATED, outcome=0.0), min_tokens=3) == {
+        "truncated": 1
+    }
+
+
+def test_sound_rollouts_pass():
+    assert counts_of(rollout(), rollout((4, 5, 6), thinking=True, reasoning="4+3")) == {}
+
+
+def test_a_lower_bound_on_the_outcome_lets_partial_answers_pass():
+    assert counts_of(rollout(outcome=0.5), min_outcome=0.5) == {}
+
+
+def test_exact_copies_are_dropped_whatever_their_length():
+    assert counts_of(rollout((1, 2)), rollout((1, 2)), rollout((1, 3))) == {"duplicate": 1}
+
+
+def test_seven_repeats_are_asked_for_and_eight_are_a_loop():
+    assert not has_loop([1, 2] * 7)
+    assert has_loop([1, 2] * 8)
+    assert has_loop([5, 6, *[3] * 8])
+    assert not has_loop(range(100))
+
+
+def test_short_answers_to_different_questions_are_not_copies():
+    # as arithmetic looks: one digit of the question and one of the answer differ
+    frame = list(range(30))
+    sums = [[*frame[:10], 100 + n, *frame[11:25], 200 + n, *frame[26:]] for n in range(50)]
+    assert duplicates(sums, threshold=0.95) == [False] * 50
+
+
+def test_a_long_text_with_one_changed_token_is_a_near_copy():
+    text = list(range(400))
+    changed = [*text[:200], 999, *text[201:]]
+    # 396 shingles each; 5 of them hold the changed token: 391 / 401 = 0.975
+    assert duplicates([text, changed], threshold=0.95) == [False, True]
+    assert duplicates([text, changed], threshold=0.98) == [False, False]
+
+
+def test_jaccard_is_intersection_over_union():
+    assert jaccard(frozenset([b"a", b"b", b"c"]), frozenset([b"b", b"c", b"d"])) == 0.5
+
+
+def test_a_dataset_reads_back_as_it_was_written(tmp_path):
+    turns = (
+        Message("assistant", "", "hm", (ToolCall("search", {"q": "ant", "n": 2}),)),
+        Message("tool", "color red"),
+        Message("assistant", "red"),
+    )
+    problem = Problem(
+        "agent/distill/3", "agent", (Message("user", "färbe"),), {"answer": "red"}, (SEARCH,), True,
+        {"hops": 1},
+    )  # fmt: skip
+    row = DistilledRow(
+        [5, 9, 7], [0, 1, 1], problem, turns, "agent-rl", "9f", 0, 3, {"outcome": 1.0}
+    )
+    write_dataset(tmp_path / "data.parquet", [row])
+    assert read_dataset(tmp_path) == [row]
+
+
+def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path):
+    with pytest.raises(InputError, match=r"no distilled dataset at .*data\.parquet"):
+        read_dataset(tmp_path)
+
+
+def test_a_row_names_its_expert_and_the_artifact_that_spoke(tmp_path):
+    records = {"agent": {"kind": "rl", "digest": "d" * 64}}
+    context = stage_context(tmp_path, "distill", {}, records=records)
+    made = rollout()
+    row = _row(context, "agent", made, made.samples[0])
+    assert (row.expert, row.artifact_digest, row.problem.domain) == ("agent", "d" * 64, "agent")

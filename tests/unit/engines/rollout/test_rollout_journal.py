@@ -1,0 +1,203 @@
+"""Finished rollouts are durable at once, and no later attempt samples them again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from engines.rollout.loop import fill
+from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
+from engines.types import Rollout, Sample, Sampling, Status
+from tests.parts.rollout_parts import Policy, domain, producer_of, roller
+from tests.parts.sample_parts import sample_of
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass
+class Notes:
+    """Keeps notes in memory, and may fail as a store does."""
+
+    kept: list[tuple[int, bytes]] = field(default_factory=list)
+    error: OSError | None = None
+
+    def note(self, kind: str, number: int, data: bytes) -> None:
+        assert kind == "rollouts"
+        if self.error:
+            raise self.error
+        self.kept.append((number, data))
+
+    def notes(self, kind: str, first: int, last: int | None = None) -> list[bytes]:
+        assert kind == "rollouts"
+        last = 10**9 if last is None else last
+        return [data for number, data in self.kept if first <= number <= last]
+
+
+def say(prompt: str, sampling: Sampling) -> str:
+    assert sampling.seed is not None
+    return str(sampling.seed % 10)
+
+
+async def collected(policy: Policy, notes: Notes) -> tuple[list[list[Sample]], int]:
+    made, _ = producer_of(
+        roller(policy), [domain("d", float)], groups_per_step=3, group_size=4, waves=2,
+        journal=RolloutJournal(notes), policy=policy,
+    )  # fmt: skip
+    await made.recover()
+    sampled = await fill(made, policy.version)
+    return [group.samples for group in sampled.groups], sampled.recovered
+
+
+async def test_a_step_read_back_is_the_step_that_was_sampled() -> None:
+    notes = Notes()
+    first = Policy(say)
+    groups, recovered = await collected(first, notes)
+    assert recovered == 0
+    second = Policy(say)
+    assert await collected(second, notes) == (groups, len(first.calls))
+    assert second.calls == []
+
+
+async def test_of_a_step_cut_off_only_what_is_missing_is_sampled() -> None:
+    notes = Notes()
+    whole, _ = await collected(Policy(say), Notes())
+    slow = Policy(say, delay=lambda call: 1 if call <= 5 else 100_000)
+    cut = asyncio.create_task(collected(slow, notes))
+    while not notes.kept:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    rest = Policy(say)
+    groups, recovered = await collected(rest, notes)
+    assert groups == whole
+    assert recovered == 5
+    assert len(rest.calls) == len(slow.calls) - 5
+
+
+async def test_torn_notes_are_not_used() -> None:
+    notes = Notes()
+    await collected(Policy(say), notes)
+    notes.kept = [(number, data[:-9]) for number, data in notes.kept] + [(1, b"")]
+    policy = Policy(say)
+    assert (await collected(policy, notes))[1] == 0
+    assert policy.calls
+
+
+async def test_a_rollout_of_other_weights_is_sampled_again() -> None:
+    notes = Notes()
+    old = Policy(say)
+    old.version = 3
+    await collected(old, notes)
+    policy = Policy(say)
+    groups, recovered = await collected(policy, notes)
+    assert policy.calls
+    assert recovered == 0
+    assert {s.oldest_version for group in groups for s in group} == {0}
+
+
+async def test_a_rollout_of_another_prompt_is_sampled_again() -> None:
+    notes = Notes()
+    await collected(Policy(say), notes)
+    (number, data), *_ = notes.kept
+    samples, beside = unpack_samples(data)
+    other = [[count, turns, prompt + 1] for count, turns, prompt in beside]
+    notes.kept = [(number, pack_samples(samples, other))]
+    policy = Policy(say)
+    assert (await collected(policy, notes))[1] > 0, "known, by its name"
+    assert policy.calls, "and made again"
+
+
+async def test_a_note_stands_under_the_highest_of_its_tickets() -> None:
+    """So one may go when all its tickets are done, and is read while one is not."""
+    notes = Notes()
+    journal = RolloutJournal(notes, every_s=60.0)
+    for number in (4, 9, 6):
+        sample = sample_of(
+            "p", "d", "g", f"g{number}#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED
+        )
+        journal.keep(number, Finished((sample,), (), 0))
+    await journal.flush()
+    assert [number for number, _ in notes.kept] == [9]
+    assert sorted(await journal.read(7)) == ["g4#0", "g6#0", "g9#0"]
+    assert await journal.read(10) == {}
+
+
+async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_error() -> None:
+    notes = Notes()
+    journal = RolloutJournal(notes)
+    aborted = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
+    journal.keep(1, Finished((aborted,), (), 0))
+    await journal.flush()
+    assert notes.kept == []
+    with pytest.raises(OSError, match="disk full"):
+        await collected(Policy(say), Notes(error=OSError("disk full")))
+
+
+async def swept(policy: Policy, notes: Notes, label: str = "") -> list[list[Rollout]]:
+    journal = RolloutJournal(notes, every_s=0.02)
+    kept = await KeptRollouts.open(journal, policy.version)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 6, 0)
+    try:
+        return await sample_rollouts(
+            roller(policy), live, problems, samples=2, temperature=1.0, kept=kept, label=label
+        )
+    finally:
+        await journal.flush()
+
+
+async def test_a_note_that_was_not_written_before_anyone_waited_fails_the_next_flush() -> None:
+    notes = Notes(error=OSError("input/output error"))
+    journal = RolloutJournal(notes)
+    sample = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
+    journal.keep(1, Finished((sample,), (), 0))
+    await asyncio.sleep(0.2)
+    notes.error = None
+    journal.keep(1, Finished((sample,), (), 0))
+    with pytest.raises(OSError, match="input/output error"):
+        await journal.flush()
+
+
+async def test_a_sweep_that_was_cut_off_goes_on_with_transcripts_as_they_were() -> None:
+    notes = Notes()
+    whole = await swept(Policy(say), Notes())
+    slow = Policy(say, delay=lambda call: 1 if call <= 5 else 100_000)
+    cut = asyncio.create_task(swept(slow, notes))
+    while not notes.kept:
+        await asyncio.sleep(0.001)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    rest = Policy(say)
+    assert await swept(rest, notes) == whole
+    assert len(rest.calls) == 7
+
+
+async def test_sweeps_of_other_weights_or_another_label_share_no_rollout() -> None:
+    notes = Notes()
+    await swept(Policy(say), notes, "score")
+    other = Policy(say)
+    other.version = 1
+    assert {number for number, _ in notes.kept} == {0}
+    for policy, label in ((other, "score"), (Policy(say), "greedy")):
+        await swept(policy, notes, label)
+        assert len(policy.calls) == 12
+
+
+async def test_finished_rollouts_share_notes_and_a_flush_does_not_wait() -> None:
+    notes = Notes()
+    journal = RolloutJournal(notes, every_s=60.0)
+    kept = await KeptRollouts.open(journal, 0)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 6, 0)
+    await sample_rollouts(
+        roller(Policy(say)), live, problems, samples=2, temperature=1.0, kept=kept
+    )
+    async with asyncio.timeout(5):
+        await journal.flush()
+    assert len(notes.kept) == 1
+    assert len(await journal.read(0)) == 12

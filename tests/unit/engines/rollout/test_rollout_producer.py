@@ -1,0 +1,187 @@
+"""Which groups a step trains on, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engines.rollout.admission import Admission
+from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.loop import fill
+from engines.rollout.producer import trainable
+from engines.rollout.tickets import TicketSource
+from engines.types import Group, Problem, Status
+from tasks.rl.body import _loop
+from tasks.rl.spec import RlSettings, RlSpec
+from tests.parts.rollout_parts import AtVersion, CharChat, Policy, domain, producer_of, roller
+from tests.parts.sample_parts import sample_of
+
+pytestmark = pytest.mark.unit
+
+
+def producer(policy, domains, **changes):
+    options = {"groups_per_step": 4, "group_size": 2, "waves": 2} | changes
+    return producer_of(roller(policy), domains, **options)
+
+
+def alternating():
+    """A policy whose two answers to a problem differ only if its number is even."""
+    turns: dict[str, int] = {}
+
+    def say(prompt, _):
+        turns[prompt] = turns.get(prompt, 0) + 1
+        number = int(prompt[1:-1])
+        return str(turns[prompt] % 2 if number % 2 == 0 else 0)
+
+    return Policy(say)
+
+
+def numbers(groups):
+    return [int(g.problem.messages[0].content) for g in groups]
+
+
+async def test_zero_variance_groups_are_replaced_by_fresh_problems():
+    made, buffer = producer(alternating(), [domain("d", float)])
+    sampled = await fill(made, 0)
+    # wave 1 asks for 4: 0..3, of which 0 and 2 have signal; wave 2 asks for 2 more: 4, 5
+    assert numbers(sampled.groups) == [0, 1, 2, 3, 4, 5]
+    assert numbers(sampled.kept) == [0, 2, 4]
+    assert (sampled.waves, len(buffer)) == (2, 3)
+
+
+async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not():
+    never = domain("bad", lambda answer: float("x"))
+    made, buffer = producer(
+        alternating(), [domain("d", float), never], needs_spread=False, group_size=1, waves=1
+    )
+    sampled = await fill(made, 0)
+    assert [g.samples[0].domain for g in sampled.groups] == ["d", "bad", "d", "bad"]
+    assert [g.samples[0].domain for g in buffer.take()] == ["d", "d"]
+
+
+async def test_waves_stop_when_enough_groups_have_signal_and_a_step_takes_the_oldest_tickets():
+    made, buffer = producer(alternating(), [domain("d", float)], oversample=2.5)
+    sampled = await fill(made, 0)
+    assert numbers(sampled.groups) == list(range(10))
+    assert sampled.waves == 1
+    assert numbers(buffer.take()) == [0, 2, 4, 6]
+    await fill(made, 0)
+    assert numbers(buffer.take())[0] == 8
+
+
+async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
+    policy = Policy(lambda p, s: str(s.seed % 2), delay=lambda call: 60 - call)
+    made, _ = producer(policy, [domain("d", float)], waves=1, group_size=6)
+    sampled = await fill(made, 0)
+    assert numbers(sampled.groups) == [0, 1, 2, 3]
+    assert [s.sample_index for s in sampled.groups[0].samples] == list(range(6))
+    assert sampled.groups[2].samples[0].group_id == "2/d/rl/2"
+    later, earlier = sampled.groups[3], sampled.groups[1]
+    other = GroupBuffer(groups_per_step=4, max_staleness=0, policy=AtVersion())
+    other.put(later)
+    other.put(earlier)
+    assert numbers(other.take()) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "steps_left", "waves", "wanted"),
+    [
+        # 4 a step and 2 further steps ahead: 12 wait at most, half as many again are drawn
+        (0, 9, 0, 18),
+        (7, 9, 0, 8),
+        (12, 9, 0, 0),
+        (0, 9, 1, 18),
+        (0, 9, 2, 0),
+        (0, 1, 0, 6),
+        (5, 2, 0, 5),
+    ],
+)
+def test_admission_by_hand(waiting, steps_left, waves, wanted):
+    admission = Admission(groups_per_step=4, oversample=1.5, waves=2, max_staleness=2)
+    assert admission.tickets(waiting, steps_left, waves) == wanted
+
+
+async def test_domains_take_turns_also_across_draws():
+    source = TicketSource([domain("a", float), domain("b", float)], split="rl", seed=0)
+    first = [(t.number, t.problem.id) for t in source.draw(3)]
+    second = [(t.number, t.problem.id) for t in source.draw(3)]
+    assert first == [(0, "a/rl/0"), (1, "b/rl/0"), (2, "a/rl/1")]
+    assert second == [(3, "b/rl/1"), (4, "a/rl/2"), (5, "b/rl/2")]
+
+
+def test_a_source_goes_on_from_any_ticket():
+    domains = [domain("a", float), domain("b", float)]
+    source = TicketSource(domains, split="rl", seed=0, start=7)
+    source.draw(5)
+    expected = source.draw(4)
+    other = TicketSource(domains, split="rl", seed=0, start=7)
+    other.next = 5
+    assert other.draw(4) == expected
+    assert [t.group_id for t in expected] == [
+        "5/b/rl/9", "6/a/rl/10", "7/b/rl/10", "8/a/rl/11",
+    ]  # fmt: skip
+    assert other.next == 9
+
+
+def sample(status, reward, trained=1):
+    tokens = [1] + [2] * trained
+    return sample_of(
+        "p", "d", "g", "r", 0, tokens, [0] + [1] * trained, [0.0] * len(tokens),
+        [-1] + [0] * trained, status, reward,
+    )  # fmt: skip
+
+
+def test_failed_and_aborted_samples_leave_the_group_and_their_siblings_stay():
+    statuses = [Status.COMPLETED, Status.FAILED, Status.MALFORMED, Status.ABORTED, Status.TRUNCATED]
+    group = Group(Problem("p", "d", ()), [sample(s, float(i)) for i, s in enumerate(statuses)])
+    assert [s.status for s in trainable(group).samples] == [
+        Status.COMPLETED,
+        Status.MALFORMED,
+        Status.TRUNCATED,
+    ]
+
+
+def test_a_failed_sample_gives_a_group_no_signal():
+    samples = [sample(Status.COMPLETED, 1.0), sample(Status.FAILED, 0.0)]
+    assert not Group(Problem("p", "d", ()), samples).has_signal
+
+
+async def stages_sampled(algorithm, group_size, policy):
+    """What an RL stage samples with a policy that answers as `policy` does."""
+    settings = RlSettings(
+        steps=1, problems_per_step=4, group_size=group_size, oversample=2.0, refill_rounds=0,
+        algorithm=algorithm, optimizer={"lr": 1e-4}, fleet={"context_length": 200},
+    )  # fmt: skip
+    parts = {"curriculum": {"name": "general"}, "rewards": [{"name": "format", "outcome": True}]}
+    spec = RlSpec(settings=settings, domains=[{"name": "d", **parts}])
+    context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
+    fleet = SimpleNamespace(client=policy)
+    roles = SimpleNamespace(trainer=None, critic=None)
+    loop = await _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
+    return await fill(loop.producer, 0)
+
+
+class NoNotes:
+    def note(self, kind, number, data): ...
+
+    def notes(self, kind, first, last=None):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("preset", "group_size", "rolled", "kept"),
+    [
+        ("grpo", 2, 8, [0, 2, 4, 6]),
+        ("reinforce++", 2, 4, [0, 1, 2, 3]),
+        ("reinforce++", 1, 4, [0, 1, 2, 3]),
+        ("ppo", 1, 4, [0, 1, 2, 3]),
+    ],
+)
+async def test_a_stage_drops_groups_of_equal_rewards_where_its_advantage_needs_spread(
+    preset, group_size, rolled, kept
+):
+    sampled = await stages_sampled({"preset": preset}, group_size, alternating())
+    assert len(sampled.groups) == rolled
+    assert numbers(sampled.kept) == kept

@@ -1,0 +1,81 @@
+"""A token session holds exactly what the engine produced."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engines.rollout.drivers.seeds import sampling_seed
+from engines.rollout.drivers.session import TokenSession
+from engines.types import Generation, Sampling
+from infra.errors import EngineError
+from tests.parts.sample_parts import generation_of
+
+pytestmark = pytest.mark.unit
+SAMPLING = Sampling(max_new_tokens=4)
+
+
+def session_that_answers(*generations: Generation) -> TokenSession:
+    queue = list(generations)
+
+    async def generate(prompt_ids, sampling):
+        return queue.pop(0)
+
+    return TokenSession(generate, [1, 2])
+
+
+async def test_turns_are_trained_on_and_tool_output_is_not():
+    session = session_that_answers(
+        generation_of([5, 6], [-0.1, -0.2], [3, 3], "stop"), generation_of([7], [-0.3], [4], "stop")
+    )
+    await session.turn(SAMPLING)
+    session.extend([8, 9])
+    await session.turn(SAMPLING)
+    session.check("g#1")
+    assert session.tokens.tolist() == [1, 2, 5, 6, 8, 9, 7]
+    assert session.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert session.logprobs.tolist() == pytest.approx([0, 0, -0.1, -0.2, 0, 0, -0.3])
+    assert session.weight_versions.runs == ((-1, 2), (3, 2), (-1, 2), (4, 1))
+    assert session.response_ids.tolist() == [5, 6, 8, 9, 7]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        generation_of([5, 6], [-0.1], [0, 0], "stop"),
+        generation_of([5], [-0.1], [], "stop"),
+        generation_of([5], [math.nan], [0], "stop"),
+        generation_of([5], [0.7], [0], "stop"),
+        generation_of([5] * 5, [-0.1] * 5, [0] * 5, "length"),
+    ],
+    ids=["a logprob short", "a version short", "nan", "positive logprob", "over budget"],
+)
+async def test_an_answer_that_does_not_add_up_is_refused(answer):
+    with pytest.raises(EngineError):
+        await session_that_answers(answer).turn(SAMPLING)
+
+
+async def test_a_changed_token_is_never_trained_on():
+    session = session_that_answers(generation_of([5], [-0.1], [0], "stop"))
+    await session.turn(SAMPLING)
+    session.tokens[2] = 6
+    with pytest.raises(EngineError, match="rollout g#0 differ from those the engine produced"):
+        session.check("g#0")
+
+
+async def test_a_changed_prompt_is_never_trained_on():
+    session = session_that_answers(generation_of([5], [-0.1], [0], "stop"))
+    await session.turn(SAMPLING)
+    session.tokens[0] = 6
+    with pytest.raises(EngineError, match="differ"):
+        session.check("g#0")
+
+
+def test_seeds_differ_in_every_argument_and_never_between_processes():
+    base = (0, "p", 1, 2, 3)
+    others = [(1, "p", 1, 2, 3), (0, "q", 1, 2, 3), (0, "p", 0, 2, 3), (0, "p", 1, 0, 3)]
+    others.append((0, "p", 1, 2, 0))
+    assert len({sampling_seed(*a) for a in [base, *others]}) == 6
+    assert sampling_seed(*base) == 292446534
+    assert 0 <= sampling_seed(*base) < 2**31

@@ -1,0 +1,168 @@
+"""Reading recipes: what is accepted, and how what is wrong is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.checks.recipe import check_recipe
+from flows.load import SHIPPED, load_recipe, parse_yaml, set_field
+from flows.post_train import plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.parts.recipe_parts import settings_of
+
+pytestmark = pytest.mark.unit
+
+NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_recipe_loads_under_its_file_name(name: str) -> None:
+    assert load_recipe(name).name == name
+
+
+def test_the_demo_has_three_experts_named_by_their_keys() -> None:
+    recipe = load_recipe("cpu-demo")
+    assert [d.name for d in recipe.domains] == ["reasoning", "agent", "general"]
+    advantage = settings_of(recipe.experts["agent"].path, RlSettings).algorithm.advantage
+    assert advantage.std is False
+
+
+def test_scientific_notation_is_a_number() -> None:
+    assert parse_yaml("lr: 2e-4") == {"lr": 2e-4}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "experts.agent.path.rl.stepz=5",
+            "experts.agent.path.1.rl.stepz: unknown field; did you mean `steps`?",
+        ),
+        ("seeed=1", "seeed: unknown field; did you mean `seed`?"),
+        ("experts.agent.domain.rewards.0.wait=1", "rewards.0.wait: unknown field"),
+        ("seed=abc", "seed: input should be a valid integer"),
+        (
+            "experts.agent.path.sft.steps=0",
+            "experts.agent.path.0.sft.steps: input should be greater than 0",
+        ),
+        ("experts={}", "at least one expert"),
+        ("base.folder=/x", "base: give exactly one of"),
+        ("unified.path.rl=7", "unified.path.2.rl: input should be"),
+        ("unified.path=[]", "unified.path: list should have at least 1 item"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_path(change: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_recipe("cpu-demo", [change])
+    assert said in str(caught.value)
+
+
+def test_two_experts_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = (SHIPPED / "cpu-smoke.yaml").read_text()
+    path = tmp_path / "twice.yaml"
+    path.write_text(text.replace("  general:\n", "  agent:\n"))
+    with pytest.raises(InputError, match="`agent` is written twice"):
+        load_recipe(str(path))
+
+
+def test_an_unknown_recipe_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean `cpu-demo`"):
+        load_recipe("cpu-dmeo")
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(InputError, match="mapping"):
+        load_recipe(str(path))
+
+
+def test_changes_reach_lists_and_new_parents() -> None:
+    data = {"a": [{"b": 1}]}
+    set_field(data, "a.0.b=2")
+    set_field(data, "c.d=[1, 2]")
+    assert data == {"a": [{"b": 2}], "c": {"d": [1, 2]}}
+
+
+@pytest.mark.parametrize("change", ["a", "=1", "a.7.b=1", "a.0.b.c=1"])
+def test_a_change_that_leads_nowhere_is_refused(change: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        set_field({"a": [{"b": 1}]}, change)
+
+
+def test_hooks_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text((SHIPPED / "cpu-smoke.yaml").read_text() + "\nhooks: [part.py]\n")
+    assert load_recipe(str(path)).hooks == [str(tmp_path / "part.py")]
+
+
+def test_loading_recipes_imports_no_engine() -> None:
+    code = (
+        "import sys\nfrom flows.load import load_recipe\n"
+        "from flows.post_train import plan_post_train\n"
+        f"[plan_post_train(load_recipe(n)) for n in {NAMES!r}]\n"
+        "heavy = {'torch', 'ray', 'sglang', 'megatron', 'prefect', 'mlflow', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("models/mine", "{recipe}/models/mine"),
+        ("~/mine", "{home}/mine"),
+        ("/models/mine", "/models/mine"),
+        ("s3://bucket/mine", "s3://bucket/mine"),
+        ("$MODELS/mine", "$MODELS/mine"),
+    ],
+)
+def test_a_base_folder_is_relative_to_the_recipe(
+    written: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    path = tmp_path / "mine.yaml"
+    path.write_text((SHIPPED / "cpu-smoke.yaml").read_text())
+    recipe = load_recipe(str(path), ["base.random=null", f"base.folder={written}"])
+    assert recipe.base.folder == meant.format(recipe=tmp_path, home=tmp_path / "me")
+
+
+def test_a_change_leaves_alone_what_shares_its_anchor() -> None:
+    recipe = load_recipe("cpu-smoke", ["experts.reasoning.path.rl.steps=8"])
+    assert settings_of(recipe.experts["reasoning"].path, RlSettings).steps == 8
+    assert recipe.unified is not None
+    for path in (recipe.experts["general"].path, recipe.unified.path):
+        assert settings_of(path, RlSettings).steps == 2
+
+
+def _study(**changes: Any) -> dict[str, Any]:
+    return load_recipe("learning-study").model_dump(exclude_unset=True) | changes
+
+
+def test_a_recipe_without_a_unified_model_comes_back_from_its_record() -> None:
+    recipe = load_recipe("learning-study")
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_experts_of_one_domain_must_mean_the_same_domain() -> None:
+    written = _study()
+    written["experts"]["ppo"]["domain"]["max_new_tokens"] = 40
+    recipe = Recipe.model_validate(written)
+    with pytest.raises(InputError, match=r"experts\.ppo\.domain: has the name reasoning"):
+        check_recipe(recipe, plan_post_train(recipe))
+
+
+def test_a_unified_model_needs_an_expert_for_each_domain() -> None:
+    unified = load_recipe("cpu-demo").unified
+    assert unified is not None
+    recipe = Recipe.model_validate(_study(unified=unified.model_dump()))
+    with pytest.raises(InputError, match=r"experts\.grpo\.domain\.name: leave it out"):
+        check_recipe(recipe, plan_post_train(recipe))

@@ -1,0 +1,385 @@
+"""Which stages of a recipe run again after an edit: of its settings, of our code, of a hook."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from flows.load import load_recipe
+from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
+from infra.config import Config, is_result_neutral
+from infra.errors import InputError
+from infra.home import SOURCE_ROOT
+from infra.user_files import data_path, install_hooks, read_hooks, same_names
+from tasks.durable.identity import NEUTRAL, spec_content, stage_code
+from tasks.registry import SPECS
+from tests.parts.recipe_parts import unified_path
+
+pytestmark = pytest.mark.unit
+
+ALL = {
+    "base", "reasoning-sft", "reasoning-rl", "agent-sft", "agent-rl", "general-sft", "general-rl",
+    "unified-distill", "unified-sft", "unified-opd", "unified-rl", "evaluate",
+}  # fmt: skip
+UNIFIED = {"unified-distill", "unified-sft", "unified-opd", "unified-rl", "evaluate"}
+
+
+def digests(*changes: str, root: Path = SOURCE_ROOT, recipe: str = "cpu-demo") -> dict[str, str]:
+    loaded = load_recipe(recipe, [*changes])
+    user = install_hooks(read_hooks(loaded.hooks, loaded.data))
+    found = planned_identities(plan_post_train(loaded), user, root=root)
+    return {name: identity.digest for name, identity in found.items()}
+
+
+@cache
+def unchanged(root: Path) -> dict[str, str]:
+    return digests(OPD, root=root)
+
+
+def rerun(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+OPD = unified_path("distill", "sft", "opd", "rl")
+RL = "experts.general.path.rl"
+DOMAIN = "experts.general.domain"
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (f"{DOMAIN}.rewards.1.weight=0.3", {"general-rl"} | UNIFIED),
+        (f"{DOMAIN}.max_new_tokens=40", {"general-rl"} | UNIFIED),
+        (f"{DOMAIN}.curriculum.options.noise=0.2", ALL),
+        ("experts.general.path.sft.steps=501", {"general-sft", "general-rl"} | UNIFIED),
+        (f"{RL}.optimizer.lr=1e-4", {"general-rl"} | UNIFIED),
+        ("unified.path.distill.problems=3000", UNIFIED),
+        ("unified.path.opd.steps=25", {"unified-opd", "unified-rl", "evaluate"}),
+        ("evaluate.samples=3", {"evaluate"}),
+        ("seed=1", ALL),
+        # Nothing of the result hangs on these.
+        ("experts.general.path.sft.checkpoint_every=7", set()),
+        (f"{RL}.checkpoint_every=7", set()),
+        ("unified.path.opd.checkpoint_every=7", set()),
+        (f"{RL}.trainer.micro_batch_tokens=1024", set()),
+        (f"{RL}.trainer.megatron.recompute_granularity=selective", set()),
+        (f"{RL}.fleet.max_total_tokens=9000", set()),
+        (f"{RL}.fleet.sglang.log_level=info", set()),
+        ("unified.path.sft.demonstrations=7", set()),
+        ("resources.concurrent_stages=1", set()),
+        ("name=another", set()),
+    ],
+)
+def test_a_setting_runs_again_what_reads_it(change: str, again: set[str]) -> None:
+    assert rerun(unchanged(SOURCE_ROOT), digests(OPD, change)) == again
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of our code, without its history."""
+    copy = tmp_path_factory.mktemp("tree")
+    for package in ("flows", "tasks", "engines", "rewards", "curricula", "infra"):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(SOURCE_ROOT / package, copy / package, ignore=skipped)
+    (copy / "README.md").write_text("")
+    return copy
+
+
+@contextmanager
+def edited(file: Path, added: str = "\n# edited\n") -> Iterator[None]:
+    text = file.read_text()
+    file.write_text(text + added)
+    try:
+        yield
+    finally:
+        file.write_text(text)
+
+
+@pytest.mark.parametrize(("stage", "most"), [("base", 60), ("reasoning-sft", 90)])
+def test_a_stage_depends_on_few_of_our_files(stage: str, most: int) -> None:
+    planned = {s.name: s for s in plan_post_train(load_recipe("cpu-demo"))}
+    files = stage_code(planned[stage].spec).files
+    assert len(files) <= most, sorted(files)
+
+
+EXPERTS_RL = {"reasoning-rl", "agent-rl", "general-rl"}
+SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
+
+
+@pytest.mark.parametrize(
+    ("file", "again"),
+    [
+        ("README.md", set()),
+        ("flows/plan.py", set()),
+        ("tasks/evaluate/body.py", {"evaluate"}),
+        ("tasks/base/random_model.py", ALL),
+        ("tasks/base/import_folder.py", set()),
+        ("tasks/sft/data.py", ALL - {"base"}),
+        ("tasks/rl/body.py", EXPERTS_RL | UNIFIED),
+        # one estimator
+        ("engines/algorithms/statistics/group_relative.py", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/losses/clip.py", EXPERTS_RL | UNIFIED),
+        ("engines/algorithms/statistics/leave_one_out.py", set()),
+        ("engines/algorithms/statistics/gae.py", set()),
+        ("engines/algorithms/advantages/critic.py", set()),
+        ("engines/algorithms/losses/cispo.py", set()),
+        ("engines/algorithms/kl.py", set()),
+        ("engines/algorithms/overlong.py", set()),
+        ("engines/algorithms/corrections/off_policy.py", set()),
+        ("engines/algorithms/distillation.py", {"unified-opd", "unified-rl", "evaluate"}),
+        ("engines/algorithms/corrections/correction.py", {"unified-opd", "unified-rl", "evaluate"}),
+        # one reward, one curriculum
+        ("rewards/math.py", {"reasoning-rl"} | UNIFIED),
+        # `math` uses its check of a reply's form
+        ("rewards/format.py", {"reasoning-rl"} | UNIFIED),
+        ("rewards/repetition.py", {"general-rl"} | UNIFIED),
+        ("rewards/length.py", set()),
+        ("rewards/reasoning_gym.py", set()),
+        ("curricula/reasoning_gym.py", set()),
+        ("curricula/general.py", ALL),
+        # engines
+        ("engines/megatron/train/rl_step.py", EXPERTS_RL | UNIFIED),
+        ("engines/megatron/train/critic.py", set()),
+        ("engines/sglang/client.py", EXPERTS_RL | UNIFIED),
+        ("engines/megatron/train/optimizer.py", ALL - {"base"}),
+        # one model family
+        ("engines/families/qwen3.py", ALL),
+        ("engines/families/llama.py", set()),
+        ("engines/families/common/dense.py", ALL),
+        # what only declares is in the specs, by value
+        ("engines/algorithms/choices.py", set()),
+        ("rewards/built_in.py", set()),
+        ("curricula/built_in.py", set()),
+        ("tasks/domain.py", set()),
+    ],
+)
+def test_an_edit_of_our_code_runs_again_what_uses_it(
+    tree: Path, file: str, again: set[str]
+) -> None:
+    before = unchanged(tree)
+    with edited(tree / file):
+        assert rerun(before, digests(OPD, root=tree)) == again
+
+
+def test_an_estimator_counts_where_the_algorithm_names_it(tree: Path) -> None:
+    preset = "experts.general.path.rl.algorithm={preset: rloo}"
+    before = digests(preset, root=tree)
+    with edited(tree / "engines/algorithms/statistics/leave_one_out.py"):
+        changed = rerun(before, digests(preset, root=tree))
+    assert changed == {"general-rl"} | UNIFIED - {"unified-opd"}
+
+
+def test_an_imported_models_family_counts_and_no_other(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    imported = f"base={{folder: '{tmp_path}'}}"
+    before = digests(imported, root=tree)
+    with edited(tree / "engines/families/llama.py"):
+        assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
+    with edited(tree / "engines/families/qwen3.py"):
+        assert rerun(before, digests(imported, root=tree)) == set()
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
+
+
+# Hooks
+
+
+REWARD = '''
+"""A reward."""
+import helper
+from engines.types import Transcript, Verdict
+
+async def short(transcript: Transcript, weight=1) -> Verdict:
+    return Verdict(helper.score(transcript))
+'''
+
+
+@pytest.fixture
+def hooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe whose general expert has a reward of its own."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "mine"
+    (folder / "pkg" / "a").mkdir(parents=True)
+    (folder / "pkg" / "b").mkdir()
+    files = {
+        "reward.py": REWARD,
+        "helper.py": "from pkg.a import cfg\ndef score(t): return cfg.VALUE\n",
+        "unused.py": "X = 1\n",
+        "pkg/__init__.py": "",
+        "pkg/words.txt": "ant\n",
+        "pkg/a/__init__.py": "",
+        "pkg/b/__init__.py": "",
+        "pkg/a/cfg.py": "VALUE = 1.0\n",
+        "pkg/b/cfg.py": "VALUE = 0.0\n",
+        "list.txt": "bee\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    recipe: dict[str, Any] = yaml.safe_load(
+        (SOURCE_ROOT / "flows/recipes/cpu-demo.yaml").read_text()
+    )
+    recipe["hooks"] = ["reward.py", "helper.py", "unused.py", "pkg"]
+    recipe["experts"]["general"]["domain"]["rewards"][1] = {"name": "reward:short", "weight": 0.2}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def mine(folder: Path, *changes: str) -> dict[str, str]:
+    return digests(*changes, recipe=str(folder / "recipe.yaml"))
+
+
+USES = {"general-rl", *(UNIFIED - {"unified-opd"})}
+
+
+def swap(one: Path, two: Path) -> None:
+    a, b = one.read_bytes(), two.read_bytes()
+    one.write_bytes(b)
+    two.write_bytes(a)
+
+
+def test_hooks_count_where_they_are_used_by_their_place_and_content(hooked: Path) -> None:
+    before = mine(hooked)
+
+    def after(name: str, text: str) -> set[str]:
+        with edited(hooked / name, text):
+            return rerun(before, mine(hooked))
+
+    assert after("reward.py", '\n"""A docstring."""\n') == USES
+    assert after("helper.py", "\n# edited\n") == USES
+    assert after("pkg/a/cfg.py", "\n# edited\n") == USES
+    assert after("pkg/words.txt", "cat\n") == USES
+    assert after("unused.py", "\n# edited\n") == set()
+    assert rerun(before, mine(hooked)) == set()
+    swap(hooked / "pkg/a/cfg.py", hooked / "pkg/b/cfg.py")
+    assert rerun(before, mine(hooked)) == USES
+
+
+def test_a_hook_that_nobody_names_changes_nothing(hooked: Path) -> None:
+    before = mine(hooked)
+    (hooked / "empty.py").write_text("")
+    hooks = "hooks=[reward.py, helper.py, unused.py, pkg, empty.py]"
+    assert rerun(before, mine(hooked, hooks)) == set()
+
+
+def test_the_folder_that_hooks_lie_in_does_not_count(hooked: Path) -> None:
+    before = mine(hooked)
+    moved = hooked.rename(hooked.with_name("elsewhere"))
+    assert rerun(before, mine(moved)) == set()
+
+
+def test_declared_data_counts_by_content_where_hooks_are_used(hooked: Path) -> None:
+    before, data = mine(hooked), "data=[list.txt]"
+    assert rerun(before, mine(hooked, data)) == USES
+    assert data_path("list.txt").read_text() == "bee\n"
+    declared = mine(hooked, data)
+    with edited(hooked / "list.txt", "dog\n"):
+        assert rerun(declared, mine(hooked, data)) == USES
+        assert data_path("list.txt").read_text() == "bee\ndog\n"
+    mine(hooked)
+    with pytest.raises(InputError, match=r"'list.txt' is not declared"):
+        data_path("list.txt")
+
+
+def test_a_module_that_a_hook_imports_counts_by_version_or_content(
+    hooked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, local = tmp_path / "site-packages", tmp_path / "local"
+    (site / "shelf_kit").mkdir(parents=True)
+    (site / "shelf_kit/__init__.py").write_text("")
+    record = site / "shelf_kit-1.0.dist-info"
+    record.mkdir()
+    (record / "top_level.txt").write_text("shelf_kit\n")
+    (record / "METADATA").write_text("Name: shelf-kit\nVersion: 1.0\n")
+    local.mkdir()
+    (local / "own_lab.py").write_text("A = 1\n")
+    for place in (site, local):
+        monkeypatch.syspath_prepend(str(place))
+    (hooked / "helper.py").write_text("import shelf_kit, own_lab\ndef score(t): return 1.0\n")
+    before = mine(hooked)
+    (record / "METADATA").write_text("Name: shelf-kit\nVersion: 1.1\n")
+    forget_installed()
+    newer = mine(hooked)
+    assert rerun(before, newer) == USES
+    (local / "own_lab.py").write_text("A = 22\n")
+    assert rerun(newer, mine(hooked)) == USES
+
+
+def forget_installed() -> None:
+    """As a new process does."""
+    from infra.code import identity as code
+
+    for cached in (code._origin, code._folder_of, code._version_of, code._distributions):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("second", ["b/cfg.py", "c/cfg"])
+def test_two_hooks_of_one_name_are_refused_with_both_paths(tmp_path: Path, second: str) -> None:
+    paths = [tmp_path / "a/cfg.py", tmp_path / second]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("") if path.suffix else path.mkdir()
+    named = [str(path) for path in paths]
+    with pytest.raises(InputError) as refused:
+        read_hooks(named)
+    assert all(path in str(refused.value) for path in named)
+    assert list(same_names([named[0], named[0]])) == []
+
+
+# Every field
+
+
+def fields_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], str]]:
+    for name, field in model.model_fields.items():
+        yield f"{path}.{name}", model, name
+        for inner in models_in(field.annotation):
+            yield from fields_of(inner, f"{path}.{name}")
+
+
+def models_in(annotation: Any) -> Sequence[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in models_in(part)]
+
+
+def test_every_setting_of_every_spec_counts_or_is_marked() -> None:
+    """A field that is neither would be a stale cache."""
+    seen: set[str] = set()
+    for kind, spec in SPECS.items():
+        for path, model, name in fields_of(spec, kind):
+            seen.add(path)
+            field = model.model_fields[name]
+            assert issubclass(model, Config)
+            # `exclude` is for what is resolved into other fields.
+            assert not field.exclude or path.endswith(".preset"), path
+    neutral = {
+        path.rpartition(".")[2]
+        for kind, spec in SPECS.items()
+        for path, model, name in fields_of(spec, kind)
+        if is_result_neutral(model.model_fields[name])
+    }
+    assert neutral == {"checkpoint_every", "micro_batch_tokens", "max_total_tokens"}
+    assert len(seen) > 200
+    assert {name for _, name in NEUTRAL} == {"megatron", "sglang"}
+
+
+def test_the_content_of_a_spec_is_its_dump_without_what_is_marked() -> None:
+    for stage in plan_post_train(load_recipe("cpu-demo", [OPD])):
+        dumped = stage.spec.model_dump(mode="json")
+        content = spec_content(stage.spec)
+        marked = {"checkpoint_every", "micro_batch_tokens", "max_total_tokens"}
+        assert without(dumped, marked) == without(content, {"needs"})
+
+
+def without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {k: without(v, names) for k, v in value.items() if k not in names}
+    return [without(v, names) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,62 @@
+"""The deployments: Prefect ignores keys that it does not know and errors until a run starts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.catalog import FLOWS
+from flows.load import load_recipe
+from infra.stack import WORK_POOL
+
+pytestmark = pytest.mark.unit
+
+FILE = Path(__file__).parents[4] / "prefect.yaml"
+CONTENT: dict[str, Any] = yaml.safe_load(FILE.read_text())
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "post-train": {},
+    "expert": {"name": "agent"},
+    "distill-rounds": {"expert": "agent", "rounds": 2},
+    "evaluate": {"models": {"one": "/models/one"}},
+}
+
+
+def _flow(deployment: dict[str, Any]) -> Any:
+    from prefect.flows import load_flow_from_entrypoint
+
+    # The default falls back to reading the source, which hides import errors.
+    return load_flow_from_entrypoint(deployment["entrypoint"], use_placeholder_flow=False)
+
+
+def test_every_flow_has_a_deployment_of_its_name() -> None:
+    assert tuple(d["name"] for d in CONTENT["deployments"]) == FLOWS
+
+
+@pytest.mark.parametrize("deployment", CONTENT["deployments"], ids=lambda d: d["name"])
+def test_a_deployment_has_only_keys_that_prefect_knows(deployment: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from prefect.cli.deploy._models import DeploymentConfig
+    assert set(deployment) <= set(DeploymentConfig.model_fields)
+    assert deployment["work_pool"]["name"] == WORK_POOL
+
+
+@pytest.mark.parametrize("deployment", CONTENT["deployments"], ids=lambda d: d["name"])
+def test_a_deployment_takes_a_recipe_and_refuses_a_typo(deployment: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError
+
+    flow = _flow(deployment)
+    assert flow.name == deployment["name"]
+    recipe = load_recipe("cpu-demo").model_dump(mode="json")
+    flow.validate_parameters({"recipe": recipe, **ARGUMENTS[flow.name]})
+    with pytest.raises(ParameterTypeError, match="seeed"):
+        flow.validate_parameters({"recipe": recipe | {"seeed": 1}, **ARGUMENTS[flow.name]})
+
+
+def test_the_weekly_schedule_is_off() -> None:
+    rounds = next(d for d in CONTENT["deployments"] if d["name"] == "distill-rounds")
+    assert [s["active"] for s in rounds["schedules"]] == [False]

@@ -1,0 +1,73 @@
+"""What a run says to MLflow: under which alias, and that a server that is down costs no stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.distill_rounds import plan_distill_rounds
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from flows.running.tracked_run import TrackedRun, kinds_of
+from infra.processes.ports import free_ports
+from infra.store.artifacts import ArtifactRecord
+from infra.tracking.tracker import Tracker
+from tasks.durable.attempts import StageWork
+from tasks.stage import StageResources
+from tests.parts.recipe_parts import unified_path
+
+pytestmark = pytest.mark.unit
+
+RECIPE = load_recipe("cpu-smoke")
+
+
+def test_each_alias_is_the_last_of_its_kind() -> None:
+    plan = plan_distill_rounds(load_recipe("cpu-demo"), "agent", 8)
+    names = {kind: stage.name for kind, stage in kinds_of(plan)["agent"].items()}
+    assert names == {"sft": "agent-sft-9", "rl": "agent-rl-9"}
+
+
+def test_each_kind_of_stage_gives_a_model_one_version() -> None:
+    versions = kinds_of(
+        plan_post_train(load_recipe("cpu-demo", [unified_path("distill", "sft", "opd", "rl")]))
+    )
+    assert list(versions) == ["reasoning", "agent", "general", "unified"]
+    assert {kind: stage.name for kind, stage in versions["unified"].items()} == {
+        "sft": "unified-sft", "opd": "unified-opd", "rl": "unified-rl",
+    }  # fmt: skip
+    assert versions["unified"]["rl"].scored_as == "unified"
+
+
+def _work() -> StageWork:
+    stage = plan_post_train(RECIPE)[0]
+    return StageWork(stage.name, stage.spec, {}, StageResources(), "d" * 64)
+
+
+def _use_all(tracked: TrackedRun) -> None:
+    """A run's whole life, each call once."""
+    base, record = plan_post_train(RECIPE)[0], ArtifactRecord(kind="base", digest="d", url="")
+    with tracked.stage(base, _work()) as work:
+        assert work.mlflow_run == ""
+    tracked.cached(base, record)
+    tracked.made(base, record)
+    made = {"agent-sft": record, "agent-rl": record}
+    tracked.register(plan_post_train(RECIPE), made, {})
+    tracked.scores({"base": {"agent": 0.5}})
+    assert tracked.links() == {}
+    assert tracked.stage_url("base") == ""
+    tracked.finish("FINISHED")
+
+
+def test_mlflow_that_is_down_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
+    assert "run run is not in MLflow" in caplog.text
+
+
+def test_mlflow_that_goes_down_in_mid_run_costs_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
+    monkeypatch.setattr(tracker, "flush", lambda: False)  # it would wait for its bound
+    _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
+    assert "stage base is not in MLflow" in caplog.text

@@ -1,0 +1,169 @@
+"""What an evaluation samples, and how it is summed up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engines.rollout.records.gallery import Gallery, read_rollouts
+from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
+from infra.errors import EngineError
+from tasks.domain import Domain
+from tasks.evaluate.body import twins_of
+from tasks.evaluate.cells import (
+    CellResult,
+    cells_of,
+    mirrored,
+    renamed,
+    roll_cells,
+    scores_of,
+)
+from tasks.evaluate.spec import EvaluateSpec
+from tests.parts.rollout_parts import CharChat, Counting, Policy, domain, roller
+from tests.parts.stage_parts import stage_context
+
+pytestmark = pytest.mark.unit
+
+
+class Thinking(Counting):
+    def problems(self, split, count, seed, start=0):
+        return [replace(p, thinking=True) for p in super().problems(split, count, seed, start)]
+
+
+def spec(**changes):
+    raw = {
+        "settings": {"problems": 4, "samples": 3, "samples_elsewhere": 2},
+        "domains": [
+            {
+                "name": name,
+                "curriculum": {"name": "x"},
+                "outcome": {"name": "y"},
+                "max_new_tokens": 48,
+                "max_turns": 1,
+                "timeout_s": 60.0,
+            }
+            for name in ("a", "b")
+        ],
+        "home": {"m": ["a"]},
+        **changes,
+    }
+    return EvaluateSpec.model_validate(raw)
+
+
+async def kept(root, version=0):
+    return await KeptRollouts.open(
+        RolloutJournal(stage_context(root, "e", {}).checkpoints), version
+    )
+
+
+def live(name, score=lambda _: 1.0):
+    return domain(name, score)
+
+
+def test_a_model_is_sampled_in_full_and_greedily_at_home_only():
+    cells = cells_of(spec(), "m", [live("a"), live("b")])
+    assert [(c.domain.name, c.kind, c.samples) for c in cells] == [
+        ("a", "score", 3),
+        ("a", "greedy", 1),
+        ("b", "score", 2),
+    ]
+    assert [c.temperature for c in cells] == [1.0, 0.0, 1.0]
+    assert {p.id.split("/")[1] for c in cells for p in c.problems} == {"heldout"}
+
+
+def test_without_thinking_only_thinking_domains_are_sampled_again():
+    thinks = replace(live("a"), curriculum=Thinking("a"))
+    cells = cells_of(spec(nothink=["m"]), "m", [thinks, live("b")])
+    again = [c for c in cells if c.model == "m-nothink"]
+    assert [(c.domain.name, c.kind) for c in again] == [("a", "score"), ("a", "greedy")]
+    assert not any(p.thinking for c in again for p in c.problems)
+
+
+def result(model, name, kind="score", score=0.5, outcomes=((0.0, 1.0), (0.5, 0.5))):
+    return CellResult(model, name, kind, score, 0.1, 4, 9, 0.0, 0.0, 0.0, "", outcomes)
+
+
+def test_domains_that_never_think_keep_their_score_without_thinking():
+    results = mirrored(
+        [result("m", "a"), result("m-nothink", "a", score=0.2), result("m", "b")], ["m"]
+    )
+    assert scores_of(results)["scores"] == {
+        "m": {"a": 0.5, "b": 0.5},
+        "m-nothink": {"a": 0.2, "b": 0.5},
+    }
+    assert sum(r.tokens for r in results) == 27
+
+
+def test_scores_and_greedy_are_separate_tables():
+    tables = scores_of([result("m", "a"), result("m", "a", "greedy", 0.7)])
+    assert tables["scores"] == {"m": {"a": 0.5}}
+    assert tables["greedy"] == {"m": {"a": 0.7}}
+    assert tables["stderr"] == {"m": {"a": 0.1}}
+    assert len(tables["cells"]) == 2
+
+
+def test_the_best_of_k_is_scored_where_there_are_k_samples():
+    tables = scores_of([result("m", "a"), result("m", "b", outcomes=[[1.0], [0.0]])])
+    assert tables["best_of"] == {"2": {"m": {"a": 0.75}}}  # (1 + .5) / 2
+    assert set(tables["intervals"]) == {"scores", "greedy", "best_of_2"}
+    low, high = tables["intervals"]["best_of_2"]["m"]["a"]
+    assert 0 < low < 0.75 < high <= 1
+    assert set(tables["intervals"]["scores"]["m"]) == {"a", "b"}
+
+
+async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
+    def score(answer):
+        if answer == "3":
+            raise ValueError("no verdict")
+        return float(answer != "0")
+
+    policy = Policy(lambda prompt, _: prompt[1:-1])
+    gallery = Gallery(CharChat())
+    cells = cells_of(spec(home={"m": []}), "m", [live("a", score)])
+    (one,) = await roll_cells(roller(policy), cells, await kept(tmp_path), gallery)
+    assert one.score == 0.5  # 0 is wrong, 1 and 2 are right, 3 failed
+    assert one.rollouts == 8
+    assert one.failed_share == 0.25
+    assert one.failure == "no verdict (2 of 2, the first on a/heldout/3)"
+    assert one.tokens == 16
+    assert one.stderr == pytest.approx((4 * 0.25 / 3 / 4) ** 0.5)
+    assert one.outcomes == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    gallery.write(tmp_path)
+    rows = list(read_rollouts(tmp_path / "rollouts.parquet"))
+    assert [r.response for r in rows] == ["0", "1", "2", "3"]
+    assert [r.reason for r in rows] == ["", "", "", "no verdict"]
+    assert rows[0].prompt == "<0>"
+
+
+async def test_tokens_of_other_weights_are_refused(tmp_path):
+    with pytest.raises(EngineError, match=r"from weights \[0\] while 2 were loaded"):
+        await sample_rollouts(
+            roller(Policy(lambda *_: "7")),
+            live("a"),
+            live("a").curriculum.problems("heldout", 1, 0),
+            samples=1,
+            temperature=1.0,
+            kept=await kept(tmp_path, version=2),
+        )
+
+
+def test_a_domain_needs_exactly_one_outcome():
+    raw = {"name": "a", "curriculum": {"name": "x"}, "rewards": [{"name": "y"}]}
+    with pytest.raises(ValueError, match="0 rewards say `outcome: true`; exactly one must"):
+        Domain.model_validate(raw)
+
+
+def test_weights_of_two_names_are_sampled_once():
+    """Twins share an artifact and are to be sampled alike; another home is another sampling."""
+    planned = spec(home={"grpo-sft": ["a"], "dapo-sft": ["a"], "elsewhere": []})
+    digests = {"base": "b", "grpo-sft": "s", "dapo-sft": "s", "elsewhere": "s"}
+    records = {name: {"digest": digest} for name, digest in digests.items()}
+    assert twins_of(planned, records) == {"dapo-sft": "grpo-sft"}
+
+
+def test_a_twins_results_are_the_originals_under_its_name():
+    results = [result("grpo-sft", "a"), result("base", "a", score=0.1)]
+    (copy,) = renamed(results, "grpo-sft", "dapo-sft")
+    assert (copy.model, copy.score, copy.tokens) == ("dapo-sft", 0.5, 0)

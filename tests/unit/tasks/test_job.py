@@ -1,0 +1,95 @@
+"""A stage's job that cannot do its work: it says why in its `end.json` and makes nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.store import Store
+from tasks.durable.claims import Claims, End
+from tasks.durable.identity import stage_identity
+from tasks.durable.job import EXIT_FAILED, main
+from tasks.durable.protocol import JobInput, job_path
+from tasks.sft.spec import SftSpec
+from tasks.stage import Resources, StageResources
+
+pytestmark = pytest.mark.unit
+
+SPEC = SftSpec.model_validate({"settings": {"steps": 1, "optimizer": {"lr": 1e-3}}})
+DIGEST = stage_identity(SPEC, {"model": "b" * 64}).digest
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
+    """A home of its own, and SIGTERM given back: a job takes it."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def model(store: Store, tmp_path: Path) -> ArtifactRecord:
+    """An input artifact of one file."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return ArtifactStore(store, tmp_path / "cache").commit(
+        "base", "b" * 64, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=1.0,
+    )  # fmt: skip
+
+
+def _end_of_job(store: Store, model: ArtifactRecord) -> End:
+    """How a supervised stage on this model ends."""
+    given = JobInput(
+        job="job", stage="agent-sft", kind="sft", spec_name="sft",
+        spec=SPEC.model_dump(), digest=DIGEST, attempt=1, inputs={"model": model},
+        resources=StageResources(), pool=Resources(),
+    )  # fmt: skip
+    store.write(job_path("job"), given.model_dump_json().encode())
+    assert main(store.root, "job") == EXIT_FAILED
+    assert ArtifactStore(store, Path(store.root)).find("sft", DIGEST) is None
+    end = Claims(store, "sft", DIGEST).end_of(1)
+    assert end is not None
+    assert (end.outcome, end.retryable) == ("failed", False)
+    return end
+
+
+def test_a_corrupted_input_is_never_used(store: Store, model: ArtifactRecord) -> None:
+    (Path(model.url.removeprefix("file://")) / "model.safetensors").write_bytes(b"WEIGHTS")
+    end = _end_of_job(store, model)
+    assert end.error == "CorruptArtifact"
+    assert "another checksum than its manifest says" in end.message
+    assert "Delete the folder" in end.message
+
+
+def test_an_input_that_lost_a_file_is_never_used(store: Store, model: ArtifactRecord) -> None:
+    (Path(model.url.removeprefix("file://")) / "model.safetensors").unlink()
+    assert _end_of_job(store, model).error == "CorruptArtifact"
+
+
+def test_an_input_that_was_deleted_says_so(store: Store, model: ArtifactRecord) -> None:
+    store.delete_tree("artifacts")
+    end = _end_of_job(store, model)
+    assert end.error == "CorruptArtifact"
+    assert "it was deleted" in end.message
+
+
+def test_a_job_of_another_identity_than_the_plans_runs_nothing(
+    store: Store, model: ArtifactRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the base folder, a hook or the code changed between plan and job."""
+    monkeypatch.setattr("tests.unit.tasks.test_job.DIGEST", "5" * 64)
+    end = _end_of_job(store, model)
+    assert end.error == "InputError"
+    assert "nothing was run" in end.message

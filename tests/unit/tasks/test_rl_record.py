@@ -1,0 +1,158 @@
+"""What an RL stage remembers over its attempts."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engines.rollout.bounds import StopRule
+from engines.rollout.consumer import StepResult
+from engines.rollout.producer import Sampled
+from engines.rollout.records.gallery import Gallery, read_rollouts
+from engines.types import Group, Problem, Status
+from infra.errors import TrainingStopped
+from tasks.rl.record import RlRecord
+from tests.parts.loop_parts import Notes
+from tests.parts.rollout_parts import CharChat, ids
+from tests.parts.sample_parts import sample_of
+
+pytestmark = pytest.mark.unit
+
+
+class Reporter:
+    def __init__(self):
+        self.steps = {}
+        self.warnings = []
+
+    def metrics(self, step, values):
+        self.steps[step] = values
+
+    def progress(self, done, total, message=""):
+        pass
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+    def dataset(self, name, rows, source):
+        pass
+
+
+def record(reporter, notes=None):
+    watch = StopRule(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
+    return RlRecord(
+        watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9,
+        notes=notes or Notes(),
+    )  # fmt: skip
+
+
+def sample(index, reward, status=Status.COMPLETED, reason=""):
+    return sample_of(
+        "p", "d", "g", f"g#{index}", index, ids("<0>7"), [0, 0, 0, 1], [0.0, 0.0, 0.0, -0.1],
+        [-1, -1, -1, 0], status, reward, {"outcome": reward}, reason,
+    )  # fmt: skip
+
+
+def step(number, *samples, teacher_kl=None):
+    groups = [Group(Problem("p", "d", ()), list(samples))]
+    sampled = Sampled(number - 1, groups, groups, waves=1, seconds=0.5)
+    trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
+    if teacher_kl is not None:
+        trained["teacher_kl"] = teacher_kl
+    return StepResult(
+        number, number, sampled, groups, 1, trained, next_ticket=number * 2, train_seconds=0.25
+    )
+
+
+def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
+    notes = Notes()
+    first = record(Reporter(), notes)
+    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
+    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
+    first.checkpointed(0.5)
+    write_rollouts = first.save(tmp_path)
+    before = first.summary()
+    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)))
+    write_rollouts()
+    reporter = Reporter()
+    second = record(reporter, notes)
+    second.restore(tmp_path)
+    assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
+    assert (second.step, second.version) == (2, 2)
+    assert second.next_ticket == 4
+    assert second.summary() == before, "what came after it was begun is not in it"
+    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
+    second.checkpointed(0.25)
+    summary = second.summary()
+    assert summary["checkpoint_seconds"] == 0.75
+    assert summary["outcome_first"] == pytest.approx((0.5 + 1 + 1) / 3)
+    assert summary["mismatch_mean"] == pytest.approx(2e-6)
+    assert summary["train_tokens_per_s"] == 8.0 * 3 / 0.75
+    assert summary["generated_tokens"] == 6.0
+    second.save(tmp_path)()
+    third = Reporter()
+    record(third).restore(tmp_path)
+    assert sorted(third.steps) == [3], (
+        "of the steps before, an earlier checkpoint's attempt saw to it"
+    )
+    second.write_rollouts(tmp_path)
+    labels = [r.label for r in read_rollouts(tmp_path / "rollouts.parquet")]
+    assert labels == ["step 1"] * 2 + ["step 2"] * 2 + ["step 3"] * 2
+    rows = [pq.read_table(pa.BufferReader(data)).num_rows for _, data in notes.kept["shown"]]
+    assert rows == [4, 2], "each is written once"
+
+
+def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
+    notes = Notes()
+    torn = record(Reporter(), notes)
+    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)))
+    torn.save(tmp_path)()
+    rest = record(Reporter(), notes)
+    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
+    rest.save(tmp_path)()
+    rest.write_rollouts(tmp_path)
+    assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
+
+
+def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
+    made = record(Reporter())
+    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)))
+    made.write_rollouts(tmp_path)
+    assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
+
+
+def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():
+    reporter = Reporter()
+    made = record(reporter)
+    failed = sample(1, 0.0, Status.FAILED, "reward 'x' raised ValueError: no")
+    made.observe(step(1, sample(0, 1.0), failed))
+    assert reporter.warnings == [
+        "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1, the first on p)"
+    ]
+    assert reporter.steps[1]["failed_share"] == 0.5
+    with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2, the first on p\)"):
+        made.observe(step(2, failed, failed))
+    assert 2 in reporter.steps
+
+
+def test_three_solved_steps_solve_the_run():
+    made = record(Reporter())
+    for number in (1, 2, 3):
+        assert not made.solved
+        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)))
+    assert made.solved
+
+
+def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(tmp_path):
+    first = record(Reporter())
+    for number in (1, 2):
+        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number))
+    first.save(tmp_path)()
+    second = record(Reporter())
+    second.restore(tmp_path)
+    for number in (3, 4):
+        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0))
+    summary = second.summary()
+    assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
+    assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3
+    assert "teacher_kl_first" not in record(Reporter()).summary()

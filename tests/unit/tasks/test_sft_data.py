@@ -1,0 +1,138 @@
+"""Supervised data: order of batches, samples without thinking, what is left out or refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.chat import Chat
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.types import Message, Problem
+from infra.errors import InputError
+from tasks.sft.data import batches_for_steps, load_data
+from tasks.sft.spec import SftSpec
+from tests.parts.chat_parts import problem, random_base
+
+pytestmark = pytest.mark.unit
+
+ANSWER = (Message("assistant", "\\boxed{42}", reasoning="2+0=2"),)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_base(tmp_path_factory.mktemp("base"))
+
+
+def sft(**settings: Any) -> SftSpec:
+    return SftSpec.model_validate(
+        {"settings": {"steps": 4, "optimizer": {"lr": 1e-3}, **settings}, "seed": 3}
+    )
+
+
+def row(chat: Chat, asked: Problem, turns: tuple[Message, ...]) -> DistilledRow:
+    tokens, mask = chat.training_ids(asked, turns)
+    return DistilledRow(
+        tokens=tokens,
+        loss_mask=mask,
+        problem=asked,
+        turns=turns,
+        expert="reasoning-rl",
+        artifact_digest="00",
+        sample_index=0,
+        weight_version=1,
+        rewards={"outcome": 1.0},
+    )
+
+
+def dataset(folder: Path, rows: list[DistilledRow]) -> Path:
+    write_dataset(folder / DATA_FILE, rows)
+    return folder
+
+
+@given(
+    count=st.integers(1, 40),
+    batch=st.integers(1, 9),
+    seed=st.integers(0, 3),
+    cut=st.integers(0, 20),
+)
+def test_a_resumed_run_sees_the_batches_of_an_undisturbed_one(
+    count: int, batch: int, seed: int, cut: int
+):
+    whole = batches_for_steps(count, batch, seed, 0, 20)
+    assert whole == [
+        *batches_for_steps(count, batch, seed, 0, cut),
+        *batches_for_steps(count, batch, seed, cut, 20),
+    ]
+
+
+def test_every_epoch_has_every_sample_once_in_an_order_of_its_own():
+    flat = [i for batch in batches_for_steps(10, 4, 0, 0, 5) for i in batch]
+    assert Counter(flat[:10]) == Counter(flat[10:]) == Counter(range(10))
+    assert flat[:10] != flat[10:]
+    assert flat != [i for batch in batches_for_steps(10, 4, 1, 0, 5) for i in batch]
+
+
+def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path):
+    spec = SftSpec.model_validate(
+        {
+            **sft(demonstrations=12).model_dump(),
+            "curriculum": {"name": "reasoning"},
+        }
+    )
+    data = load_data(spec, model, None)
+    assert len(data.sequences) == 12
+    assert all(0 < sum(s.loss_mask) < len(s.tokens) == len(s.loss_mask) for s in data.sequences)
+    assert data == load_data(spec, model, None)
+
+
+def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path: Path):
+    chat = Chat.load(model)
+    sampled = row(chat, problem(thinking=True), ANSWER)
+    # Other ids for the same text than the tokenizer would choose: as an engine may sample.
+    split = [i for t in chat._encode("ant") for i in chat._encode(" ".join(chat.decode([t])))]
+    sampled.tokens[-1:-1], sampled.loss_mask[-1:-1] = split, [1] * len(split)
+    data = load_data(sft(), model, dataset(tmp_path, [sampled]))
+    assert data.sequences[0].tokens == sampled.tokens
+    assert data.sequences[0].loss_mask == sampled.loss_mask
+
+
+def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, tmp_path: Path):
+    chat = Chat.load(model)
+    rows = [row(chat, problem(f"{n}+30", thinking=True), ANSWER) for n in range(10, 18)]
+    rows += [row(chat, problem("color of ant"), (Message("assistant", "red"),))]
+    data = load_data(sft(nothink_share=0.25), model, dataset(tmp_path, rows))
+    assert (len(data.sequences), data.without_thinking) == (11, 2)
+    for sequence in data.sequences[-2:]:
+        text = chat.decode(sequence.tokens)
+        assert text.endswith("<|assistant|><think></think>\\boxed{42}<|endoftext|>")
+        trained = [t for t, m in zip(sequence.tokens, sequence.loss_mask, strict=True) if m]
+        assert chat.decode(trained) == "\\boxed{42}<|endoftext|>"
+
+
+def test_sequences_longer_than_the_models_context_are_counted_and_left_out(
+    model: Path, tmp_path: Path
+):
+    chat = Chat.load(model)
+    long = row(chat, problem("9" * 600), (Message("assistant", "red"),))
+    short = row(chat, problem(), (Message("assistant", "red"),))
+    data = load_data(sft(), model, dataset(tmp_path, [long, short]))
+    assert (len(data.sequences), data.too_long) == (1, 1)
+    with pytest.raises(InputError, match="no sequence to train on: 1 were made, 1 of them longer"):
+        load_data(sft(), model, dataset(tmp_path, [long]))
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(model: Path, tmp_path: Path):
+    foreign = row(Chat.load(model), problem(), (Message("assistant", "red"),))
+    foreign.tokens[0] += 1
+    with pytest.raises(InputError, match=r"another tokenizer or chat template.*p/1"):
+        load_data(sft(), model, dataset(tmp_path, [foreign]))
+
+
+def test_an_empty_dataset_is_refused(model: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="no sequence to train on"):
+        load_data(sft(), model, dataset(tmp_path, []))

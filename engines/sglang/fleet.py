@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from engines.devices import held_lease
-from engines.devices.held_lease import HeldLease
+from engines.devices import stage_lease
+from engines.devices.stage_lease import StageLease
 from engines.devices.units import Request
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
 from engines.sglang.servers.server_units import ServerTerms, ServerUse
 from engines.sglang.spec import FleetSpec
-from engines.weights.held import HeldWeights, held_weights
+from engines.weights.server_weights import ServerWeights, server_weights
 from infra.errors import EngineError
 
 _START_S = 600.0
@@ -29,13 +29,13 @@ _LOOK_S = 0.25
 
 async def prewarm(pool_servers: int) -> None:
     """Load SGLang in the background, so that a lease finds it warm."""
-    await held_lease.prewarm("server", pool_servers)
+    await stage_lease.prewarm("server", pool_servers)
 
 
 class Fleet:
     """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
 
-    def __init__(self, lease: HeldLease, terms: ServerTerms) -> None:
+    def __init__(self, lease: StageLease, terms: ServerTerms) -> None:
         use: ServerUse = lease.use
         self.router_url = use.router_url
         self.server_urls = list(use.server_urls)
@@ -68,7 +68,7 @@ class Fleet:
         """
         terms = ServerTerms(spec, model, tp)
         request = Request("server", servers, pool_servers, holder, terms, wait_s)
-        lease = await HeldLease.take(
+        lease = await StageLease.take(
             request, what=f"the stage needs {servers}", prepare_s=_bound_s(model), owner=owner
         )
         return cls(lease, terms)
@@ -94,11 +94,11 @@ class Fleet:
     async def checksums(self) -> dict[str, str]:
         """Of the weights in each server's memory; servers that do not answer are left out."""
         found = await asyncio.gather(
-            *[asyncio.to_thread(held_weights, url) for url in self.server_urls],
+            *[asyncio.to_thread(server_weights, url) for url in self.server_urls],
             return_exceptions=True,
         )
         pairs = zip(self.server_urls, found, strict=True)
-        return {url: held.checksum for url, held in pairs if isinstance(held, HeldWeights)}
+        return {url: held.checksum for url, held in pairs if isinstance(held, ServerWeights)}
 
     async def load(self, model: Path, version: int) -> None:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
-from engines.devices.held_lease import CALL_S
+from engines.devices.stage_lease import CALL_S
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease

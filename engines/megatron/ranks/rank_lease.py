@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engines.devices.held_lease import HeldLease
+from engines.devices.stage_lease import StageLease
 from engines.devices.units import Request
 from engines.types import Sample
 
@@ -17,7 +17,7 @@ _START_S = 600.0
 """what ranks may take to be warm: they are replaced once, each within its own bound"""
 
 
-class RankLease(HeldLease):
+class RankLease(StageLease):
     """A lease on ranks. After a fault they are killed on release."""
 
     _shipped: tuple[Sequence[Sample], Any] = ((), None)

@@ -24,7 +24,7 @@ from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSe
 from engines.megatron.train.objectives import MicroBatchLoss, stacked
 from engines.megatron.train.pack import Pack
 from engines.megatron.train.rl_batch import RlBatch
-from engines.megatron.train.stopwatch import Began
+from engines.megatron.train.stopwatch import Stopwatch
 from engines.megatron.train.training import StepStats, Training
 from engines.step_inputs import StepInputs
 
@@ -69,7 +69,7 @@ class CriticTrainer(Training):
     def critic_step(self, inputs: StepInputs) -> dict[str, float]:
         """Learn from one batch of rollouts, with the values that the critic gave before. Raises
         TrainingStopped."""
-        began = Began.now()
+        began = Stopwatch.start()
         algorithm, values = inputs.algorithm, inputs.values
         if values is None:
             raise ValueError("a critic learns from the values that it gave before the step")

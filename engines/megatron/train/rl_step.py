@@ -15,7 +15,7 @@ from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch, check_agreement
 from engines.megatron.train.rl_objective import RlObjective
-from engines.megatron.train.stopwatch import Began
+from engines.megatron.train.stopwatch import Stopwatch
 from engines.step_inputs import StepInputs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
     """See `RlTrainer.rl_step`."""
-    began = Began.now()
+    began = Stopwatch.start()
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
     algorithm, token_rewards = inputs.algorithm, inputs.token_rewards
     batch = RlBatch.of(inputs.samples, algorithm)

@@ -14,7 +14,7 @@ from engines.batching import TokenSequence
 from engines.megatron.hf.folder import HfWeights, write_folder
 from engines.megatron.train.objectives import SftObjective
 from engines.megatron.train.pack import FlatSequences
-from engines.megatron.train.stopwatch import Began
+from engines.megatron.train.stopwatch import Stopwatch
 from engines.megatron.train.training import Training
 
 
@@ -26,7 +26,7 @@ class SftTrainer(Training):
         return [self._sft_step(batch) for batch in batches]
 
     def _sft_step(self, batch: Sequence[TokenSequence]) -> dict[str, float]:
-        began = Began.now()
+        began = Stopwatch.start()
         flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
         indices = np.arange(len(batch))
         stats = self.forward_backward(flat, indices, SftObjective())

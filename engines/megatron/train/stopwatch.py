@@ -1,4 +1,4 @@
-"""When a piece of a rank's work began, by the clock and by the processor."""
+"""How long a piece of a rank's work takes, by the clock and by the processor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class Stopwatch:
     wall: float
     cpu: float
     """seconds of this process, over all its threads"""
 
     @classmethod
-    def now(cls) -> Self:
+    def start(cls) -> Self:
         return cls(time.perf_counter(), time.process_time())
 
     @property

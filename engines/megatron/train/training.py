@@ -46,7 +46,7 @@ from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
 from engines.megatron.train.sleep import SleepingMemory, put_to_sleep
-from engines.megatron.train.stopwatch import Began
+from engines.megatron.train.stopwatch import Stopwatch
 from engines.weights.buckets import TrainedWeights
 from engines.weights.ranks import Ranks
 from infra.errors import TrainingStopped
@@ -201,7 +201,7 @@ class Training:
             dict(zip(objective.peaks, peaks.tolist(), strict=True)),
         )
 
-    def rates(self, flat: FlatSequences, began: Began) -> dict[str, float]:
+    def rates(self, flat: FlatSequences, began: Stopwatch) -> dict[str, float]:
         """Metrics of a step that trained on these sequences once."""
         seconds = began.seconds
         tokens = int(flat.lengths.sum())

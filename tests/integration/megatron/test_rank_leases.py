@@ -22,8 +22,8 @@ from engines.batching import TokenSequence
 from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.devices.cluster import connect
 from engines.devices.find_owner import open_owner
-from engines.devices.held_lease import prewarm
 from engines.devices.owner import KindStatus
+from engines.devices.stage_lease import prewarm
 from engines.devices.units import OwnerSettings
 from engines.megatron.ranks.critic_group import lease_with_critic
 from engines.megatron.ranks.rank import Rank, TrainerJob, TrainerRank

@@ -16,7 +16,7 @@ from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import Transport, update
 from engines.weights.disk import load_folder
-from engines.weights.held import HeldWeights, held_weights
+from engines.weights.server_weights import ServerWeights, server_weights
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
@@ -50,7 +50,7 @@ class Expected:
 async def expected(sglang_pair: SglangPair) -> Expected:
     await asyncio.to_thread(load_folder, sglang_pair.other_model, sglang_pair.urls, 1)
     url = sglang_pair.urls[0]
-    found = Expected((await _greedy(url)).token_ids.tolist(), held_weights(url).checksum)
+    found = Expected((await _greedy(url)).token_ids.tolist(), server_weights(url).checksum)
     await asyncio.to_thread(sglang_pair.reset)
     return found
 
@@ -62,8 +62,8 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Transp
     made.close()
 
 
-def _held(pair: SglangPair) -> list[HeldWeights]:
-    return [held_weights(url) for url in pair.urls]
+def _held(pair: SglangPair) -> list[ServerWeights]:
+    return [server_weights(url) for url in pair.urls]
 
 
 async def test_pushed_weights_are_the_folders_to_the_bit_and_serve_as_the_version(
@@ -73,7 +73,7 @@ async def test_pushed_weights_are_the_folders_to_the_bit_and_serve_as_the_versio
     targets = find_targets(sglang_pair.urls)
     weights = whole_weights(sglang_pair.other_model, SMALL)
     report = await asyncio.to_thread(transport.push, weights, targets, 7)
-    assert _held(sglang_pair) == [HeldWeights("7", expected.checksum)] * 2
+    assert _held(sglang_pair) == [ServerWeights("7", expected.checksum)] * 2
     after = await _on_each(sglang_pair)
     assert all(g.token_ids.tolist() != expected.token_ids for g in before)
     assert all(g.token_ids.tolist() == expected.token_ids for g in after)
@@ -108,7 +108,7 @@ async def test_ranks_that_share_a_model_push_the_same_bits(
     args = TrainerArgs(sglang_pair.other_model, LAYOUTS[layout])
     how = (name, tmp_path, sglang_pair.urls, 5)
     report = await asyncio.to_thread(ranks.run, _push_from_ranks, args, *how)
-    assert _held(sglang_pair) == [HeldWeights("5", expected.checksum)] * 2
+    assert _held(sglang_pair) == [ServerWeights("5", expected.checksum)] * 2
     whole = whole_weights(sglang_pair.other_model).weights
     assert report.bytes == sum(weight.local.nbytes for weight in whole)
 
@@ -122,10 +122,10 @@ async def test_a_server_that_missed_a_push_gets_it_alone_and_the_next_with_the_o
     await asyncio.to_thread(push, other, [first], 2, transport)
     assert [held.version for held in _held(sglang_pair)] == ["2", "1"]
     await asyncio.to_thread(push, other, [second], 2, transport)
-    assert _held(sglang_pair) == [HeldWeights("2", expected.checksum)] * 2
+    assert _held(sglang_pair) == [ServerWeights("2", expected.checksum)] * 2
     await asyncio.to_thread(push, model, [first, second], 3, transport)
     await asyncio.to_thread(push, other, [first, second], 4, transport)
-    assert _held(sglang_pair) == [HeldWeights("4", expected.checksum)] * 2
+    assert _held(sglang_pair) == [ServerWeights("4", expected.checksum)] * 2
 
 
 async def test_a_restarted_server_takes_the_next_push(
@@ -136,7 +136,7 @@ async def test_a_restarted_server_takes_the_next_push(
     await asyncio.to_thread(pair.server("server-1").stop)
     await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
     await asyncio.to_thread(push, pair.other_model, pair.urls, 2, transport)
-    assert _held(pair) == [HeldWeights("2", expected.checksum)] * 2
+    assert _held(pair) == [ServerWeights("2", expected.checksum)] * 2
 
 
 async def test_a_push_that_breaks_off_leaves_weights_of_no_version_and_the_next_one_repairs_them(
@@ -157,7 +157,7 @@ async def test_a_push_that_breaks_off_leaves_weights_of_no_version_and_the_next_
         with pytest.raises(EngineError, match="broken"):
             await _greedy(url)
     await asyncio.to_thread(push, sglang_pair.other_model, sglang_pair.urls, 10, transport)
-    assert _held(sglang_pair) == [HeldWeights("10", expected.checksum)] * 2
+    assert _held(sglang_pair) == [ServerWeights("10", expected.checksum)] * 2
     assert {v for g in await _on_each(sglang_pair) for v in g.weight_versions.sampled} == {10}
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engines.devices.held_lease import keep_renewing
 from engines.devices.request_queue import RequestQueue
+from engines.devices.stage_lease import keep_renewing
 from infra.errors import EngineError, LeaseLost
 
 pytestmark = pytest.mark.unit

@@ -25,7 +25,7 @@ async def prewarm(kind: Kind, pool: int, owner: Any = None) -> None:
     await answers([owner.prewarm.remote(kind, pool)], CALL_S, f"prewarming {kind}s", ())
 
 
-class HeldLease:
+class StageLease:
     """Made by `take`, ended by `release`. After a fault its units are not given back as clean."""
 
     def __init__(self, owner: Any, kind: Kind, grant: Grant) -> None:

@@ -12,8 +12,8 @@ _CHECK_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class HeldWeights:
-    """Example: HeldWeights(version="7", checksum="9f2c...")
+class ServerWeights:
+    """Example: ServerWeights(version="7", checksum="9f2c...")
 
     Servers with the same number of ranks that hold the same bits have the same checksum, whichever
     way these came.
@@ -23,11 +23,11 @@ class HeldWeights:
     checksum: str
 
 
-def held_weights(url: str) -> HeldWeights:
+def server_weights(url: str) -> ServerWeights:
     """The version that a server states and the checksum of the weights in its memory.
 
     Raises EngineError if it does not answer.
     """
     version = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
     checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=_CHECK_S)
-    return HeldWeights(version, str(checked["per_engine_checksum"]))
+    return ServerWeights(version, str(checked["per_engine_checksum"]))

@@ -14,6 +14,7 @@ from engines.rollout.drivers.session import TokenSession
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.types import (
     AssistantTurn,
+    Generation,
     Message,
     Problem,
     Rollout,
@@ -80,6 +81,8 @@ class SessionHost:
         self._sessions: list[TokenSession] = []
         self._turns: list[int] = []
         """taken in each session"""
+        self._promised = 0
+        """tokens that turns under way may still write"""
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -93,12 +96,18 @@ class SessionHost:
         self._turns.append(0)
         return session
 
-    async def turn(self, session: TokenSession, *, is_last: bool = False) -> Turn:
+    async def turn(
+        self, session: TokenSession, *, max_new_tokens: int | None = None, is_last: bool = False
+    ) -> Turn:
         """Let the policy write in a session. `is_last`: nothing follows in it. Raises EngineError.
 
-        The turn that uses the budget up is cut off there, and ends the rollout as truncated.
+        A turn that uses the rollout's budget up is cut off there, and ends the rollout as
+        truncated. It may use all that is left, so turns at the same time need `max_new_tokens`.
         """
-        budget = self._attempt.max_new_tokens - sum(s.num_generated for s in self._sessions)
+        used = self._promised + sum(s.num_generated for s in self._sessions)
+        budget = self._attempt.max_new_tokens - used
+        if max_new_tokens is not None:
+            budget = min(budget, max_new_tokens)
         room = self._context - len(session.tokens)
         if room < 1 and not session.num_generated:
             reason = f"a prompt of {len(session.tokens)} tokens fills the context"
@@ -106,15 +115,7 @@ class SessionHost:
         out_of = "token budget" if budget <= room else "context length"
         if min(budget, room) < 1:
             return Turn(None, End(Status.TRUNCATED, out_of))
-        generation = await session.turn(
-            Sampling(
-                max_new_tokens=min(budget, room),
-                temperature=self._attempt.temperature,
-                stop_token_ids=self.chat.stop_token_ids,
-                seed=self._next_seed(session),
-                is_last=is_last,
-            )
-        )
+        generation = await self._sampled(session, min(budget, room), is_last)
         if generation.finish == "abort":
             return Turn(None, End(Status.ABORTED, "generation was interrupted"))
         if not len(generation.token_ids):
@@ -123,6 +124,21 @@ class SessionHost:
         if generation.finish == "length":
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
+
+    async def _sampled(self, session: TokenSession, most: int, is_last: bool) -> Generation:
+        self._promised += most
+        try:
+            return await session.turn(
+                Sampling(
+                    max_new_tokens=most,
+                    temperature=self._attempt.temperature,
+                    stop_token_ids=self.chat.stop_token_ids,
+                    seed=self._next_seed(session),
+                    is_last=is_last,
+                )
+            )
+        finally:
+            self._promised -= most
 
     def _next_seed(self, session: TokenSession) -> int:
         """Of the session's next turn, whatever the other sessions do meanwhile."""

@@ -6,6 +6,7 @@ stop token, the other with 3 and the stop token. Rewards are 1 and 0 in each gro
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -240,6 +241,25 @@ async def test_a_driver_chooses_what_is_trained_on() -> None:
         live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
     )
     assert [(s.num_trained_tokens, s.reward) for s in made.samples] == [(4, 177.0)]
+
+
+async def test_turns_at_the_same_time_share_the_budget() -> None:
+    class Both:
+        async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+            tries = [sessions.open(sessions.prompt_ids) for _ in range(3)]
+            turns = await asyncio.gather(*[sessions.turn(t, max_new_tokens=8) for t in tries])
+            ends = [turn.end and turn.end.reason for turn in turns]
+            return sessions.finish(End(Status.COMPLETED, str(ends)), [])
+
+    using = policy()
+    live = domain("d", lambda _: 1.0, driver=Both(), max_new_tokens=16)
+    problem = live.curriculum.problems("rl", 1, 0)[0]
+    (made,) = await roller(using).roll_group(
+        live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
+    )
+    assert [sampling.max_new_tokens for _, sampling in using.calls] == [8, 8]
+    assert made.transcript.reason == "[None, None, 'token budget']"
+    assert len(made.samples) == 2
 
 
 async def test_a_lost_engine_passes_through_a_driver() -> None:

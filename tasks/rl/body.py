@@ -64,7 +64,7 @@ async def train(
         policy = PublishedPolicy(roles.trainer, fleet, record.version)
         stack.push_async_callback(policy.close)
         fleet.client.on_trouble = policy.repair
-        loop = await _loop(spec, context, chat, domains, roles, fleet, policy)
+        loop = _loop(spec, context, chat, domains, roles, fleet, policy)
         await _resume(context, record, loop, roles, policy)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
@@ -86,7 +86,7 @@ async def _lease(
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 
 
-async def _loop(
+def _loop(
     spec: RlSpec,
     context: StageContext,
     chat: Chat,
@@ -131,7 +131,7 @@ async def _loop(
         critic=roles.critic,
         critic_only_steps=critic.warmup_steps if critic else 0,
     )
-    return Loop(producer, buffer, await TakeLog.open(context.checkpoints, 0), consumer, policy)
+    return Loop(producer, buffer, TakeLog(context.checkpoints), consumer, policy)
 
 
 async def _resume(
@@ -151,6 +151,7 @@ async def _resume(
         await roles.load(folder)
         await policy.go_on(record.version)
     await loop.producer.recover()
+    await loop.takes.recover(record.step + 1)
 
 
 async def _train(

@@ -9,9 +9,9 @@ be repeated exactly. A resumed attempt takes what the log says if all of it is t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
 import orjson
 
@@ -39,16 +39,15 @@ class Take:
 class TakeLog:
     """Of one stage."""
 
-    def __init__(self, notes: Notes, takes: Mapping[int, Take] | None = None) -> None:
+    def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._takes = dict(takes or {})
+        self._takes: dict[int, Take] = {}
 
-    @classmethod
-    async def open(cls, notes: Notes, first: int) -> Self:
-        """With what earlier attempts took in steps from `first` on; the newest attempt counts."""
-        pieces = await asyncio.to_thread(notes.notes, "takes", first)
+    async def recover(self, first: int) -> None:
+        """Take up what earlier attempts took in steps from `first` on; the newest one counts."""
+        pieces = await asyncio.to_thread(self._notes.notes, "takes", first)
         takes = [take for take in map(_read, pieces) if take is not None]
-        return cls(notes, {take.step: take for take in takes})
+        self._takes = {take.step: take for take in takes}
 
     def of(self, step: int) -> Take | None:
         """What an earlier attempt took."""

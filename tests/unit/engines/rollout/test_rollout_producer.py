@@ -159,7 +159,7 @@ async def stages_sampled(algorithm, group_size, policy):
     context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
     fleet = SimpleNamespace(client=policy)
     roles = SimpleNamespace(trainer=None, critic=None)
-    loop = await _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
+    loop = _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
     return await fill(loop.producer, 0)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
-
 import pytest
 
 from engines.rollout.records.take_log import Take, TakeLog
@@ -25,7 +22,7 @@ async def test_each_take_is_written_down_before_the_update():
     parts.trainer.rl_step = rl_step
     await parts.run(3)
     assert seen == [1, 2, 3]
-    log = await TakeLog.open(parts.notes, 1)
+    log = await read(parts.notes)
     assert [log.of(n) for n in (1, 2, 3, 4)] == [
         Take(1, 0, (0, 1, 2, 3)), Take(2, 1, (4, 5, 6, 7)), Take(3, 2, (8, 9, 10, 11)), None,
     ]  # fmt: skip
@@ -35,7 +32,7 @@ async def test_a_repeated_step_takes_what_the_log_says_and_writes_nothing_twice(
     first = Parts(informative())
     await first.takes_written([2, 0, 3, 1])
     parts = Parts(informative(), notes=first.notes)
-    parts.loop = replace(parts.loop, takes=await TakeLog.open(parts.notes, 1))
+    await parts.loop.takes.recover(1)
     (result,) = await parts.run(1)
     assert [g.ticket for g in result.groups] == [2, 0, 3, 1]
     assert len(parts.notes.kept["takes"]) == 1
@@ -45,13 +42,19 @@ async def test_a_take_whose_groups_are_not_all_there_is_made_anew():
     first = Parts(informative())
     await first.takes_written([0, 1, 2, 9])
     parts = Parts(informative(), notes=first.notes)
-    parts.loop = replace(parts.loop, takes=await TakeLog.open(parts.notes, 1))
+    await parts.loop.takes.recover(1)
     (result,) = await parts.run(1)
     assert [g.ticket for g in result.groups] == [0, 1, 2, 3]
-    assert (await TakeLog.open(parts.notes, 1)).of(1) == Take(1, 0, (0, 1, 2, 3))
+    assert (await read(parts.notes)).of(1) == Take(1, 0, (0, 1, 2, 3))
 
 
-def test_a_take_that_was_cut_off_is_none():
+async def test_a_take_that_was_cut_off_is_none():
     notes = Notes()
     notes.note("takes", 1, b"[1,0,[4")
-    assert asyncio.run(TakeLog.open(notes, 1)).of(1) is None
+    assert (await read(notes)).of(1) is None
+
+
+async def read(notes):
+    log = TakeLog(notes)
+    await log.recover(1)
+    return log

@@ -10,6 +10,7 @@ import pytest
 from engines.rollout.records.dataset import read_dataset
 from engines.rollout.records.gallery import read_rollouts
 from infra.store.artifacts import StageCheckpoints
+from infra.store.retention import NoteKind
 from infra.store.store import Store
 from tasks.distill.body import run as run_distill
 from tasks.distill.spec import DistillSpec
@@ -38,8 +39,8 @@ class StopsAfterNote(StageCheckpoints):
         super().__init__(Store(f"file://{folder}/store"), "test", "0" * 64, 1, context.scratch)
         self._stop = context.stop
 
-    def note(self, step: int, data: bytes) -> None:
-        super().note(step, data)
+    def note(self, kind: NoteKind, number: int, data: bytes) -> None:
+        super().note(kind, number, data)
         self._stop.requested = True
 
 

@@ -63,8 +63,12 @@ def serve(tokens: int) -> None:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: thousands of requests are expected."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 2048
+        """as uvicorn's: with the default of 5, refused connections come again after a second"""
+
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()

@@ -57,8 +57,8 @@ def measure(model: Path) -> list[Row]:
             cold.append(stages.overhead())
     return [
         Row("stage overhead, nothing warm", first, "s", 20, True, "first stage after `up`"),
-        Row("stage overhead, fleet cold", statistics.median(cold), "s", 20, True, _each(cold)),
-        Row("stage overhead, fleet up", statistics.median(warm), "s", 10, True, _each(warm) + part),
+        Row("stage overhead, fleet cold", statistics.median(cold), "s", 11, True, _each(cold)),
+        Row("stage overhead, fleet up", statistics.median(warm), "s", 4, True, _each(warm) + part),
     ]
 
 

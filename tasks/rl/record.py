@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.metrics import first_samples, mean, most_frequent_reason, step_metrics
 from engines.rollout.records.gallery import Gallery
+from engines.rollout.records.notes import Notes
 from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
@@ -27,16 +28,6 @@ _TOTALS = (
 )
 _WINDOW = 3
 """number of steps at the start and at the end whose means the summary compares"""
-
-
-class Notes(Protocol):
-    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
-
-    def note(self, kind: Literal["shown"], number: int, data: bytes) -> None: ...
-
-    def notes(
-        self, kind: Literal["shown"], first: int, last: int | None = None
-    ) -> Sequence[bytes]: ...
 
 
 class RlRecord:

@@ -17,23 +17,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, Protocol
 
 import numpy as np
 
 from engines.rollout.records.json_text import dump_turns, load_turns
+from engines.rollout.records.notes import Notes
 from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.types import Message, Sample, Status
-
-
-class Notes(Protocol):
-    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
-
-    def note(self, kind: Literal["rollouts"], number: int, data: bytes) -> None: ...
-
-    def notes(
-        self, kind: Literal["rollouts"], first: int, last: int | None = None
-    ) -> Sequence[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,11 @@ be repeated exactly. A resumed attempt takes what the log says if all of it is t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import orjson
 
-
-class Notes(Protocol):
-    """Where a stage keeps small durable pieces (`tasks.stage.Checkpoints`)."""
-
-    def note(self, kind: Literal["takes"], number: int, data: bytes) -> None: ...
-
-    def notes(
-        self, kind: Literal["takes"], first: int, last: int | None = None
-    ) -> Sequence[bytes]: ...
+from engines.rollout.records.notes import Notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,10 @@ class Sampling:
     """no later turn follows this one: its answer need not stay in the engine's cache"""
 
 
+Finish: TypeAlias = Literal["stop", "length", "abort"]
+"""why a turn ended; abort: the engine was interrupted"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """One turn from the engine: the ids as produced, including the stop token if there was one."""
@@ -203,7 +207,7 @@ class Generation:
     token_ids: Tokens
     logprobs: NDArray[np.float32]
     weight_versions: WeightVersions
-    finish: Literal["stop", "length", "abort"]
+    finish: Finish
 
 
 @dataclass(frozen=True, slots=True)

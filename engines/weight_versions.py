@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NO_VERSION = -1
 """of a token that no weights wrote: the prompt's, a tool's"""
+BROKEN_WEIGHTS = "broken"
+"""what a server calls weights that may be half new: clients accept no token of them"""
 
 
 @dataclass(frozen=True, slots=True)

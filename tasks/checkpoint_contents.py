@@ -6,6 +6,7 @@
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
+    tickets.json       which tickets were drawn, and which of them are still to be rolled (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     takes/<s>/         beside the checkpoints: the tickets that step s trains on (rl)
@@ -27,14 +28,17 @@ Where = Literal[
     "trainer",
     "state.json",
     "buffer.bin",
+    "tickets.json",
     "notes",
     "spec",
     "handle",
     "empty",
+    "lost",
 ]
 """`trainer`: in `trainer/` or `critic/`, by role. `spec`: made again from the stage's spec.
 `handle`: a reference to another object or process.
-`empty`: holds nothing when a checkpoint is taken"""
+`empty`: holds nothing when a checkpoint is taken. `lost`: what the step under way would have
+reported of rollouts that were finished before the checkpoint"""
 
 CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/train/training.py:Training": {
@@ -63,7 +67,6 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "tasks/rl/record.py:RlRecord": {
         "step": "state.json",
         "version": "state.json",
-        "next_ticket": "state.json",
         "_shown": "state.json",
         "_notes": "handle",
         "_totals": "state.json",
@@ -105,7 +108,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_chat": "handle",
     },
     "engines/rollout/tickets.py:TicketSource": {
-        "next": "state.json",
+        "next": "tickets.json",
         "_start": "spec",
         "_domains": "spec",
         "_split": "spec",
@@ -113,16 +116,34 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/rollout/producer.py:Producer": {
         "source": "handle",
-        "_admission": "spec",
+        "admission": "spec",
         "_roller": "handle",
-        "_buffer": "handle",
+        "buffer": "handle",
         "_policy": "handle",
         "_journal": "handle",
         "_known": "notes",
+        "_taken": "notes",
+        "_repeated": "notes",
         "recovered": "empty",
         "_group_size": "spec",
         "_temperature": "spec",
         "_needs_spread": "spec",
+    },
+    "engines/rollout/background_sampler.py:BackgroundSampler": {
+        "producer": "handle",
+        "buffer": "handle",
+        "policy": "handle",
+        "steps": "spec",
+        "on_stale": "spec",
+        "trained": "state.json",
+        "_open": "tickets.json",
+        "_rolling": "tickets.json",
+        "_sampled": "lost",
+        "_since": "empty",
+        "_recovered": "empty",
+        "_finished": "empty",
+        "_error": "empty",
+        "_is_closing": "empty",
     },
     "engines/rollout/records/journal.py:RolloutJournal": {
         "_notes": "notes",
@@ -131,6 +152,9 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_failure": "empty",
         "_writing": "empty",
         "_hurry": "empty",
+        "_noted": "empty",
+        "_num_kept": "empty",
+        "_num_durable": "empty",
     },
     "engines/rollout/group_buffer.py:GroupBuffer": {
         "_waiting": "buffer.bin",
@@ -154,7 +178,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_version": "state.json",
         "_trainer": "handle",
         "_servers": "handle",
-        "_publishing": "empty",
+        "_weights": "empty",
         "_repairing": "empty",
     },
     "engines/rollout/drivers/conversation.py:Conversation": {

@@ -4,13 +4,18 @@ Groups that cannot teach are replaced, so more tickets are drawn than groups are
 
     missing groups x oversample ──▶ tickets of a wave ──▶ still missing? another wave, up to `waves`
 
-With `max_staleness` k the groups of k further steps are sampled ahead.
+Beside training there are no waves: a ticket starts whenever groups for the next `max_staleness` + 1
+steps are neither waiting nor under way, within the number that as many waves would have drawn.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+OnStale: TypeAlias = Literal["drop", "requeue"]
+"""what becomes of a ticket whose rollouts took too long to be trained on; requeue: rolled again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,20 @@ class Admission:
     """most waves before an update; then it takes what there is"""
     max_staleness: int = 0
 
-    def tickets(self, waiting: int, steps_left: int, waves: int) -> int:
-        """How many may start, when `waiting` groups wait to be trained on, `steps_left` steps are
-        to come and `waves` waves were rolled since the last update."""
-        if waves >= self.waves:
-            return 0
-        steps = min(self.max_staleness + 1, steps_left)
+    def in_turns(self, waiting: int, waves: int) -> int:
+        """How many may start, when `waiting` groups wait to be trained on and `waves` waves were
+        rolled since the last update."""
+        return self._wave(waiting, 1) if waves < self.waves else 0
+
+    def beside_training(
+        self, *, waiting: int, rolling: int, drawn: int, trained: int, steps: int
+    ) -> int:
+        """How many may start, when `rolling` tickets are under way, `drawn` were drawn since the
+        stage began, and `trained` of its `steps` steps are done."""
+        ahead = min(self.max_staleness + 1, steps - trained)
+        limit = (trained + ahead) * self.waves * self._wave(0, 1)
+        return max(0, min(self._wave(waiting, ahead) - rolling, limit - drawn))
+
+    def _wave(self, waiting: int, steps: int) -> int:
         missing = max(0, steps * self.groups_per_step - waiting)
         return math.ceil(missing * self.oversample)

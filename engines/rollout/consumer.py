@@ -9,6 +9,7 @@ consumes: groups     produces: the next policy version, metrics
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,7 @@ from engines.rollout.producer import Sampled, trainable
 from engines.rollout.protocols import PolicyTrainer, PublishedWeights, ValueTrainer
 from engines.step_inputs import StepInputs
 from engines.types import Group, Sample
+from engines.weight_versions import NO_VERSION
 from infra.run_both import run_both
 
 _MIN_SHARE = 0.25
@@ -41,12 +43,10 @@ class StepResult:
     """the policy's metrics; empty when its update was skipped"""
     critic: dict[str, float] = field(default_factory=dict)
     """the critic's, where there is one"""
-    dropped: int = 0
+    dropped: Sequence[Group] = ()
     """groups that became too old while they waited"""
     waiting: int = 0
     """groups left to the next steps"""
-    next_ticket: int = 0
-    """the first that was not drawn yet"""
     train_seconds: float = 0.0
     publish_seconds: float = 0.0
     publish_bytes: int = 0
@@ -57,6 +57,17 @@ class StepResult:
         trained_at = self.version - bool(self.trained)
         groups = [trainable(group) for group in self.groups]
         return [trained_at - s.oldest_version for g in groups for s in g.samples]
+
+    @property
+    def token_lags(self) -> Counter[int]:
+        """Tokens that can be trained on, by the training version minus their own."""
+        trained_at = self.version - bool(self.trained)
+        lags: Counter[int] = Counter()
+        for sample in (s for group in self.groups for s in trainable(group).samples):
+            for version, count in sample.weight_versions.runs:
+                if version != NO_VERSION:
+                    lags[trained_at - version] += count
+        return lags
 
 
 class Consumer:
@@ -103,13 +114,14 @@ class Consumer:
         too_few = len(groups) < _MIN_SHARE * self._wanted
         if too_few or not samples:
             return result
-        began = time.monotonic()
         gate = all(s.oldest_version == before for s in samples)
         inputs = StepInputs(samples, self._algorithm, gate, before)
-        result.trained, result.critic = await self._train(step, inputs)
-        result.train_seconds = time.monotonic() - began
-        if result.trained:
-            await self._publish(result)
+        async with self._policy.changing():
+            began = time.monotonic()
+            result.trained, result.critic = await self._train(step, inputs)
+            result.train_seconds = time.monotonic() - began
+            if result.trained:
+                await self._publish(result)
         return result
 
     async def _train(

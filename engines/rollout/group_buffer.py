@@ -8,7 +8,7 @@ than `max_staleness` versions old by then is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engines.rollout.protocols import PolicyVersion
@@ -46,7 +46,7 @@ class GroupBuffer:
         else:
             taken = self._waiting[: self.groups_per_step]
         for group in taken:
-            if not self._is_fresh(group, 0):
+            if not self.is_fresh(group):
                 raise AssertionError(
                     f"group {group.ticket} holds samples over {self.max_staleness} versions older"
                     f" than the policy, which is at {self._policy.version}"
@@ -55,15 +55,21 @@ class GroupBuffer:
         self._waiting = [group for group in self._waiting if group.ticket not in chosen]
         return taken
 
-    def drop_stale(self) -> int:
-        """Drop what will be too old when it is its turn. -> how many."""
-        before = len(self._waiting)
+    def has(self, ticket: int) -> bool:
+        return any(group.ticket == ticket for group in self._waiting)
+
+    def drop_stale(self, needed: Collection[int] = ()) -> list[Group]:
+        """Drop what will be too old when its turn comes, but no ticket `needed`. -> the dropped."""
         kept: list[Group] = []
+        dropped: list[Group] = []
         for group in self._waiting:
-            if self._is_fresh(group, len(kept) // self.groups_per_step):
+            place = len(kept) // self.groups_per_step
+            if group.ticket in needed or self.is_fresh(group, place):
                 kept.append(group)
+            else:
+                dropped.append(group)
         self._waiting = kept
-        return before - len(kept)
+        return dropped
 
     def save(self, folder: Path) -> None:
         """Write what waits into a checkpoint's folder: no later weights could sample it again."""
@@ -73,7 +79,7 @@ class GroupBuffer:
         """Take up what waited at a checkpoint."""
         self._waiting = unpack_groups((folder / _FILE).read_bytes())
 
-    def _is_fresh(self, group: Group, updates: int) -> bool:
+    def is_fresh(self, group: Group, updates: int = 0) -> bool:
         """Whether it may still be trained on after that many more updates."""
         versions = [s.oldest_version for s in group.samples if s.num_trained_tokens]
         trained_at = self._policy.version + updates

@@ -1,16 +1,17 @@
-"""The RL loop: sampling and training take turns.
+"""The RL loop: what samples and what trains, in turns or at the same time.
 
-    tickets ─▶ Producer ─▶ GroupBuffer ─▶ take, logged ─▶ Consumer: train, publish version + 1
-                  ▲                                              │
-                  └─────── while too few groups wait ◀───────────┘
+`max_staleness: 0`: sampling and training take turns, so that all data of a step are of the newest
+weights, and the order of events is the same in every run.
 
-Nothing is sampled while weights are trained or published, so what is sampled together is of one
-version, and the order of events is the same in every run. With `max_staleness` k, groups for k + 1
-steps wait before the first update and again after each: they are 0, 1, ..., k, k, k, ... versions
-old when they are trained (less where an update was skipped). Synchronous RL is k = 0.
+    tickets ─▶ roll in waves ─▶ GroupBuffer ─▶ take, logged ─▶ Consumer: train, publish version + 1
+                  ▲                                                    │
+                  └─────────── while too few groups wait ◀─────────────┘
 
-Only this file says that the two take turns: tickets, journal, buffer and take log know nothing of
-it. Running both at once is another `run`.
+Above 0 a BackgroundSampler goes on sampling while the trainer trains and publishes. A step takes
+the oldest tickets of those that are finished, at most `max_staleness` versions old. Which these are
+depends on the clock, so the take log is what a repeated step follows.
+
+Only this file says when what happens: tickets, journal, buffer and take log know nothing of it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog
+from engines.types import Group
+
+AfterStep = Callable[[StepResult], Awaitable[bool]]
 
 
 async def _at_once() -> None:
@@ -40,13 +45,14 @@ class Loop:
     takes: TakeLog
     consumer: Consumer
     policy: PolicyVersion
+    sampler: BackgroundSampler
 
     async def run(
         self,
         *,
         first: int,
         last: int,
-        after_step: Callable[[StepResult], Awaitable[bool]],
+        after_step: AfterStep,
         before_update: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         """Run steps `first` to `last`, or until `after_step` answers True.
@@ -55,20 +61,45 @@ class Loop:
         awaited while groups wait and the trainer is still as the last step left it. An error of
         either side is raised as it is.
         """
-        for step in range(first, last + 1):
-            sampled = await self._sample(last + 1 - step)
+        run = self._sample_beside if self.buffer.max_staleness else self._take_turns
+        await run(range(first, last + 1), after_step, before_update)
+
+    async def _take_turns(
+        self, steps: range, after_step: AfterStep, before_update: Callable[[], Awaitable[None]]
+    ) -> None:
+        for step in steps:
+            sampled = await fill(self.producer)
             await before_update()
             result = await self._update(step, sampled)
+            self._drop_stale(result)
             if await after_step(result):
                 return
 
-    async def _sample(self, steps_left: int) -> Sampled:
-        """Fill the buffer for the next update."""
-        sampled = await fill(self.producer, self.policy.version, steps_left)
-        if self.buffer.max_staleness:
-            # In later steps the policy is another, so that the two cannot be compared.
-            sampled.agreement = await self.consumer.agreement(sampled.kept)
-        return sampled
+    async def _sample_beside(
+        self, steps: range, after_step: AfterStep, before_update: Callable[[], Awaitable[None]]
+    ) -> None:
+        sampler = self.sampler
+        sampler.trained = steps.start - 1
+        async with sampler:
+            for step in steps:
+                recorded = self.takes.of(step)
+                sampled = await sampler.groups_for(recorded.tickets if recorded else None)
+                await before_update()
+                # In later steps the policy is another, so that the two cannot be compared.
+                sampled.agreement = await self.consumer.agreement(self._of_now(sampled))
+                result = await self._update(step, sampled)
+                self._drop_stale(result)
+                sampler.step_done()
+                if await after_step(result):
+                    return
+
+    def _of_now(self, sampled: Sampled) -> list[Group]:
+        """A step's groups that the present weights alone wrote."""
+        now = {self.policy.version}
+        groups = [
+            g for g in sampled.kept if all(s.weight_versions.sampled <= now for s in g.samples)
+        ]
+        return groups[: self.buffer.groups_per_step]
 
     async def _update(self, step: int, sampled: Sampled) -> StepResult:
         """Take the step's groups, say so, and train on them."""
@@ -76,23 +107,25 @@ class Loop:
         groups = self.buffer.take(recorded.tickets if recorded else None)
         tickets = tuple(group.ticket for group in groups)
         await self.takes.write(Take(step, self.policy.version, tickets))
-        result = await self.consumer.step(step, groups, sampled)
-        result.dropped = self.buffer.drop_stale()
+        return await self.consumer.step(step, groups, sampled)
+
+    def _drop_stale(self, result: StepResult) -> None:
+        needed = [n for take in self.takes.from_step(result.step + 1) for n in take.tickets]
+        result.dropped = self.buffer.drop_stale(needed)
         result.waiting = len(self.buffer)
-        result.next_ticket = self.producer.source.next
-        return result
 
 
-async def fill(producer: Producer, version: int, steps_left: int = 1) -> Sampled:
-    """Roll waves until enough groups wait. `version`: the policy's. Raises EngineError."""
+async def fill(producer: Producer) -> Sampled:
+    """Roll waves until a step's groups wait, all of it durable. Raises EngineError."""
     began, recovered = time.monotonic(), producer.recovered
-    sampled = Sampled(version)
-    while tickets := producer.admit(steps_left, sampled.waves):
+    sampled = Sampled()
+    while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
+        tickets = producer.source.draw(count)
         groups = await asyncio.gather(*[producer.roll(ticket) for ticket in tickets])
         sampled.kept += [group for group in groups if producer.emit(group)]
         sampled.groups += groups
         sampled.waves += 1
     await producer.flush()
-    sampled.seconds = time.monotonic() - began
+    sampled.seconds = sampled.waited_seconds = time.monotonic() - began
     sampled.recovered = producer.recovered - recovered
     return sampled

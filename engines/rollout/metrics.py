@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engines.types import Group, Sample, Status, one_per_rollout
@@ -56,13 +56,15 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     means are missing where there were none: then the step trained on what had waited.
     """
     sampled, staleness = result.sampled, result.staleness
-    samples = [s for group in sampled.groups for s in group.samples]
-    generated = sum(s.num_trained_tokens for s in samples)
+    generated = num_tokens(sampled.groups)
+    unused = generated - num_tokens(sampled.kept) + num_tokens(result.dropped)
     values = {
         "groups_kept": float(len(result.groups)),
         "groups_rolled": float(len(sampled.groups)),
-        "groups_dropped": float(result.dropped),
+        "groups_dropped": float(len(result.dropped)),
+        "groups_stale": float(sampled.stale),
         "groups_waiting": float(result.waiting),
+        "tickets_rolling": float(sampled.rolling),
         "waves": float(sampled.waves),
         "rollouts_recovered": float(sampled.recovered),
         "version": float(result.version),
@@ -70,13 +72,16 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "staleness_mean": mean(staleness),
         "staleness_max": float(max(staleness, default=0)),
         "generated_tokens": float(generated),
+        "unused_tokens": float(unused),
         "generate_tokens_per_s": generated / max(sampled.seconds, 1e-9),
         "generate_seconds": sampled.seconds,
         "train_seconds": result.train_seconds,
         "publish_seconds": result.publish_seconds,
         "publish_bytes": float(result.publish_bytes),
-        "step_seconds": sampled.seconds + result.train_seconds + result.publish_seconds,
+        "trainer_idle_seconds": sampled.waited_seconds,
+        "step_seconds": sampled.waited_seconds + result.train_seconds + result.publish_seconds,
     }
+    values |= _lag_shares(result.token_lags)
     if sampled.groups:
         values |= _of_rollouts(sampled.groups)
     values |= sampled.agreement
@@ -85,6 +90,18 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
     return values | result.critic
+
+
+def num_tokens(groups: Iterable[Group]) -> int:
+    """That the policy wrote."""
+    return sum(s.num_trained_tokens for group in groups for s in group.samples)
+
+
+def _lag_shares(lags: Mapping[int, int]) -> dict[str, float]:
+    """Of the tokens trained on, by how many versions old they are; nothing where all are new."""
+    tokens = sum(lags.values())
+    shares = {f"tokens_lag_{lag}": count / tokens for lag, count in sorted(lags.items())}
+    return shares if max(lags, default=0) else {}
 
 
 def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:

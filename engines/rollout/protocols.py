@@ -7,6 +7,7 @@ between them is tested without an engine, and knows nothing about how they work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from engines.types import (
@@ -93,8 +94,13 @@ class PolicyVersion(Protocol):
 class PublishedWeights(PolicyVersion, Protocol):
     """The policy as the servers serve it: the one owner of its version."""
 
+    def changing(self) -> AbstractAsyncContextManager[None]:
+        """While the trainer's weights are not those of the present version."""
+        ...
+
     async def publish_next(self) -> PublishReport:
-        """Put the trainer's weights on the servers as the next version. Raises EngineError."""
+        """Put the trainer's weights on the servers as the next version; while they are `changing`.
+        Raises EngineError."""
         ...
 
 

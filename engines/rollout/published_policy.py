@@ -1,15 +1,16 @@
 """The policy as the servers serve it: published after each update, and again to a server that died
 and came back without it.
 
-Repair is requested by a client whose turns fail, so it happens while rollouts are sampled; before
-the next update `wait_repaired` waits for it, because it publishes the weights of the moment.
+Repair is requested by a client whose turns fail. It publishes the weights of the moment, so an
+update waits for a repair, and a repair for an update: its publish gives servers what they lack.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from infra.errors import EngineError
@@ -46,7 +47,8 @@ class PublishedPolicy:
     def __init__(self, trainer: Publisher, servers: LeasedServers, version: int) -> None:
         """`version`: what the servers serve now."""
         self._trainer, self._servers, self._version = trainer, servers, version
-        self._publishing = asyncio.Lock()
+        self._weights = asyncio.Lock()
+        """held by who changes the trainer's weights, or needs them to be those of the version"""
         self._repairing: asyncio.Task[None] | None = None
 
     @property
@@ -54,22 +56,33 @@ class PublishedPolicy:
         """Of the weights that the servers serve, or are being given."""
         return self._version
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a lost server has to wait for its weights."""
+        return self._weights.locked()
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncGenerator[None]:
+        """While the trainer's weights are not those of the version: no server is repaired."""
+        async with self._weights:
+            yield
+
     async def publish_next(self) -> PublishReport:
-        """Put the trainer's weights on all servers as the next version; waits for one that is lost.
-        Raises EngineError if it does not come back."""
+        """Put the trainer's weights on all servers as the next version, while they are `changing`;
+        waits for one that is lost. Raises EngineError if it does not come back."""
         self._version += 1
         return await self._publish()
 
     async def go_on(self, version: int) -> None:
         """Take up the version of a checkpoint whose weights the trainer has loaded."""
-        self._version = version
-        await self._publish()
+        async with self._weights:
+            self._version = version
+            await self._publish()
 
     async def _publish(self) -> PublishReport:
         for tries_left in reversed(range(_TRIES)):
             try:
-                async with self._publishing:
-                    return await self._trainer.publish(self._servers.server_urls, self._version)
+                return await self._trainer.publish(self._servers.server_urls, self._version)
             except EngineError as error:
                 if not tries_left:
                     raise
@@ -77,15 +90,11 @@ class PublishedPolicy:
                 await self._servers.wait_healthy()
         raise AssertionError("the last try returns or raises")
 
-    def repair(self) -> None:
+    def repair(self) -> asyncio.Task[None]:
         """Give the present version to servers that lack it, in the background; never raises."""
         if self._repairing is None or self._repairing.done():
             self._repairing = asyncio.create_task(self._repair())
-
-    async def wait_repaired(self) -> None:
-        """Return when no server is being repaired: from then on the weights may change."""
-        if self._repairing is not None:
-            await self._repairing
+        return self._repairing
 
     async def close(self) -> None:
         if self._repairing is not None:
@@ -96,7 +105,7 @@ class PublishedPolicy:
     async def _repair(self) -> None:
         try:
             await self._servers.wait_healthy()
-            async with self._publishing:
+            async with self._weights:
                 served = await self._servers.versions()
                 lacking = [url for url, version in served.items() if version != str(self._version)]
                 if lacking:

@@ -28,7 +28,10 @@ class KeptRollouts:
     @classmethod
     async def open(cls, journal: RolloutJournal, version: int) -> Self:
         found = await journal.read(version, version)
-        return cls(journal, version, {name: f for name, f in found.items() if f.is_of(version)})
+        usable = {
+            name: f for name, f in found.items() if f.is_of(version, version) and not f.has_failed
+        }
+        return cls(journal, version, usable)
 
     def keep(self, rollout: Finished) -> None:
         self.journal.keep(self.version, rollout)

@@ -47,14 +47,20 @@ class TicketSource:
         numbers = range(self.next, self.next + count)
         self.next += count
         made: dict[int, Ticket] = {}
-        for place, domain in enumerate(self._domains):
+        for place in range(len(self._domains)):
             mine = [n for n in numbers if n % len(self._domains) == place]
-            made |= {t.number: t for t in self._of_domain(domain, mine)}
+            made |= {ticket.number: ticket for ticket in self._in_a_row(mine)}
         return [made[number] for number in numbers]
 
-    def _of_domain(self, domain: LiveDomain, numbers: Sequence[int]) -> list[Ticket]:
+    def again(self, number: int) -> Ticket:
+        """A ticket that was drawn before. Raises InputError."""
+        return self._in_a_row([number])[0]
+
+    def _in_a_row(self, numbers: Sequence[int]) -> list[Ticket]:
+        """Tickets of one domain whose problems follow each other."""
         if not numbers:
             return []
+        domain = self._domains[numbers[0] % len(self._domains)]
         first = self._start + numbers[0] // len(self._domains)
         problems = draw_problems(domain.curriculum, self._split, len(numbers), self._seed, first)
         return [Ticket(n, domain, p) for n, p in zip(numbers, problems, strict=True)]

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import aiohttp
 import numpy as np
@@ -21,8 +21,8 @@ import orjson
 from engines.sglang import last_turn
 from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
-from engines.types import Generation, Sampling, TokenIds
-from engines.weight_versions import WeightVersions
+from engines.types import Finish, Generation, Sampling, TokenIds
+from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.access import bearer
 from infra.errors import EngineError
 
@@ -33,11 +33,7 @@ _PATIENCE_S = 60.0
 _CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
-_FINISH: dict[str, Literal["stop", "length", "abort"]] = {
-    "stop": "stop",
-    "length": "length",
-    "abort": "abort",
-}
+_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 Pending: TypeAlias = "tuple[TokenIds, Sampling, asyncio.Future[Generation]]"
 
 
@@ -74,14 +70,25 @@ class GenerationClient:
         """`stall_s`: how long a request may make no progress, beside the time of its tokens."""
         self.router_url = router_url
         self.counts = ClientCounts()
-        self.on_trouble: Callable[[], None] = lambda: None
+        self.on_trouble: Callable[[], object] = lambda: None
         """called before each further try"""
+        self.must_wait: Callable[[], bool] = lambda: False
+        """whether lost servers have to wait for their weights: that time does not count"""
         self._max_batch = max_batch
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
         self._queue: list[Pending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: Exception | None = None
+        self._turns = 0
+        """under way"""
+        self._idle_s, self._idle_since = 0.0, time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time in which no turn was under way, since the client was made."""
+        now = 0.0 if self._turns else time.monotonic() - self._idle_since
+        return self._idle_s + now
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         """One turn. Raises EngineError when the engine refuses it or stays away.
@@ -97,7 +104,11 @@ class GenerationClient:
         if not self._queue:
             loop.call_soon(self._flush)
         self._queue.append((prompt_ids, sampling, future))
-        return await future
+        self._idle_s, self._turns = self.idle_seconds, self._turns + 1
+        try:
+            return await future
+        finally:
+            self._turns, self._idle_since = self._turns - 1, time.monotonic()
 
     def refuse(self, reason: Exception) -> None:
         """Fail every turn asked for from now on: the servers may be someone else's by now."""
@@ -168,7 +179,7 @@ class GenerationClient:
                 now = time.monotonic()
                 was_served = now - began > _PATIENCE_S  # its server ended while it generated
                 lost += was_served or not isinstance(error, _Refused)
-                refused_since = now if was_served else refused_since
+                refused_since = now if was_served or self.must_wait() else refused_since
                 if lost == _TRIES or now - refused_since > _PATIENCE_S:
                     raise EngineError(f"gave up after {tries} tries: {error}") from error
             self.counts.retries += 1
@@ -182,7 +193,10 @@ class GenerationClient:
         post = asyncio.create_task(self._post(body))
         try:
             while not post.done():
-                if (left := self._progress.seconds_left(request)) <= 0:
+                left = self._progress.seconds_left(request)
+                if left <= 0 and self.must_wait():  # for a publish, perhaps
+                    left = _LONGEST_WAIT_S
+                if left <= 0:
                     raise _Lost(
                         f"POST {self.router_url}/generate: a request of up to {request.max_tokens}"
                         f" tokens made no progress in {self._progress.allowed_seconds(request):.0f}"
@@ -292,6 +306,8 @@ def _versions(meta: dict[str, Any], num_tokens: int) -> WeightVersions:
 
 
 def _version(text: str) -> int:
+    if text == BROKEN_WEIGHTS:
+        raise _Refused("weights that may be half new wrote it")
     try:
         return int(text)
     except ValueError:

@@ -20,12 +20,13 @@ from uuid import uuid4
 from engines.devices.waiting_time import transfer_bound_s
 from engines.rendezvous import listen, store_at
 from engines.sglang.http import order
+from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.stream import stream
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import BROKEN, TAKE_S, Servers, finish
+from engines.weights.update import TAKE_S, Servers, finish
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class _Group:
             "group_name": self._name,
             "load_format": "flattened_bucket",
             "flush_cache": False,
-            "weight_version": BROKEN,
+            "weight_version": BROKEN_WEIGHTS,
         }
         path = "/update_weights_from_distributed"
         bound_s = transfer_bound_s(bucket.flat.nbytes, TAKE_S)

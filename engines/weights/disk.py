@@ -15,10 +15,11 @@ from pathlib import Path
 
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang.http import order
+from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import OwnMemory, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.transport import Target
-from engines.weights.update import BROKEN, TAKE_S, Servers, Update
+from engines.weights.update import TAKE_S, Servers, Update
 
 _INDEX = "model.safetensors.index.json"
 _KEPT = 2
@@ -66,7 +67,7 @@ def load_folder(folder: Path, urls: Sequence[str], version: int) -> float:
 
     Raises EngineError if one refuses: then all of them call their weights "broken".
     """
-    body = {"model_path": str(folder), "weight_version": BROKEN, "flush_cache": False}
+    body = {"model_path": str(folder), "weight_version": BROKEN_WEIGHTS, "flush_cache": False}
     path = "/update_weights_from_disk"
     with Servers(urls) as servers:
         update = Update(servers, version, in_parts=False)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import order
+from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.stream import stream
 from engines.weights.transport import Target
-from engines.weights.update import BROKEN, TAKE_S, Servers
+from engines.weights.update import TAKE_S, Servers
 from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def tell(url: str, handles: list[str], num_bytes: int) -> None:
     body = {
         "serialized_named_tensors": handles,
         "flush_cache": False,
-        "weight_version": BROKEN,
+        "weight_version": BROKEN_WEIGHTS,
     }
     order(url, "/update_weights_from_tensor", body, timeout=transfer_bound_s(num_bytes, TAKE_S))
 

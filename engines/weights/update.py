@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Self
 
 from engines.sglang.http import call, order, read_text
+from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.transport import CONTROL_S
 from infra.errors import EngineError
 
@@ -24,8 +25,6 @@ TAKE_S = 120.0
 FLUSH_S = 10.0
 FLUSHED = "Cache flushed"
 """what SGLang's answer begins with, which is text"""
-BROKEN = "broken"
-"""the version of weights that may be half new: clients accept no token of them"""
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +95,7 @@ class Update:
     def give_up(self) -> None:
         """Best effort on each server separately: some may have died."""
         end = [("/end_weight_update", {})] if self._in_parts else []
-        broken = {"new_version": BROKEN, "abort_all_requests": True}
+        broken = {"new_version": BROKEN_WEIGHTS, "abort_all_requests": True}
         steps = [*end, ("/update_weight_version", broken), ("/continue_generation", {})]
 
         def free(url: str) -> None:

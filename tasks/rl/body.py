@@ -12,6 +12,7 @@ from typing import Any
 
 from engines.chat import Chat
 from engines.rollout.admission import Admission
+from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.live_domain import LiveDomain
@@ -64,11 +65,12 @@ async def train(
         policy = PublishedPolicy(roles.trainer, fleet, record.version)
         stack.push_async_callback(policy.close)
         fleet.client.on_trouble = policy.repair
+        fleet.client.must_wait = lambda: policy.is_changing
         loop = _loop(spec, context, chat, domains, roles, fleet, policy)
         await _resume(context, record, loop, roles, policy)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, record, loop, saving, roles, policy)
+        await _train(spec, context, record, loop, saving, roles, fleet)
         worked = time.monotonic() - began
         await roles.export(context.out, model)
         record.write_rollouts(context.out)
@@ -131,7 +133,8 @@ def _loop(
         critic=roles.critic,
         critic_only_steps=critic.warmup_steps if critic else 0,
     )
-    return Loop(producer, buffer, TakeLog(context.checkpoints), consumer, policy)
+    sampler = BackgroundSampler(producer, buffer, policy, settings.steps, settings.on_stale)
+    return Loop(producer, buffer, TakeLog(context.checkpoints), consumer, policy, sampler)
 
 
 async def _resume(
@@ -147,11 +150,12 @@ async def _resume(
         _, folder = latest
         record.restore(folder)
         loop.buffer.restore(folder)
-        loop.producer.source.next = record.next_ticket
+        loop.sampler.restore(folder)
         await roles.load(folder)
         await policy.go_on(record.version)
-    await loop.producer.recover()
     await loop.takes.recover(record.step + 1)
+    takes = loop.takes.from_step(record.step + 1)
+    await loop.producer.recover(loop.sampler.first_open, takes)
 
 
 async def _train(
@@ -161,40 +165,40 @@ async def _train(
     loop: Loop,
     saving: Saving,
     roles: Roles,
-    policy: PublishedPolicy,
+    fleet: Fleet,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
-    settings = spec.settings
+    settings, idle_before = spec.settings, fleet.client.idle_seconds
 
     async def after_step(result: StepResult) -> bool:
-        record.observe(result)
+        nonlocal idle_before
+        idle, idle_before = fleet.client.idle_seconds - idle_before, fleet.client.idle_seconds
+        record.observe(result, idle)
         over = record.solved or record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            snapshot = partial(_snapshot, record, loop.buffer, roles)
-            await saving.begin(record.step, record.score, snapshot, record.next_ticket)
+            snapshot = partial(_snapshot, record, loop, roles)
+            await saving.begin(record.step, record.score, snapshot, loop.sampler.first_open)
         if stopping:
             raise Stopped(
                 f"stopped after step {record.step}; the stage continues from this checkpoint"
             )
         return over
 
-    async def before_update() -> None:
-        await policy.wait_repaired()
-        await saving.wait_for_snapshot()
-
     await loop.run(
         first=record.step + 1,
         last=settings.steps,
         after_step=after_step,
-        before_update=before_update,
+        before_update=saving.wait_for_snapshot,
     )
 
 
 def _snapshot(
-    record: RlRecord, buffer: GroupBuffer, roles: Roles, folder: Path
+    record: RlRecord, loop: Loop, roles: Roles, folder: Path
 ) -> Coroutine[Any, Any, object]:
-    """Record and buffer as they are now; the ranks stay as they are until the next update."""
+    """Record, groups and tickets as they are now; the ranks stay as they are until the next
+    update."""
     write_rollouts = record.save(folder)
-    buffer.save(folder)
+    loop.buffer.save(folder)
+    loop.sampler.save(folder)
     return run_both(roles.save(folder), asyncio.to_thread(write_rollouts))

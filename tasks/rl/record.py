@@ -23,7 +23,10 @@ _TOTALS = (
     "train_cpu_seconds",
     "critic_cpu_seconds",
     "publish_seconds",
+    "trainer_idle_seconds",
+    "servers_idle_seconds",
     "generated_tokens",
+    "unused_tokens",
     "train_tokens",
 )
 _WINDOW = 3
@@ -56,15 +59,12 @@ class RlRecord:
         self._unsaved: dict[int, dict[str, float]] = {}
         self.step = 0
         self.version = 0
-        self.next_ticket = 0
-        """the first that was not drawn yet"""
         self.solved = False
 
-    def observe(self, result: StepResult) -> None:
+    def observe(self, result: StepResult, servers_idle_seconds: float = 0.0) -> None:
         """Take one step in and report it. Raises TrainingStopped when a bound is broken."""
-        metrics = step_metrics(result)
+        metrics = step_metrics(result) | {"servers_idle_seconds": servers_idle_seconds}
         self.step, self.version = result.step, result.version
-        self.next_ticket = result.next_ticket
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)
         for name, values in self._kept.items():
@@ -143,7 +143,6 @@ class RlRecord:
         state = {
             "step": self.step,
             "version": self.version,
-            "next_ticket": self.next_ticket,
             "shown": self._shown,
             "history": self._watch.history(),
             "totals": self._totals,
@@ -163,7 +162,6 @@ class RlRecord:
         tracker drops those it has."""
         state: dict[str, Any] = json.loads((folder / _STATE_FILE).read_text())
         self.step, self.version = state["step"], state["version"]
-        self.next_ticket = state["next_ticket"]
         self._watch.restore(state["history"])
         self._totals.update(state["totals"])
         self._kept.update(state["kept"])

@@ -11,6 +11,7 @@ from pydantic import Field
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import CriticSettings, Optimizer
+from engines.rollout.admission import OnStale
 from engines.types import Split
 from tasks.domain import Domain
 from tasks.place import Place
@@ -25,9 +26,12 @@ class RlSettings(PolicySettings):
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """policy versions between sampling and training; 0 is synchronous. With k, the groups of k + 1
-    steps are sampled before the first update and those of one after each publish, in turns with
-    training: they are 0, 1, ..., k, k, k, ... versions old (less only after a skipped update)"""
+    """policy versions that rollouts may be behind when they are trained on. 0: sampling and
+    training take turns. k: they go on at the same time, with up to k + 1 steps' groups waiting or
+    under way"""
+    on_stale: OnStale = "drop"
+    """what becomes of a problem whose rollouts took more than `max_staleness` publishes: dropped
+    and replaced by another, or rolled out again (`requeue`)"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
 
@@ -97,6 +101,11 @@ class RlSpec(StageSpec):
             yield (
                 f"critic: nothing uses it, as advantage {settings.algorithm.advantage.kind} has"
                 " none; leave it out, or choose `algorithm: {preset: ppo}`"
+            )
+        if settings.on_stale == "requeue" and not settings.max_staleness:
+            yield (
+                "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
+                " `max_staleness`"
             )
         if role is not None and role.warmup_steps >= settings.steps:
             yield (

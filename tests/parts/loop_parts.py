@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from engines.algorithms.spec import Algorithm
+from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog
@@ -20,19 +22,27 @@ class Trainer:
     def __init__(self, policy: Policy, slow: int = 0) -> None:
         self.policy = policy
         self.slow = slow
+        self.answers_meanwhile = False
+        """whether the policy answers only during updates"""
         self.trained: list[list[int]] = []
         self.tokens: list[list[list[int]]] = []
         self.gated: list[bool] = []
         self.events: list[str] = []
+        self.answered_meanwhile: list[int] = []
+        """turns that ended during each update"""
         self.given = (None, None)
 
     async def rl_step(self, inputs):
         samples = inputs.samples
         self.given = (inputs.values, inputs.token_rewards)
-        asked = len(self.policy.calls)
+        answered = self.policy.answered
+        if self.answers_meanwhile:
+            self.policy.may_answer.set()
         for _ in range(self.slow):
             await asyncio.sleep(0)
-        assert len(self.policy.calls) == asked, "nothing is sampled while weights are trained"
+        if self.answers_meanwhile:
+            self.policy.may_answer.clear()
+        self.answered_meanwhile.append(self.policy.answered - answered)
         self.trained.append([s.oldest_version for s in samples])
         self.tokens.append([s.tokens.tolist() for s in samples])
         self.gated.append(inputs.gate)
@@ -51,6 +61,10 @@ class Trainer:
     @property
     def version(self):
         return self.policy.version
+
+    @asynccontextmanager
+    async def changing(self):
+        yield
 
     async def publish_next(self):
         self.policy.version += 1
@@ -77,15 +91,17 @@ class Parts:
 
     def __init__(
         self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
-        critic=None, critic_only_steps=0, algorithm=None,
+        critic=None, critic_only_steps=0, algorithm=None, on_stale="drop",
+        delay=lambda _: 1, waves=1, journal=None,
     ):  # fmt: skip
-        self.policy = Policy(say)
+        self.policy = Policy(say, delay)
         self.policy.version = version
         self.trainer = Trainer(self.policy, slow)
         self.notes = notes or Notes()
         self.producer, self.buffer = producer_of(
             roller(self.policy), [domain("d", float)], groups_per_step=wanted, group_size=2,
-            oversample=oversample, max_staleness=max_staleness, policy=self.trainer,
+            oversample=oversample, max_staleness=max_staleness, policy=self.trainer, waves=waves,
+            journal=journal,
         )  # fmt: skip
         consumer = Consumer(
             trainer=self.trainer,
@@ -95,12 +111,23 @@ class Parts:
             critic=critic,
             critic_only_steps=critic_only_steps,
         )
-        takes = TakeLog(self.notes)
-        self.loop = Loop(self.producer, self.buffer, takes, consumer, self.trainer)
+        self.takes = TakeLog(self.notes)
+        self.sampler = BackgroundSampler(
+            self.producer, self.buffer, self.trainer, 0, on_stale=on_stale
+        )
+        self.loop = Loop(
+            self.producer, self.buffer, self.takes, consumer, self.trainer, self.sampler
+        )
 
     async def takes_written(self, tickets):
         """As an earlier attempt wrote the take of step 1."""
         await TakeLog(self.notes).write(Take(1, 0, tuple(tickets)))
+
+    def answer_only_during_updates(self, free_calls):
+        """Except to the first turns."""
+        self.policy.free_calls = free_calls
+        self.policy.may_answer.clear()
+        self.trainer.answers_meanwhile = True
 
     async def run(self, steps, stop_after=None, first=1, **more):
         results = []
@@ -109,6 +136,7 @@ class Parts:
             results.append(result)
             return result.step == stop_after
 
+        self.sampler.steps = steps
         run = self.loop.run(first=first, last=steps, after_step=after_step, **more)
         await asyncio.wait_for(run, 10)
         return results

@@ -76,13 +76,22 @@ class Policy:
         self._say = say
         self._delay = delay
         self.version = 0
+        self.answered = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.free_calls = 0
+        """that are answered whether it may or not"""
         self.calls: list[tuple[str, Sampling]] = []
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         prompt = "".join(map(chr, prompt_ids))
         self.calls.append((prompt, sampling))
-        for _ in range(self._delay(len(self.calls))):
+        number = len(self.calls)
+        for _ in range(self._delay(number)):
             await asyncio.sleep(0)
+        if number > self.free_calls:
+            await self.may_answer.wait()
+        self.answered += 1
         said = [*ids(self._say(prompt, sampling)), STOP]
         cut = said[: sampling.max_new_tokens]
         finish = "stop" if len(cut) == len(said) else "length"

@@ -6,6 +6,7 @@ ids are the host's: a driver can neither exceed the first nor repeat the others.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from engines.rollout.drivers.session import TokenSession
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.types import (
     AssistantTurn,
+    Finish,
     Generation,
     Message,
     Problem,
@@ -26,6 +28,10 @@ from engines.types import (
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
+_INTERRUPTIONS = 5
+"""of a turn, one after another, between which nothing is written"""
+_PAUSE_S = 0.1
+"""after the first of them; longer after each further one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +121,37 @@ class SessionHost:
         out_of = "token budget" if budget <= room else "context length"
         if min(budget, room) < 1:
             return Turn(None, End(Status.TRUNCATED, out_of))
-        generation = await self._sampled(session, min(budget, room), is_last)
-        if generation.finish == "abort":
-            return Turn(None, End(Status.ABORTED, "generation was interrupted"))
-        if not len(generation.token_ids):
+        began = len(session.tokens)
+        finish = await self._write(session, min(budget, room), is_last)
+        if finish == "abort":
+            return Turn(None, End(Status.ABORTED, "generation was interrupted again and again"))
+        if len(session.tokens) == began:
             return Turn(None, End(Status.ABORTED, "the engine returned no token"))
-        said = self.chat.parse(self._attempt.problem, generation.token_ids)
-        if generation.finish == "length":
+        said = self.chat.parse(self._attempt.problem, session.tokens[began:])
+        if finish == "length":
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
 
-    async def _sampled(self, session: TokenSession, most: int, is_last: bool) -> Generation:
+    async def _write(self, session: TokenSession, most: int, is_last: bool) -> Finish:
+        """Have the policy write up to `most` tokens. An engine that interrupts a turn is asked to
+        go on from the tokens so far: draws hang on positions, so it goes on as it would have."""
+        seed = self._next_seed(session)
+        in_vain = 0
+        while True:
+            generation = await self._sampled(session, most, seed, is_last)
+            most -= len(generation.token_ids)
+            if generation.finish != "abort":
+                return generation.finish
+            if most < 1:
+                return "length"
+            in_vain = 0 if len(generation.token_ids) else in_vain + 1
+            if in_vain == _INTERRUPTIONS:
+                return "abort"
+            await asyncio.sleep(_PAUSE_S * in_vain)
+
+    async def _sampled(
+        self, session: TokenSession, most: int, seed: int, is_last: bool
+    ) -> Generation:
         self._promised += most
         try:
             return await session.turn(
@@ -133,7 +159,7 @@ class SessionHost:
                     max_new_tokens=most,
                     temperature=self._attempt.temperature,
                     stop_token_ids=self.chat.stop_token_ids,
-                    seed=self._next_seed(session),
+                    seed=seed,
                     is_last=is_last,
                 )
             )

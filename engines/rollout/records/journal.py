@@ -35,9 +35,14 @@ class Finished:
     prompt: int
     """checksum of the problem's prompt, by which one with another prompt is told apart"""
 
-    def is_of(self, version: int) -> bool:
-        """Whether weights `version` alone wrote it."""
-        return all(s.weight_versions.sampled <= {version} for s in self.samples)
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended for a reason that may be over at another try."""
+        return self.samples[0].status in (Status.ABORTED, Status.FAILED)
+
+    def is_of(self, oldest: int, newest: int) -> bool:
+        """Whether weights of these versions alone wrote it."""
+        return all(oldest <= v <= newest for s in self.samples for v in s.weight_versions.sampled)
 
 
 def prompt_checksum(prompt_ids: Sequence[int]) -> int:
@@ -58,6 +63,10 @@ class RolloutJournal:
         self._writing: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._hurry = asyncio.Event()
+        self._noted = asyncio.Event()
+        """set after each note"""
+        self._num_kept = self._num_durable = 0
+        """rollouts"""
 
     async def read(self, first: int, last: int | None = None) -> dict[str, Finished]:
         """Rollouts that earlier attempts finished, by id: those whose piece has a number from
@@ -69,17 +78,18 @@ class RolloutJournal:
     def keep(self, number: int, rollout: Finished) -> None:
         """Write it soon: with the others that finish until the writer is free, under the highest
         of their numbers."""
-        if rollout.samples[0].status in (Status.ABORTED, Status.FAILED):
-            return  # it starts again from its seed; why it failed may be over by then
+        self._num_kept += 1
         self._waiting.append((number, rollout))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
 
     async def flush(self) -> None:
-        """All that was kept is durable, or the store's error is raised."""
-        if self._writing is not None:
+        """All that was kept so far is durable, or the store's error is raised."""
+        wanted = self._num_kept
+        while self._writing is not None and self._num_durable < wanted:
             self._hurry.set()
-            await self._writing
+            self._noted.clear()
+            await self._noted.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -90,16 +100,19 @@ class RolloutJournal:
                 taken, self._waiting = self._waiting, []
                 number = max(number for number, _ in taken)
                 await asyncio.to_thread(self._note, number, [rollout for _, rollout in taken])
-        except Exception as error:  # nobody may await this task: the next flush says it
+                self._num_durable += len(taken)
+                self._noted.set()
+        except Exception as error:  # nobody awaits this task: the next flush says it
             self._failure = error
         finally:
             self._writing = None
-            self._hurry.clear()
+            self._noted.set()
 
     async def _gather(self) -> None:
         """Let more rollouts finish first, unless someone waits for the note."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._every_s)
+        self._hurry.clear()
 
     def _note(self, number: int, finished: Sequence[Finished]) -> None:
         beside = [[len(f.samples), dump_turns(f.turns), f.prompt] for f in finished]

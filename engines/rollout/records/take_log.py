@@ -43,6 +43,10 @@ class TakeLog:
         """What an earlier attempt took."""
         return self._takes.get(step)
 
+    def from_step(self, step: int) -> list[Take]:
+        """What earlier attempts took in this step and later ones."""
+        return [take for take in self._takes.values() if take.step >= step]
+
     async def write(self, take: Take) -> None:
         """Durable when it returns; nothing is written if the log says so already."""
         if self._takes.get(take.step) == take:

@@ -23,13 +23,12 @@ MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-train
 step 4; of step 5"""
 LIMIT_S = 120.0
 
-# A critic that is alone in the first step; data of older weights; and of a coarser engine.
+# A critic that is alone in the first step; sampling beside training; a coarser engine.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {"algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
     "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
     "bf16": {
-        "max_staleness": 2,
         "algorithm": {"preset": "icepop", "agreement_gate": 0.05},
         "fleet": {"sglang": {"dtype": "bfloat16"}},
     },

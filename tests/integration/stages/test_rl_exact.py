@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,30 +116,50 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     check_same(whole, await resumed(stage_root, small_base, "ppo", ["after-training"]))
 
 
-async def test_stale_batches_that_waited_at_a_kill_are_trained_on_to_the_same_bits(
+async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_same_bits(
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
+    spec = rl_spec("stale")
+    no_checkpoint = spec.settings.model_copy(update={"checkpoint_every": 100})
+    spec = spec.model_copy(update={"settings": no_checkpoint})
     whole = context_of(stage_root, "whole-stale", small_base)
-    await run_rl(rl_spec("stale"), whole)
-    _, shown, steps = result(whole)
-    assert [steps[n]["staleness_max"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
-    assert [steps[n]["lag_mean"] for n in range(1, 6)] == [0, 1, 2, 2, 2]
-    assert [n for n, step in steps.items() if "engine_mismatch_mean" in step] == [1, 2, 3], (
-        "what steps 4 and 5 train on is there by then"
-    )
+    await run_rl(spec, whole)
+    weights, _, steps = result(whole)
     for step in steps.values():
         assert step["update_skipped"] == 0
+        assert step["staleness_max"] <= 2
         assert step.get("engine_mismatch_mean", 0) <= 2e-5, "of the weights that sampled it"
         assert 0 <= step["rejected_share"] < 1
         assert 0 < step["mismatch_ess"] <= 1
+    assert steps[1]["engine_mismatch_mean"] > 0
     assert steps[1]["mismatch_mean"] <= 2e-5
-    assert all(steps[n]["mismatch_mean"] > 1e-3 for n in (3, 4, 5)), "the policy has moved on"
-    assert steps[5]["lag2_k3"] == steps[5]["mismatch_k3"] > 0
-    assert steps[5]["lag2_k1"] == steps[5]["mismatch_k1"]
-    assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
+    assert steps[5]["staleness_max"] > 0
+    assert steps[5]["mismatch_mean"] > 1e-3, "the policy has moved on"
 
-    moments = ["mid-generation", "after-training"]
-    check_same(whole, await resumed(stage_root, small_base, "stale", moments))
+    again = context_of(stage_root, "whole-stale", small_base)
+    await run_rl(spec, again)
+    assert isinstance(again.reporter, ListReporter)
+    assert again.reporter.steps[1]["rollouts_recovered"] > 0
+    assert result(again)[0] == weights
+
+
+async def test_killed_beside_training_it_repeats_what_was_taken_to_the_same_bits(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    """The second kill comes when all takes are logged: from then on there is one way to the end."""
+    for moment in ("mid-generation", "after-training"):
+        await asyncio.to_thread(die, stage_root, small_base, moment, "stale")
+    shutil.copytree(stage_root / "cut-stale", stage_root / "copy-stale")
+    ends = [context_of(stage_root, name, small_base) for name in ("cut-stale", "copy-stale")]
+    for context in ends:
+        await run_rl(rl_spec("stale"), context)
+    assert result(ends[0])[0] == result(ends[1])[0]
+    for context in ends:
+        assert isinstance(context.reporter, ListReporter)
+        steps = context.reporter.steps
+        assert sorted(steps) == [1, 2, 3, 4, 5]
+        assert sum(steps[n]["rollouts_recovered"] for n in (3, 4, 5)) > 0
+        assert max(steps[n]["staleness_max"] for n in (3, 4, 5)) <= 2
 
 
 async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_bits(
@@ -147,10 +168,9 @@ async def test_a_coarser_engine_differs_by_its_rounding_and_resumes_to_the_same_
     whole = context_of(stage_root, "whole-bf16", small_base)
     await run_rl(rl_spec("bf16"), whole)
     weights, shown, steps = result(whole)
-    for n in (1, 2, 3):
-        step = steps[n]
+    for step in steps.values():
         # fp32: below 2e-5. This model is nearly uniform; a sharp one differs ten times as much.
-        assert 2e-4 < step["engine_mismatch_mean"] < 0.05
+        assert 2e-4 < step["mismatch_mean"] < 0.05
 
     cut = context_of(stage_root, "cut-bf16", small_base)
     cut.stop.requested = True

@@ -80,7 +80,7 @@ async def _step(chat: Chat, url: str, store: Path) -> tuple[Sampled, int, float,
             journal=RolloutJournal(checkpoints),
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        sampled = await fill(producer, 0)
+        sampled = await fill(producer)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         return sampled, client.counts.new_tokens, wall, cpu
 

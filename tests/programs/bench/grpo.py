@@ -9,18 +9,20 @@ of a side.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.train.trainer import RlTrainer
+from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.loop import Loop
@@ -106,6 +108,10 @@ class HerePolicy:
     urls: Sequence[str]
     version: int = 0
 
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncGenerator[None]:
+        yield
+
     async def publish_next(self) -> PublishReport:
         self.version += 1
         return await self.trainer.publish(self.urls, self.version)
@@ -182,7 +188,8 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
             algorithm=Algorithm(mini_batches=1),
             groups_per_step=PROMPTS,
         )
-        loop = Loop(producer, buffer, TakeLog(checkpoints), consumer, policy)
+        sampler = BackgroundSampler(producer, buffer, policy, last)
+        loop = Loop(producer, buffer, TakeLog(checkpoints), consumer, policy, sampler)
         await loop.run(first=1, last=last, after_step=after_step)
     return StepCost(
         wall=statistics.median(spent.wall for spent in taken[WARMUP:]),

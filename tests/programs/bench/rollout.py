@@ -97,7 +97,7 @@ async def _measure(
             _empty_caches(urls)
             clock = Clock()
             producer = _producer(bench, name, domain, recorder, RolloutJournal(notes), seed=repeat)
-            await fill(producer, 0)
+            await fill(producer)
             ours.append(clock.spent())
             _empty_caches(urls)
             clock = Clock()

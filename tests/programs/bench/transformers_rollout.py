@@ -48,7 +48,7 @@ async def measure(bench: Workbench, engines: Servers) -> Row:
                 journal=RolloutJournal(notes),
             )  # fmt: skip
             clock = Clock()
-            sampled = await fill(producer, 0)
+            sampled = await fill(producer)
             ours.append(clock.spent())
             prompts = [bench.chat.prompt_ids(g.problem) for g in sampled.groups for _ in g.samples]
             theirs.append(timed(lambda given=prompts: _generate(model, given)))

@@ -55,13 +55,11 @@ def sample(index, reward, status=Status.COMPLETED, reason=""):
 
 def step(number, *samples, teacher_kl=None):
     groups = [Group(Problem("p", "d", ()), list(samples))]
-    sampled = Sampled(number - 1, groups, groups, waves=1, seconds=0.5)
+    sampled = Sampled(groups, groups, waves=1, seconds=0.5)
     trained = {"entropy": 1.0, "mismatch_mean": number * 1e-6, "tokens": 8.0}
     if teacher_kl is not None:
         trained["teacher_kl"] = teacher_kl
-    return StepResult(
-        number, number, sampled, groups, 1, trained, next_ticket=number * 2, train_seconds=0.25
-    )
+    return StepResult(number, number, sampled, groups, 1, trained, train_seconds=0.25)
 
 
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
@@ -79,7 +77,6 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     second.restore(tmp_path)
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
-    assert second.next_ticket == 4
     assert second.summary() == before, "what came after it was begun is not in it"
     second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
     second.checkpointed(0.25)

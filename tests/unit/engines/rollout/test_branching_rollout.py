@@ -124,7 +124,7 @@ async def test_groups_and_metrics_count_rollouts() -> None:
     assert group.has_signal
     assert not Group(group.problem, group.samples[:2]).has_signal, "one rollout has no spread"
     assert [s.reward for s in first_samples([group])] == [1, 0]
-    metrics = step_metrics(StepResult(1, 0, Sampled(0, [group], [group]), [group], 1))
+    metrics = step_metrics(StepResult(1, 0, Sampled([group], [group]), [group], 1))
     assert (metrics["reward_mean"], metrics["response_tokens_mean"]) == (0.5, 6)
     assert metrics["generated_tokens"] == 12
 

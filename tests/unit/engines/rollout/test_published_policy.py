@@ -76,11 +76,9 @@ async def test_a_server_that_came_back_gets_the_weights_of_the_moment(
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[1])
     served.repair()
-    served.repair()  # by every turn that fails
-    await served.wait_repaired()
+    await served.repair()  # by every turn that fails
     assert trainer.published == [((BOTH[1],), 1)]
-    served.repair()
-    await served.wait_repaired()
+    await served.repair()
     assert len(trainer.published) == 1, "nothing is lacking any more"
 
 
@@ -90,19 +88,18 @@ async def test_servers_that_differ_after_a_repair_all_get_the_weights_again(
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[1])
     fleet.bits = {BOTH[1]: "other"}
-    served.repair()
-    await served.wait_repaired()
+    await served.repair()
     assert trainer.published == [((BOTH[1],), 1), (tuple(BOTH), 1)]
 
 
 async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[0])
-    assert (await served.publish_next()).version == served.version == 2
+    async with served.changing():
+        assert (await served.publish_next()).version == served.version == 2
     assert set(fleet.serve.values()) == {"2"}
     fleet.lose(BOTH[0])
-    served.repair()
-    await served.wait_repaired()
+    await served.repair()
     assert set(fleet.serve.values()) == {"2"}
 
 
@@ -112,24 +109,31 @@ async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_re
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.returns = False
     fleet.lose(BOTH[0])
-    served.repair()
-    await served.wait_repaired()
+    await served.repair()
     with pytest.raises(EngineError, match="not back"):
         await served.publish_next()
     await served.close()
 
 
-async def test_before_weights_change_nothing_is_being_repaired(
-    fleet: Fleet, trainer: Trainer
-) -> None:
+async def test_while_weights_change_no_server_is_repaired(fleet: Fleet, trainer: Trainer) -> None:
     """Else they would be served under the version before them."""
     served = PublishedPolicy(trainer, fleet, 1)
-    await served.wait_repaired()  # nothing ever was
-    fleet.lose(BOTH[0])
-    served.repair()
-    await served.wait_repaired()
-    assert trainer.published == [((BOTH[0],), 1)]
+    async with served.changing():
+        assert served.is_changing
+        fleet.lose(BOTH[0])
+        repairing = served.repair()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert trainer.published == []
+        await served.publish_next()
+    await repairing
+    assert trainer.published == [(tuple(BOTH), 2)], "the publish gave it what it lacked"
+    assert not served.is_changing
+
+
+async def test_what_is_being_repaired_ends_with_the_stage(fleet: Fleet, trainer: Trainer) -> None:
+    served = PublishedPolicy(trainer, fleet, 1)
     fleet.lose(BOTH[0])
     served.repair()
     await served.close()
-    await served.wait_repaired()
+    assert trainer.published == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from engines.rollout.drivers import session_host
 from engines.types import Message, Status, Step
 from infra.errors import EngineError
 from tests.parts.rollout_parts import STOP, Judge, Policy, domain, ids, roller
+from tests.parts.sample_parts import generation_of
 
 pytestmark = pytest.mark.unit
 
@@ -87,14 +87,51 @@ async def test_a_broken_call_ends_with_reward_zero_and_its_reason_unjudged():
     assert live.judge.seen == []
 
 
-async def test_an_interrupted_rollout_is_not_judged():
-    class Interrupted(Policy):
-        async def generate(self, prompt_ids, sampling):
-            found = await super().generate(prompt_ids, sampling)
-            return replace(found, finish="abort")
+class Interrupted(Policy):
+    """Says `1234567` by positions; each turn is cut off after `tokens` of it, by new weights."""
 
+    def __init__(self, tokens):
+        super().__init__(lambda prompt, _: "1234567"[len(prompt) - len("<0>") :])
+        self.tokens = tokens
+
+    async def generate(self, prompt_ids, sampling):
+        found = await super().generate(prompt_ids, sampling)
+        if len(found.token_ids) <= self.tokens:
+            return found
+        self.version += 1
+        n = self.tokens
+        return generation_of(
+            found.token_ids[:n], found.logprobs[:n], found.weight_versions.of_each()[:n], "abort"
+        )
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+async def test_an_interrupted_turn_goes_on_from_its_tokens(tokens):
+    policy = Interrupted(tokens)
+    rollout = await roll(policy, domain("d", lambda _: 1.0))
+    (sample,) = rollout.samples
+    assert sample.status is Status.COMPLETED
+    assert rollout.transcript.raw == "1234567"
+    assert rollout.transcript.answer == "1234567"
+    versions = sample.weight_versions.of_each()[sample.loss_mask]
+    assert versions.tolist() == [position // tokens for position in range(8)]
+    assert len({sampling.seed for _, sampling in policy.calls}) == 1, "draws hang on positions"
+    assert [s.max_new_tokens for _, s in policy.calls] == list(range(8, 0, -tokens))
+
+
+async def test_a_budget_that_ends_with_an_interruption_is_a_truncation():
+    policy = Interrupted(2)
+    rollout = await roll(policy, domain("d", lambda _: 1.0, max_new_tokens=4))
+    assert rollout.status is Status.TRUNCATED
+    assert rollout.transcript.raw == "1234"
+
+
+async def test_a_rollout_that_is_interrupted_again_and_again_is_not_judged(monkeypatch):
+    monkeypatch.setattr(session_host, "_PAUSE_S", 0.0)
     live = domain("d", lambda _: 1.0)
-    rollout = await roll(Interrupted(lambda *_: "7"), live)
+    policy = Interrupted(0)
+    rollout = await roll(policy, live)
+    assert len(policy.calls) == 5
     assert rollout.samples[0].status is Status.ABORTED
     assert rollout.samples[0].reward == 0.0
     assert isinstance(live.judge, Judge)

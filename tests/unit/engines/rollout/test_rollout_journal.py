@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from engines.rollout.loop import fill
-from engines.rollout.records.journal import Finished, RolloutJournal
+from engines.rollout.records.journal import Finished, RolloutJournal, prompt_checksum
 from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.rollout.records.take_log import Take
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample, Sampling, Status
-from tests.parts.rollout_parts import Policy, domain, producer_of, roller
+from tests.parts.rollout_parts import Policy, domain, ids, producer_of, roller
 from tests.parts.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
@@ -42,13 +44,15 @@ def say(prompt: str, sampling: Sampling) -> str:
     return str(sampling.seed % 10)
 
 
-async def collected(policy: Policy, notes: Notes) -> tuple[list[list[Sample]], int]:
+async def collected(
+    policy: Policy, notes: Notes, takes: Sequence[Take] = ()
+) -> tuple[list[list[Sample]], int]:
     made, _ = producer_of(
         roller(policy), [domain("d", float)], groups_per_step=3, group_size=4, waves=2,
         journal=RolloutJournal(notes), policy=policy,
     )  # fmt: skip
-    await made.recover()
-    sampled = await fill(made, policy.version)
+    await made.recover(0, takes)
+    sampled = await fill(made)
     return [group.samples for group in sampled.groups], sampled.recovered
 
 
@@ -127,13 +131,45 @@ async def test_a_note_stands_under_the_highest_of_its_tickets() -> None:
     assert await journal.read(10) == {}
 
 
-async def test_an_interrupted_rollout_is_not_kept_and_a_failing_store_is_an_error() -> None:
+@pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED])
+async def test_what_failed_is_tried_again_unless_a_step_took_it(status: Status) -> None:
+    """The step would be another with it than without it."""
+    notes = Notes()
+    samples, _ = await collected(Policy(say), notes)
+    failed = samples[0][1]
+    failed.status = status
+    journal = RolloutJournal(notes)
+    journal.keep(0, Finished((failed,), (), prompt_checksum(ids("<0>"))))
+    await journal.flush()
+    policy = Policy(say)
+    assert (await collected(policy, notes))[1] == 11
+    assert len(policy.calls) == 1
+    policy = Policy(say)
+    assert (await collected(policy, notes, [Take(1, 0, (0, 1, 2))]))[1] == 12
+    assert policy.calls == []
+
+
+async def test_a_flush_waits_for_what_was_kept_before_it_alone() -> None:
+    """Others go on finishing while it waits."""
     notes = Notes()
     journal = RolloutJournal(notes)
-    aborted = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.ABORTED)
-    journal.keep(1, Finished((aborted,), (), 0))
+
+    async def keep_on() -> None:
+        for number in range(10**6):
+            sample = sample_of("p", "d", "g", "g#0", 0, [1], [0], [0.0], [-1], Status.COMPLETED)
+            journal.keep(number, Finished((sample,), (), 0))
+            await asyncio.sleep(0)
+
+    keeping = asyncio.create_task(keep_on())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(journal.flush(), 5)
+    assert notes.kept
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
     await journal.flush()
-    assert notes.kept == []
+
+
+async def test_a_failing_store_is_an_error() -> None:
     with pytest.raises(OSError, match="disk full"):
         await collected(Policy(say), Notes(error=OSError("disk full")))
 

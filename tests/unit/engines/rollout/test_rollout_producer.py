@@ -44,7 +44,7 @@ def numbers(groups):
 
 async def test_zero_variance_groups_are_replaced_by_fresh_problems():
     made, buffer = producer(alternating(), [domain("d", float)])
-    sampled = await fill(made, 0)
+    sampled = await fill(made)
     # wave 1 asks for 4: 0..3, of which 0 and 2 have signal; wave 2 asks for 2 more: 4, 5
     assert numbers(sampled.groups) == [0, 1, 2, 3, 4, 5]
     assert numbers(sampled.kept) == [0, 2, 4]
@@ -56,25 +56,25 @@ async def test_where_teachers_judge_equal_rewards_are_kept_and_failures_are_not(
     made, buffer = producer(
         alternating(), [domain("d", float), never], needs_spread=False, group_size=1, waves=1
     )
-    sampled = await fill(made, 0)
+    sampled = await fill(made)
     assert [g.samples[0].domain for g in sampled.groups] == ["d", "bad", "d", "bad"]
     assert [g.samples[0].domain for g in buffer.take()] == ["d", "d"]
 
 
 async def test_waves_stop_when_enough_groups_have_signal_and_a_step_takes_the_oldest_tickets():
     made, buffer = producer(alternating(), [domain("d", float)], oversample=2.5)
-    sampled = await fill(made, 0)
+    sampled = await fill(made)
     assert numbers(sampled.groups) == list(range(10))
     assert sampled.waves == 1
     assert numbers(buffer.take()) == [0, 2, 4, 6]
-    await fill(made, 0)
+    await fill(made)
     assert numbers(buffer.take())[0] == 8
 
 
 async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
     policy = Policy(lambda p, s: str(s.seed % 2), delay=lambda call: 60 - call)
     made, _ = producer(policy, [domain("d", float)], waves=1, group_size=6)
-    sampled = await fill(made, 0)
+    sampled = await fill(made)
     assert numbers(sampled.groups) == [0, 1, 2, 3]
     assert [s.sample_index for s in sampled.groups[0].samples] == list(range(6))
     assert sampled.groups[2].samples[0].group_id == "2/d/rl/2"
@@ -86,21 +86,32 @@ async def test_groups_keep_the_order_of_their_tickets_not_of_arrival():
 
 
 @pytest.mark.parametrize(
-    ("waiting", "steps_left", "waves", "wanted"),
+    ("waiting", "waves", "wanted"), [(0, 0, 6), (1, 0, 5), (3, 1, 2), (4, 1, 0), (0, 2, 0)]
+)
+def test_admission_of_waves_by_hand(waiting, waves, wanted):
+    admission = Admission(groups_per_step=4, oversample=1.5, waves=2)
+    assert admission.in_turns(waiting, waves) == wanted
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rolling", "drawn", "trained", "wanted"),
     [
-        # 4 a step and 2 further steps ahead: 12 wait at most, half as many again are drawn
-        (0, 9, 0, 18),
-        (7, 9, 0, 8),
-        (12, 9, 0, 0),
-        (0, 9, 1, 18),
-        (0, 9, 2, 0),
-        (0, 1, 0, 6),
-        (5, 2, 0, 5),
+        (0, 0, 0, 0, 18),  # three steps of four groups, times 1.5
+        (0, 18, 18, 0, 0),
+        (5, 9, 18, 0, 2),  # seven are missing: eleven tickets
+        (0, 0, 35, 0, 1),  # of the 36 that two waves for each of three steps would have drawn
+        (0, 0, 35, 1, 13),
+        (0, 0, 90, 9, 6),  # one step is left
+        (4, 0, 90, 9, 0),
+        (12, 3, 20, 0, 0),
     ],
 )
-def test_admission_by_hand(waiting, steps_left, waves, wanted):
+def test_admission_beside_training_by_hand(waiting, rolling, drawn, trained, wanted):
     admission = Admission(groups_per_step=4, oversample=1.5, waves=2, max_staleness=2)
-    assert admission.tickets(waiting, steps_left, waves) == wanted
+    found = admission.beside_training(
+        waiting=waiting, rolling=rolling, drawn=drawn, trained=trained, steps=10
+    )
+    assert found == wanted
 
 
 async def test_domains_take_turns_also_across_draws():
@@ -123,6 +134,8 @@ def test_a_source_goes_on_from_any_ticket():
         "5/b/rl/9", "6/a/rl/10", "7/b/rl/10", "8/a/rl/11",
     ]  # fmt: skip
     assert other.next == 9
+    assert [source.again(n) for n in (8, 5, 6, 7)] == [expected[n] for n in (3, 0, 1, 2)]
+    assert source.next == 9
 
 
 def sample(status, reward, trained=1):
@@ -160,7 +173,7 @@ async def stages_sampled(algorithm, group_size, policy):
     fleet = SimpleNamespace(client=policy)
     roles = SimpleNamespace(trainer=None, critic=None)
     loop = _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
-    return await fill(loop.producer, 0)
+    return await fill(loop.producer)
 
 
 class NoNotes:

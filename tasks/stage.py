@@ -84,6 +84,11 @@ class StageSpec(Config):
         return False
 
     @property
+    def samples_beside_training(self) -> bool:
+        """Whether the clock decides what a step trains on."""
+        return False
+
+    @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:
         """Each that is written in its settings: where, and how many updates it makes."""
         yield from ()

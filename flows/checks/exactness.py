@@ -37,6 +37,11 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         if stage.spec.fleet is None:
             continue
+        if stage.spec.samples_beside_training:
+            yield (
+                f"stage {stage.name}: with max_staleness above 0 the clock decides which rollouts a"
+                " step takes"
+            )
         if routed:
             yield f"stage {stage.name}: products of routed experts depend on the batch"
         for name in _unproven(stage.spec.fleet.sglang):

@@ -91,6 +91,10 @@ class RlSpec(StageSpec):
         return self.domains
 
     @property
+    def samples_beside_training(self) -> bool:
+        return self.settings.max_staleness > 0
+
+    @property
     def policy(self) -> PolicySettings:
         return self.settings
 

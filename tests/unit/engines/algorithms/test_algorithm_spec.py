@@ -341,6 +341,20 @@ def test_a_coarser_engine_may_promise_exact_resumes_as_far_as_it_was_measured() 
         assert len(list(inexact(recipe, plan_post_train(recipe)))) == reasons
 
 
+def test_sampling_beside_training_promises_no_exact_resumes() -> None:
+    recipe = load_recipe("cpu-smoke", ["unified.path.rl.max_staleness=1"])
+    (reason,) = inexact(recipe, plan_post_train(recipe))
+    assert reason.startswith("stage unified-rl: with max_staleness above 0 the clock decides")
+
+
+def test_requeueing_what_is_never_stale_is_a_mistake() -> None:
+    recipe = load_recipe("cpu-smoke", ["unified.path.rl.on_stale=requeue"])
+    with pytest.raises(
+        InputError, match="on_stale: with max_staleness 0 no rollout is ever too old"
+    ):
+        check_recipe(recipe, plan_post_train(recipe))
+
+
 def test_the_shipped_recipes_train_as_they_did() -> None:
     for name in ("cpu-demo", "cpu-smoke"):
         recipe = load_recipe(name)

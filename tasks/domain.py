@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from curricula.built_in import BUILT_IN as CURRICULA
+from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from infra.config import Config, Count
 from rewards.built_in import BUILT_IN as REWARDS
 
@@ -48,6 +49,20 @@ class RewardTerm(RewardSpec):
     """whether its score is the domain's outcome (exactly one term is)"""
 
 
+class DriverSpec(HookSpec):
+    """What runs a rollout."""
+
+    name: str = "conversation"
+    """built-in name, or `module:attribute` of the user's own"""
+    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    """time limit in seconds of what your own driver does between two turns of the policy; a rollout
+    that exceeds it is failed"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (DRIVERS.get(self.name, self.name),)
+
+
 class Domain(Config):
     """What one expert is about."""
 
@@ -56,6 +71,8 @@ class Domain(Config):
     curriculum: CurriculumSpec
     rewards: list[RewardTerm] = Field(min_length=1)
     """the rubric: training reward = sum of weight x score"""
+    driver: DriverSpec = DriverSpec()
+    """what runs a rollout: a conversation with the curriculum's environment, or your own"""
     max_new_tokens: Count = 48
     """token budget of one rollout, over all its turns"""
     max_turns: PositiveInt = 1
@@ -81,6 +98,7 @@ class ScoredDomain(Config):
     curriculum: CurriculumSpec
     outcome: RewardSpec
     """judges whether an answer is right, from 0 to 1"""
+    driver: DriverSpec = DriverSpec()
     max_new_tokens: PositiveInt
     max_turns: PositiveInt
     timeout_s: PositiveFloat
@@ -92,6 +110,7 @@ class ScoredDomain(Config):
             name=domain.name,
             curriculum=domain.curriculum,
             outcome=RewardSpec(**outcome.model_dump(include=set(RewardSpec.model_fields))),
+            driver=domain.driver,
             max_new_tokens=domain.max_new_tokens,
             max_turns=domain.max_turns,
             timeout_s=domain.timeout_s,

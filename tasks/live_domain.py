@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
 from curricula.registry import build as build_curriculum
-from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.registry import build as build_driver
 from engines.types import Curriculum, Environment, Reward
 from infra.errors import InputError
 from infra.processes.part_process import PartProcess
@@ -38,12 +39,14 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
         reward = _reward(term)
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
         terms.append(Term(term.name, term.weight, term.outcome, reward))
+    named = domain.driver
     live = LiveDomain(
         name=domain.name,
         curriculum=curriculum,
         judge=Rubric(terms),
-        driver=Conversation(environment, domain.max_turns),
+        driver=build_driver(named.name, named.options, environment, domain.max_turns),
         max_new_tokens=domain.max_new_tokens,
+        driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )
     return OpenDomain(live, processes)
 

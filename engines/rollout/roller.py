@@ -9,7 +9,7 @@ never trained on. A lost engine is none of these: EngineError passes through and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,9 @@ from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError
+
+_CANCEL_S = 5.0
+"""what a driver may take to end when it is told to"""
 
 
 class Roller:
@@ -91,7 +94,8 @@ class Roller:
         sessions = SessionHost(self._generate, self._chat, attempt)
         try:
             # a driver may be a user's, who may return anything
-            made: Any = await domain.driver.run(attempt.problem, sessions)
+            run = domain.driver.run(attempt.problem, sessions)
+            made: Any = await _in_time(run, sessions, domain.driver_timeout_s)
         except InfrastructureError:
             raise
         except Exception as error:  # its fault is data
@@ -100,6 +104,25 @@ class Roller:
             what = f"{type(made).__name__} instead of what `sessions.finish` returns"
             return _failed(sessions, f"driver: it returned {what}")
         return made
+
+
+async def _in_time(
+    run: Coroutine[Any, Any, Any], sessions: SessionHost, limit: float | None
+) -> Any:
+    """What a driver returns. Raises TimeoutError where it takes longer than that between turns."""
+    if limit is None:
+        return await run
+    task = asyncio.ensure_future(run)
+    try:
+        while not task.done():
+            if (left := limit - sessions.idle_seconds) <= 0:
+                raise TimeoutError(f"no turn of the policy, and no end, for {limit:g} s")
+            await asyncio.wait({task}, timeout=left)
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)
 
 
 def _failed(sessions: SessionHost, reason: str) -> Rollout:

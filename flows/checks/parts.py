@@ -18,6 +18,7 @@ from typing import Any
 
 from engines.chat import Chat
 from engines.draws import draw_demonstrations, draw_problems
+from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import (
     AssistantTurn,
     Curriculum,
@@ -91,8 +92,10 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     )
     if not fine:
         return
-    _render(live, shown[:count], request.base, attempts)
+    chat = _render(live, shown[:count], request.base, attempts)
     _try_environment(live, shown[0], attempts)
+    if chat is not None:
+        _try_driver(live, shown[0], chat, attempts)
     _judge(live, shown[:count], attempts)
 
 
@@ -230,12 +233,15 @@ def _check_position(
 
 def _render(
     live: _Live, shown: Sequence[Demonstration], base: BaseSettings, attempts: Attempts
-) -> None:
+) -> Chat | None:
+    """-> the chat format, if there is one that they can be rendered with."""
     at = f"{live.where}.curriculum"
     fine, chat = attempts.call("base", "its chat template", lambda: _chat(base, shown))
     if not fine or chat is None:
-        return
-    attempts.call(at, f"a demonstration of {live.name}", lambda: _check_rendered(live, shown, chat))
+        return None
+    what = f"a demonstration of {live.name}"
+    fine, _ = attempts.call(at, what, lambda: _check_rendered(live, shown, chat))
+    return chat if fine else None
 
 
 def _check_rendered(live: _Live, shown: Sequence[Demonstration], chat: Chat) -> None:
@@ -302,6 +308,21 @@ async def _step(episode: Any, said: AssistantTurn) -> Step:
         name, given = type(episode).__name__, type(step).__name__
         raise InputError(f"step() of {name} gave {given}, not engines.types.Step with Messages")
     return step
+
+
+def _try_driver(live: _Live, shown: Demonstration, chat: Chat, attempts: Attempts) -> None:
+    """A driver of the user's own, on a demonstration."""
+    from flows.checks.try_driver import try_driver
+
+    named, at = live.domain.driver, f"{live.where}.driver"
+    if named.name in DRIVERS or not _imported(at, "driver", named.name, attempts):
+        return
+    attempts.wait(
+        at,
+        f"{named.name}: run()",
+        lambda: try_driver(live.domain, live.curriculum, live.environment, chat, shown),
+        2 * named.timeout_s,
+    )
 
 
 # Rewards

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from curricula.built_in import BUILT_IN as CURRICULA
 from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
+from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split
 from flows.path import OPTIONS, domains_at
 from flows.plan import PlannedStage
@@ -65,6 +66,7 @@ class TrialRequest(Config):
         """Whether a part is not ours: it may hang, exit or print."""
         named = [placed.domain.curriculum.name not in CURRICULA for placed in self.domains]
         named += [r.name not in REWARDS for placed in self.domains for r in placed.domain.rewards]
+        named += [placed.domain.driver.name not in DRIVERS for placed in self.domains]
         return any(named) or bool(self.custom)
 
 

@@ -67,6 +67,16 @@ REWARDS: list[tuple[str, str]] = [
 ]
 
 
+DRIVERS: list[tuple[str, str]] = [
+    ("DriverRaises", "roman/sft/0/0: driver: ConnectionError: my harness is down"),
+    ("GivesText", "driver: it returned str instead of what `sessions.finish` returns"),
+    ("WritesNothing", "the policy wrote nothing; call sessions.turn() at least once"),
+    ("DriverHangs", "driver: TimeoutError: no turn of the policy, and no end, for 0.5 s"),
+    ("WithoutRun", "WithoutRun lacks run()"),
+    ("NoDriver", "module 'misbehaving' has no 'NoDriver'"),
+]
+
+
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
@@ -119,6 +129,19 @@ def test_a_reward_that_breaks_its_contract_is_named_once(
     found = _try(tmp_path, _reward(name))
     assert [wanted in line for line in found.problems] == [True], found.problems
     assert found.problems[0].startswith("experts.roman.domain.rewards.0: ")
+
+
+@pytest.mark.parametrize(("name", "wanted"), DRIVERS)
+def test_a_driver_that_breaks_its_contract_is_named(name: str, wanted: str, tmp_path: Path) -> None:
+    driver = f"{DOMAIN}.driver"
+    found = _try(tmp_path, f"{driver}.name=misbehaving:{name}", f"{driver}.timeout_s=0.5")
+    assert [wanted in line for line in found.problems] == [True], found.problems
+    assert found.problems[0].startswith("experts.roman.domain.driver: ")
+
+
+def test_a_driver_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    (problem,) = _try(tmp_path, f"{DOMAIN}.driver.name=conversaton").problems
+    assert "unknown driver 'conversaton'. Did you mean 'conversation'?" in problem
 
 
 def test_demonstrations_that_the_outcome_calls_wrong_are_a_warning(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def domain(
     driver: Driver | None = None,
     max_new_tokens: int = 8,
     max_turns: int = 1,
+    driver_timeout_s: float | None = None,
 ) -> LiveDomain:
     return LiveDomain(
         name=name,
@@ -157,6 +158,7 @@ def domain(
         judge=Judge(score),
         driver=driver or Conversation(environment, max_turns),
         max_new_tokens=max_new_tokens,
+        driver_timeout_s=driver_timeout_s,
     )
 
 

@@ -31,3 +31,5 @@ class LiveDomain:
     driver: Driver
     max_new_tokens: int
     """generated tokens of one rollout, over all its turns"""
+    driver_timeout_s: float | None = None
+    """what the driver may take between two turns; None: its own parts have their limits"""

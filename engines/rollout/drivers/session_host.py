@@ -7,6 +7,7 @@ ids are the host's: a driver can neither exceed the first nor repeat the others.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,13 @@ class SessionHost:
         """taken in each session"""
         self._promised = 0
         """tokens that turns under way may still write"""
+        self._under_way = 0
+        self._idle_since = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Time since a turn was under way."""
+        return 0.0 if self._under_way else time.monotonic() - self._idle_since
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -135,6 +143,13 @@ class SessionHost:
     async def _write(self, session: TokenSession, most: int, is_last: bool) -> Finish:
         """Have the policy write up to `most` tokens. An engine that interrupts a turn is asked to
         go on from the tokens so far: draws hang on positions, so it goes on as it would have."""
+        self._under_way += 1
+        try:
+            return await self._write_on(session, most, is_last)
+        finally:
+            self._under_way, self._idle_since = self._under_way - 1, time.monotonic()
+
+    async def _write_on(self, session: TokenSession, most: int, is_last: bool) -> Finish:
         seed = self._next_seed(session)
         in_vain = 0
         while True:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numerals
 
+from engines.rollout.drivers.session_host import End
 from engines.types import (
     AssistantTurn,
     Demonstration,
@@ -20,6 +21,7 @@ from engines.types import (
     Message,
     Problem,
     Split,
+    Status,
     Step,
     Tool,
     Transcript,
@@ -240,3 +242,32 @@ async def dies(transcript: Transcript) -> Verdict:
 
 
 class NoReward: ...
+
+
+# Drivers
+
+
+class DriverRaises:
+    async def run(self, problem: Problem, sessions: Any) -> Any:
+        raise ConnectionError("my harness is down")
+
+
+class GivesText:
+    async def run(self, problem: Problem, sessions: Any) -> Any:
+        turn = await sessions.turn(sessions.open(sessions.prompt_ids))
+        return turn.said.content
+
+
+class WritesNothing:
+    async def run(self, problem: Problem, sessions: Any) -> Any:
+        return sessions.finish(End(Status.COMPLETED), [])
+
+
+class DriverHangs:
+    async def run(self, problem: Problem, sessions: Any) -> Any:
+        await sessions.turn(sessions.open(sessions.prompt_ids))
+        await asyncio.sleep(3600)
+
+
+class WithoutRun:
+    pass

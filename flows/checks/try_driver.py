@@ -1,0 +1,95 @@
+"""Tries a domain's driver on a demonstration: the policy of the trial says what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+
+import numpy as np
+
+from engines.chat import Chat
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.drivers.registry import build
+from engines.rollout.roller import Roller
+from engines.types import (
+    Curriculum,
+    Demonstration,
+    Environment,
+    Generation,
+    Sampling,
+    Status,
+    TokenIds,
+    Transcript,
+)
+from engines.weight_versions import WeightVersions
+from infra.errors import InputError
+from tasks.domain import Domain
+
+_CONTEXT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _NoVerdict:
+    """Nothing is learned from the trial."""
+
+    reward: float = 0.0
+    breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
+    reason: str = ""
+    failed: bool = False
+
+    async def judge(self, transcript: Transcript) -> _NoVerdict:
+        return self
+
+
+class _Demonstrator:
+    """A policy that says the turns of a demonstration in order, then the last one again."""
+
+    def __init__(self, chat: Chat, shown: Demonstration) -> None:
+        self._turns = list(_turns(chat, shown))
+
+    async def generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        said = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
+        ids = np.array(said[: sampling.max_new_tokens], np.int32)
+        versions = WeightVersions.of_runs([(0, len(ids))])
+        finish = "stop" if len(ids) == len(said) else "length"
+        return Generation(ids, np.full(len(ids), -1.0, np.float32), versions, finish)
+
+
+def _turns(chat: Chat, shown: Demonstration) -> Iterator[Sequence[int]]:
+    """Ids of each of the demonstration's turns, as the policy would write them."""
+    ids, mask = chat.training_ids(shown.problem, shown.turns)
+    place = iter(ids)
+    for is_trained, run in groupby(mask):
+        turn = list(islice(place, len(list(run))))
+        if is_trained:
+            yield turn
+
+
+async def try_driver(
+    domain: Domain,
+    curriculum: Curriculum,
+    environment: Environment | None,
+    chat: Chat,
+    shown: Demonstration,
+) -> None:
+    """One rollout. Raises InputError that says what the driver did wrong."""
+    named = domain.driver
+    live = LiveDomain(
+        name=domain.name,
+        curriculum=curriculum,
+        judge=_NoVerdict(),
+        driver=build(named.name, named.options, environment, domain.max_turns),
+        max_new_tokens=domain.max_new_tokens,
+        driver_timeout_s=named.timeout_s,
+    )
+    policy = _Demonstrator(chat, shown)
+    roller = Roller(generate=policy.generate, chat=chat, context_length=_CONTEXT, seed=0)
+    (rollout,) = await roller.roll_group(
+        live, shown.problem, 1, temperature=1.0, group_id="trial", seed_name="trial"
+    )
+    at = f"{named.name}: on problem {shown.problem.id}"
+    if rollout.status is Status.FAILED:
+        raise InputError(f"{at}: {rollout.transcript.reason}")
+    if not rollout.num_trained_tokens:
+        raise InputError(f"{at}: the policy wrote nothing; call sessions.turn() at least once")

@@ -36,7 +36,8 @@ from tasks.stage import StageContext, Stopped
 
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
-    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`.
+    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`
+    and `takes.jsonl`.
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
@@ -74,6 +75,7 @@ async def train(
         worked = time.monotonic() - began
         await roles.export(context.out, model)
         record.write_rollouts(context.out)
+        await loop.takes.export(context.out)
         return {**record.summary(), "work_seconds": worked}
 
 

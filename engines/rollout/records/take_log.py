@@ -9,11 +9,15 @@ be repeated exactly. A resumed attempt takes what the log says if all of it is t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import orjson
 
 from engines.rollout.records.notes import Notes
+
+TAKES_FILE = "takes.jsonl"
+"""of an artifact"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,13 @@ class TakeLog:
         data = orjson.dumps([take.step, take.version, take.tickets])
         await asyncio.to_thread(self._notes.note, "takes", take.step, data)
         self._takes[take.step] = take
+
+    async def export(self, folder: Path) -> None:
+        """Write what all attempts took as `takes.jsonl`, a line for each step."""
+        pieces = await asyncio.to_thread(self._notes.notes, "takes", 1)
+        takes = {take.step: take for take in map(_read, pieces) if take is not None}
+        lines = [orjson.dumps(asdict(takes[step])) for step in sorted(takes)]
+        (folder / TAKES_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def _read(piece: bytes) -> Take | None:

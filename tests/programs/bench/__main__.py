@@ -25,7 +25,8 @@ RESULT = Path("build/bench.json")
 ALONE = ("batching", "loss_path", "driver")
 """need no trained model"""
 SECTIONS = (
-    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "saving", "overhead",
+    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
+    "overhead",
 )  # fmt: skip
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
@@ -76,6 +77,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         publish,
         rollout,
         saving,
+        slow_tools,
         trainer,
     )
     from tests.programs.bench.servers import servers
@@ -86,6 +88,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         "publish": publish.measure,
         "agreement": agreement.measure,
         "grpo": grpo.measure,
+        "slow_tools": slow_tools.measure,
     }
     with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
         with workbench(Path(folder)) as bench:

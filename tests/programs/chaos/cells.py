@@ -30,6 +30,7 @@ MOMENTS = (
 """before-submit: the attempt is claimed, no job knows of it. starting: its job has no engines"""
 _IN_JOB = MOMENTS[1:-1]
 _WITH_ENGINES = MOMENTS[2:-1]
+_WORKING = ("mid-generation", "mid-train", "mid-publish")
 _LONG = ("mid-generation", "mid-checkpoint", "committing")
 
 RECOVERIES = {
@@ -63,7 +64,7 @@ PARTS = (
     Part("server", "kill", MOMENTS),
     Part("owner", "kill", MOMENTS),
     Part("flow", "kill", MOMENTS),
-    Part("router", "kill", ("mid-generation", "mid-train", "mid-publish", "between-stages")),
+    Part("router", "kill", (*_WORKING, "between-stages")),
     Part("job-frozen", "freeze", ("mid-generation",), "job"),
     Part("rank-frozen", "freeze", ("mid-train", "mid-publish", "mid-checkpoint"), "rank"),
     Part("server-frozen", "freeze", ("mid-generation", "mid-publish"), "server"),
@@ -89,6 +90,13 @@ PARTS = (
     Part("one-of-two-servers", "kill", ("mid-generation", "mid-publish"), "server", "wide"),
     Part("job-of-two-ranks", "kill", ("mid-train",), "job", "wide"),
     Part("ranks-out-of-memory", "kill-all", ("mid-train", "mid-publish"), "rank", "wide"),
+    Part("overlapped-job", "kill", _IN_JOB, "job", "overlapped"),
+    Part("overlapped-rank", "kill", _WITH_ENGINES, "rank", "overlapped"),
+    Part("overlapped-server", "kill", _WITH_ENGINES, "server", "overlapped"),
+    Part("overlapped-owner", "kill", _WITH_ENGINES, "owner", "overlapped"),
+    Part("overlapped-router", "kill", _WORKING, "router", "overlapped"),
+    Part("overlapped-flow", "kill", ("mid-generation", "mid-publish"), "flow", "overlapped"),
+    Part("overlapped-server-frozen", "freeze", ("mid-generation",), "server", "overlapped"),
     Part("prefect-server", "restart", _LONG),
     Part("prefect-worker", "restart", ("mid-generation", "committing")),
     Part("flow-and-worker", "restart", _LONG),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from engines.rollout.records.take_log import TAKES_FILE
 from infra.store.store import file_sha256
 
 _OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|rollouts_recovered")
@@ -49,6 +51,43 @@ def differences(reference: Path, store: Path) -> str:
     )
 
 
+def broken_promises(reference: Path, store: Path) -> str:
+    """What went wrong in a run that need not end with the reference's bits; empty when nothing.
+
+    It has the same artifacts, each as its manifest says; and `rl` made as many steps, one after
+    another, none of which trained on a ticket of an earlier one.
+    """
+    expected, found = manifests(reference), manifests(store)
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"{name} is strange" for name in sorted(found.keys() - expected.keys())]
+    for name in sorted(expected.keys() & found.keys()):
+        folder = _folder(found[name])
+        problems += [f"{name}: {what}" for what in _damaged(found[name])]
+        if (folder / TAKES_FILE).exists():
+            wanted = len(_takes(_folder(expected[name])))
+            problems += [f"{name}: {what}" for what in _wrong_takes(_takes(folder), wanted)]
+    return ", ".join(problems)
+
+
+def _wrong_takes(takes: Sequence[dict[str, Any]], wanted: int) -> Iterable[str]:
+    if [take["step"] for take in takes] != list(range(1, wanted + 1)):
+        yield f"the steps are {[take['step'] for take in takes]}, not 1 to {wanted}"
+    versions = [take["version"] for take in takes]
+    if any(later - earlier not in (0, 1) for earlier, later in pairwise(versions)):
+        yield f"the versions are {versions}"
+    tickets = [ticket for take in takes for ticket in take["tickets"]]
+    if doubled := sorted({ticket for ticket in tickets if tickets.count(ticket) > 1}):
+        yield f"tickets {doubled} were trained on twice"
+
+
+def _takes(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / TAKES_FILE).read_text().splitlines()]
+
+
+def _folder(manifest: Path) -> Path:
+    return manifest.parent / f"a{json.loads(manifest.read_text())['attempt']}"
+
+
 def checksums(manifest: Path) -> dict[str, str]:
     """Of an artifact's files, by path, as its manifest states them."""
     files = json.loads(manifest.read_text())["files"]
@@ -60,9 +99,12 @@ def _differing(expected: Path, found: Path) -> Iterable[str]:
     for key in one.keys() | other.keys():
         if one.get(key) != other.get(key):
             yield f"{key} differs"
-    folder = found.parent / f"a{json.loads(found.read_text())['attempt']}"
-    for name, checksum in checksums(found).items():
-        if file_sha256(folder / name) != checksum:
+    yield from _damaged(found)
+
+
+def _damaged(manifest: Path) -> Iterable[str]:
+    for name, checksum in checksums(manifest).items():
+        if file_sha256(_folder(manifest) / name) != checksum:
             yield f"{name} is not what its manifest says"
 
 

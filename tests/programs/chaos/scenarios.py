@@ -18,6 +18,8 @@ class Scenario:
     changes: Sequence[str] = ()
     begins_as: str = ""
     shared: Sequence[str] = ()
+    is_exact: bool = True
+    """whether a run that was disturbed ends with the bits of one that was not"""
 
     @property
     def recipe(self) -> Path:
@@ -38,6 +40,13 @@ SCENARIOS: Mapping[str, Scenario] = {
         begins_as="expert",
         shared=("base", "sft"),
     ),
+    "overlapped": Scenario(
+        changes=("determinism=close", "experts.general.path.rl.max_staleness=2"),
+        begins_as="expert",
+        shared=("base", "sft"),
+        is_exact=False,
+    ),
 }
 """expert: one expert, a rank, a server. union: the same in the whole pipeline. agent: turns with
-tools, and a reward that asks a process of its own. wide: two ranks and two servers"""
+tools, and a reward that asks a process of its own. wide: two ranks and two servers. overlapped: one
+expert that samples while it trains"""

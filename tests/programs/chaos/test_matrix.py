@@ -14,7 +14,7 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.home import SOURCE_ROOT
 from tests.programs.chaos.cells import matrix
-from tests.programs.chaos.compare import differences, made_from
+from tests.programs.chaos.compare import broken_promises, differences, made_from
 from tests.programs.chaos.ground import STALL_S
 from tests.programs.chaos.scenarios import SCENARIOS
 
@@ -66,6 +66,28 @@ def test_every_artifact_is_compared(tmp_path: Path) -> None:
         "distill/distill is strange",
         "evaluate/evaluate: score differs",
         "evaluate/evaluate: model is not what its manifest says",
+    ]
+
+
+def _takes(store: Path, *takes: tuple[int, int, list[int]]) -> None:
+    """Of the stage `rl`, as step, version and tickets."""
+    lines = [json.dumps(dict(zip(("step", "version", "tickets"), t, strict=True))) for t in takes]
+    (store / "artifacts/rl/rl/a1/takes.jsonl").write_text("\n".join(lines))
+
+
+def test_a_run_with_other_bits_keeps_its_promises_where_each_ticket_is_trained_once(
+    tmp_path: Path,
+) -> None:
+    for name in ("one", "other"):
+        _run(tmp_path / name, score=0.5 if name == "one" else 0.25)
+    _takes(tmp_path / "one", (1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 6]))
+    _takes(tmp_path / "other", (1, 0, [1, 3]), (2, 1, [0, 4]), (3, 1, [2]))
+    assert broken_promises(tmp_path / "one", tmp_path / "other") == ""
+    _takes(tmp_path / "other", (1, 0, [1, 3]), (3, 2, [3, 4]))
+    assert broken_promises(tmp_path / "one", tmp_path / "other").split(", rl/rl: ") == [
+        "rl/rl: the steps are [1, 3], not 1 to 3",
+        "the versions are [0, 2]",
+        "tickets [3] were trained on twice",
     ]
 
 

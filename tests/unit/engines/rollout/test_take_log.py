@@ -58,3 +58,18 @@ async def read(notes):
     log = TakeLog(notes)
     await log.recover(1)
     return log
+
+
+async def test_the_artifact_says_what_all_attempts_took(tmp_path):
+    notes = Notes()
+    first, second = TakeLog(notes), TakeLog(notes)
+    await first.write(Take(1, 0, (1, 0)))
+    await first.write(Take(2, 1, (2, 4)))
+    await second.write(Take(2, 1, (2, 3)))  # the log of the first was torn
+    await second.write(Take(3, 2, ()))
+    await second.export(tmp_path)
+    assert (tmp_path / "takes.jsonl").read_text().splitlines() == [
+        '{"step":1,"version":0,"tickets":[1,0]}',
+        '{"step":2,"version":1,"tickets":[2,3]}',
+        '{"step":3,"version":2,"tickets":[]}',
+    ]

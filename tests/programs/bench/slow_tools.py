@@ -1,0 +1,143 @@
+"""Sampling beside training against taking turns, where tools take their time.
+
+Every rollout calls one tool, whose latency is log-normal with a median of 0.5 s and a 99th
+percentile of 10 s. Both loops do the same number of steps with as many samples of as many tokens,
+on one SGLang server and one trainer; with `max_staleness` 2 what takes too long is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engines.algorithms.spec import Algorithm
+from engines.rollout.background_sampler import BackgroundSampler
+from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.drivers.session_host import End, SessionHost
+from engines.rollout.loop import Loop
+from engines.rollout.metrics import step_metrics
+from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.records.take_log import TakeLog
+from engines.rollout.roller import Roller
+from engines.sglang.client import GenerationClient
+from engines.step_inputs import StepInputs
+from engines.types import Problem, Rollout, Status
+from tests.parts.rollout_parts import producer_of
+from tests.parts.stage_parts import stage_context
+from tests.programs.bench.grpo import CONTEXT, SEED, Checksum, HerePolicy, HereTrainer
+from tests.programs.bench.rows import Row
+from tests.programs.bench.servers import Servers
+from tests.programs.bench.workbench import Workbench
+
+PROMPTS, GROUP, TURN_TOKENS, STEPS = 16, 4, 12, 10
+MEDIAN_S, P99_S = 0.5, 10.0
+STALENESS = 2
+_SIGMA = math.log(P99_S / MEDIAN_S) / statistics.NormalDist().inv_cdf(0.99)
+
+
+class OneTool:
+    """Two turns, and between them a tool that answers late."""
+
+    async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+        session = sessions.open(sessions.prompt_ids)
+        first = await sessions.turn(session, max_new_tokens=TURN_TOKENS)
+        latency = random.Random(session.tokens.tobytes()).lognormvariate(math.log(MEDIAN_S), _SIGMA)
+        await asyncio.sleep(latency)
+        session.extend(sessions.prompt_ids[-2:])
+        turn = await sessions.turn(session, max_new_tokens=TURN_TOKENS, is_last=True)
+        said = [t.said.message() for t in (first, turn) if t.said is not None]
+        return sessions.finish(End(Status.COMPLETED), said)
+
+
+class ThreadTrainer(HereTrainer):
+    """Trains in a thread, as a rank trains in another process."""
+
+    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+        self.seen.append(sum(sample.num_trained_tokens for sample in inputs.samples))
+        return await asyncio.to_thread(self.trainer.rl_step, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One loop."""
+
+    seconds: float
+    tokens: int
+    """trained on"""
+    metrics: Sequence[dict[str, float]]
+    servers_idle: float
+    """seconds"""
+
+    def mean(self, name: str) -> float:
+        return statistics.mean(values.get(name, 0.0) for values in self.metrics)
+
+    def note(self) -> str:
+        trainer = self.mean("trainer_idle_seconds") * len(self.metrics) / self.seconds
+        return (
+            f"{self.seconds:.1f} s, {self.tokens} tokens; idle: trainer {trainer:.0%}, servers"
+            f" {self.servers_idle / self.seconds:.0%}; staleness"
+            f" {self.mean('staleness_mean'):.2f}, replaced"
+            f" {sum(m['groups_stale'] + m['groups_dropped'] for m in self.metrics):.0f} groups"
+        )
+
+
+def measure(bench: Workbench, engines: Servers) -> list[Row]:
+    turns = asyncio.run(_run(bench, engines, 0))
+    beside = asyncio.run(_run(bench, engines, STALENESS))
+    return [
+        Row("slow tools, in turns", turns.seconds, "s", note=turns.note()),
+        Row(f"slow tools, staleness {STALENESS}", beside.seconds, "s", note=beside.note()),
+        Row(
+            "slow tools: in turns over beside training",
+            turns.seconds / beside.seconds,
+            "ratio",
+            2.5,
+            note=f"{STEPS} steps of {PROMPTS} x {GROUP} rollouts, tool latency log-normal, median"
+            f" {MEDIAN_S} s, p99 {P99_S:.0f} s",
+        ),
+    ]
+
+
+async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
+    router, urls = await asyncio.to_thread(engines.serve, bench.endless, 1)
+    trainer = ThreadTrainer(bench.trainer(bench.endless))
+    results: list[StepResult] = []
+
+    async def after_step(result: StepResult) -> bool:
+        results.append(result)
+        return False
+
+    async with GenerationClient(router) as client:
+        policy = HerePolicy(trainer, urls)
+        notes = stage_context(bench.folder, f"slow-tools-{staleness}", {}).checkpoints
+        domain = bench.domain("reasoning")
+        domain = replace(domain, judge=Checksum(), driver=OneTool(), max_new_tokens=2 * TURN_TOKENS)
+        producer, buffer = producer_of(
+            Roller(
+                generate=client.generate,
+                chat=bench.endless_chat(),
+                context_length=CONTEXT,
+                seed=SEED,
+            ),
+            [domain],
+            groups_per_step=PROMPTS,
+            group_size=GROUP,
+            waves=3,
+            max_staleness=staleness,
+            policy=policy,
+            journal=RolloutJournal(notes),
+        )
+        consumer = Consumer(
+            trainer=trainer, policy=policy, algorithm=Algorithm(), groups_per_step=PROMPTS
+        )
+        sampler = BackgroundSampler(producer, buffer, policy, STEPS)
+        loop = Loop(producer, buffer, TakeLog(notes), consumer, policy, sampler)
+        began, idle = time.monotonic(), client.idle_seconds
+        await loop.run(first=1, last=STEPS, after_step=after_step)
+        seconds, idle = time.monotonic() - began, client.idle_seconds - idle
+    return Ran(seconds, sum(trainer.seen), [step_metrics(r) for r in results], idle)

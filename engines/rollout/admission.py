@@ -4,8 +4,9 @@ Groups that cannot teach are replaced, so more tickets are drawn than groups are
 
     missing groups x oversample ──▶ tickets of a wave ──▶ still missing? another wave, up to `waves`
 
-Beside training there are no waves: a ticket starts whenever groups for the next `max_staleness` + 1
-steps are neither waiting nor under way, within the number that as many waves would have drawn.
+Beside training there are no waves: tickets start whenever groups for the next `max_staleness` + 1
+steps are neither waiting nor under way, within the number that as many waves would have drawn. They
+start several at once, because an engine prefills many prompts at the cost of a few.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Literal, TypeAlias
 
 OnStale: TypeAlias = Literal["drop", "requeue"]
 """what becomes of a ticket whose rollouts took too long to be trained on; requeue: rolled again"""
+
+_PARTS_OF_A_STEP = 4
+"""in which tickets start, while others are under way"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Admission:
     def in_turns(self, waiting: int, waves: int) -> int:
         """How many may start, when `waiting` groups wait to be trained on and `waves` waves were
         rolled since the last update."""
-        return self._wave(waiting, 1) if waves < self.waves else 0
+        return self._wave(waiting) if waves < self.waves else 0
 
     def beside_training(
         self, *, waiting: int, rolling: int, drawn: int, trained: int, steps: int
@@ -41,9 +45,13 @@ class Admission:
         """How many may start, when `rolling` tickets are under way, `drawn` were drawn since the
         stage began, and `trained` of its `steps` steps are done."""
         ahead = min(self.max_staleness + 1, steps - trained)
-        limit = (trained + ahead) * self.waves * self._wave(0, 1)
-        return max(0, min(self._wave(waiting, ahead) - rolling, limit - drawn))
+        of_next_step = max(0, self.groups_per_step - waiting)
+        of_later_steps = max(0, ahead * self.groups_per_step - waiting) - of_next_step
+        wanted = self._wave(waiting) + of_later_steps
+        limit = (trained + ahead) * self.waves * self._wave(0)
+        count = max(0, min(wanted - rolling, limit - drawn))
+        return 0 if rolling and count < self.groups_per_step / _PARTS_OF_A_STEP else count
 
-    def _wave(self, waiting: int, steps: int) -> int:
-        missing = max(0, steps * self.groups_per_step - waiting)
+    def _wave(self, waiting: int) -> int:
+        missing = max(0, self.groups_per_step - waiting)
         return math.ceil(missing * self.oversample)

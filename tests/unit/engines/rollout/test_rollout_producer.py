@@ -96,18 +96,22 @@ def test_admission_of_waves_by_hand(waiting, waves, wanted):
 @pytest.mark.parametrize(
     ("waiting", "rolling", "drawn", "trained", "wanted"),
     [
-        (0, 0, 0, 0, 18),  # three steps of four groups, times 1.5
-        (0, 18, 18, 0, 0),
-        (5, 9, 18, 0, 2),  # seven are missing: eleven tickets
-        (0, 0, 35, 0, 1),  # of the 36 that two waves for each of three steps would have drawn
-        (0, 0, 35, 1, 13),
-        (0, 0, 90, 9, 6),  # one step is left
-        (4, 0, 90, 9, 0),
-        (12, 3, 20, 0, 0),
+        (0, 0, 0, 0, 28),  # 8 for the next step, times 1.5, and 16 for the two after it
+        (0, 28, 28, 0, 0),
+        (5, 9, 28, 0, 12),  # 3 times 1.5, and 16, are 21
+        (9, 9, 28, 0, 6),  # the next step's wait: 15 are missing
+        (0, 0, 70, 0, 2),  # of the 72 that two waves for each of three steps would have drawn
+        (0, 0, 70, 1, 26),
+        (0, 0, 200, 9, 12),  # one step is left
+        (8, 0, 200, 9, 0),
+        (24, 3, 40, 0, 0),
+        (9, 14, 28, 0, 0),  # one alone does not start
+        (9, 13, 28, 0, 2),
+        (23, 0, 40, 0, 1),  # unless nothing is under way
     ],
 )
 def test_admission_beside_training_by_hand(waiting, rolling, drawn, trained, wanted):
-    admission = Admission(groups_per_step=4, oversample=1.5, waves=2, max_staleness=2)
+    admission = Admission(groups_per_step=8, oversample=1.5, waves=2, max_staleness=2)
     found = admission.beside_training(
         waiting=waiting, rolling=rolling, drawn=drawn, trained=trained, steps=10
     )

@@ -307,7 +307,7 @@ def _versions(meta: dict[str, Any], num_tokens: int) -> WeightVersions:
 
 def _version(text: str) -> int:
     if text == BROKEN_WEIGHTS:
-        raise _Refused("weights that may be half new wrote it")
+        raise _Refused(f"its weights are {text}: they may be half new")
     try:
         return int(text)
     except ValueError:

@@ -118,6 +118,46 @@ async def test_trying_again_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(troubles) == len(asked) - 1
 
 
+async def test_tokens_of_weights_that_may_be_half_new_are_asked_for_again() -> None:
+    async def half_new(body: dict[str, Any]) -> web.Response:
+        return web.json_response([_turn(ids, weight_version="broken") for ids in body["input_ids"]])
+
+    async with _endpoint(half_new, _good) as (url, asked), GenerationClient(url) as client:
+        assert (await client.generate([1, 2], Sampling(4))).token_ids.tolist() == [2, 1]
+    assert len(asked) == 2
+
+
+async def test_while_lost_servers_must_wait_patience_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fault(_: dict[str, Any]) -> web.Response:
+        return web.Response(status=503, text="no server")
+
+    monkeypatch.setattr(client_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(client_module, "_FIRST_WAIT_S", 0.05)
+    async with _endpoint(*[fault] * 5, _good) as (url, asked), GenerationClient(url) as client:
+        client.must_wait = lambda: len(asked) < 6
+        assert (await client.generate([1, 2], Sampling(4))).token_ids.tolist() == [2, 1]
+        assert client.counts.retries == 5
+
+
+async def test_servers_are_idle_while_no_turn_is_under_way() -> None:
+    async def late(body: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(0.3)
+        return await _good(body)
+
+    async with _endpoint(late) as (url, _), GenerationClient(url) as client:
+        began = client.idle_seconds
+        await asyncio.sleep(0.2)
+        waited = client.idle_seconds - began
+        both = [client.generate([i], Sampling(4)) for i in range(2)]
+        await asyncio.gather(*both)
+        after = client.idle_seconds - began
+        assert 0.2 <= waited <= after < waited + 0.1
+        await asyncio.sleep(0.1)
+        assert client.idle_seconds - began >= after + 0.1
+
+
 async def test_nobody_at_the_address_is_an_engine_error() -> None:
     async with GenerationClient("http://127.0.0.1:9") as client:
         with pytest.raises(EngineError, match=r"gave up after 5 tries: .* no connection"):

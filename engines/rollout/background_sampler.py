@@ -136,10 +136,10 @@ class BackgroundSampler:
 
     def _admit(self) -> None:
         """Start as many tickets as may start now: those that are open first."""
-        source, steps = self.producer.source, self.steps
+        source = self.producer.source
         count = self.producer.admission.beside_training(
             waiting=len(self.buffer), rolling=len(self._rolling) + len(self._open),
-            drawn=source.next, trained=self.trained, steps=steps,
+            drawn=source.next, trained=self.trained, steps=self.steps,
         )  # fmt: skip
         opened, self._open = self._open, []
         for ticket in [*map(source.again, opened), *source.draw(count)]:

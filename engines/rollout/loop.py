@@ -30,6 +30,7 @@ from engines.rollout.records.take_log import Take, TakeLog
 from engines.types import Group
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
+BeforeUpdate = Callable[[], Awaitable[None]]
 
 
 async def _at_once() -> None:
@@ -53,7 +54,7 @@ class Loop:
         first: int,
         last: int,
         after_step: AfterStep,
-        before_update: Callable[[], Awaitable[None]] = _at_once,
+        before_update: BeforeUpdate = _at_once,
     ) -> None:
         """Run steps `first` to `last`, or until `after_step` answers True.
 
@@ -65,7 +66,7 @@ class Loop:
         await run(range(first, last + 1), after_step, before_update)
 
     async def _take_turns(
-        self, steps: range, after_step: AfterStep, before_update: Callable[[], Awaitable[None]]
+        self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
     ) -> None:
         for step in steps:
             sampled = await fill(self.producer)
@@ -76,7 +77,7 @@ class Loop:
                 return
 
     async def _sample_beside(
-        self, steps: range, after_step: AfterStep, before_update: Callable[[], Awaitable[None]]
+        self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
     ) -> None:
         sampler = self.sampler
         sampler.trained = steps.start - 1

@@ -169,12 +169,7 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
         policy = HerePolicy(trainer, urls)
         checkpoints = stage_context(bench.folder, "grpo", {}).checkpoints
         producer, buffer = producer_of(
-            Roller(
-                generate=client.generate,
-                chat=bench.endless_chat(),
-                context_length=CONTEXT,
-                seed=SEED,
-            ),
+            endless_roller(bench, client),
             [endless_domain(bench)],
             groups_per_step=PROMPTS,
             group_size=GROUP,
@@ -196,6 +191,13 @@ async def _ours(bench: Workbench, engines: Servers) -> StepCost:
         cpu=statistics.median(spent.cpu for spent in taken[WARMUP:]),
         generation=statistics.median(result.sampled.seconds for result in results[WARMUP:]),
         tokens=round(statistics.mean(trainer.seen)),
+    )
+
+
+def endless_roller(bench: Workbench, client: GenerationClient) -> Roller:
+    """Of turns that take their whole budget."""
+    return Roller(
+        generate=client.generate, chat=bench.endless_chat(), context_length=CONTEXT, seed=SEED
     )
 
 

@@ -23,13 +23,12 @@ from engines.rollout.loop import Loop
 from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
-from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs
 from engines.types import Problem, Rollout, Status
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context
-from tests.programs.bench.grpo import CONTEXT, SEED, Checksum, HerePolicy, HereTrainer
+from tests.programs.bench.grpo import Checksum, HerePolicy, HereTrainer, endless_roller
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
 from tests.programs.bench.workbench import Workbench
@@ -118,12 +117,7 @@ async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
         domain = bench.domain("reasoning")
         domain = replace(domain, judge=Checksum(), driver=OneTool(), max_new_tokens=2 * TURN_TOKENS)
         producer, buffer = producer_of(
-            Roller(
-                generate=client.generate,
-                chat=bench.endless_chat(),
-                context_length=CONTEXT,
-                seed=SEED,
-            ),
+            endless_roller(bench, client),
             [domain],
             groups_per_step=PROMPTS,
             group_size=GROUP,

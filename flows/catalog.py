@@ -13,9 +13,10 @@ from flows.explain import nearest
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
+from flows.replay import plan_replay
 from infra.errors import InputError
 
-FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate")
+FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate", "replay")
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
@@ -32,6 +33,9 @@ def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[Pla
             return plan_distill_rounds(recipe, expert, rounds)
         case "evaluate":
             return plan_evaluate(recipe, arguments["models"])
+        case "replay":
+            replayed = plan_of(arguments["flow"], recipe, arguments["arguments"])
+            return plan_replay(replayed, arguments["stage"])
         case _:
             raise InputError(f"no flow `{flow}` among {', '.join(FLOWS)}{nearest(flow, FLOWS)}")
 

@@ -68,3 +68,22 @@ def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
         models: HF folders (any fsspec URL), keyed by their names in the scores.
     """
     return run_flow("evaluate", recipe, {"models": models})
+
+
+@_deployed("replay", "{recipe.name}-replay-{stage}")
+def replay(
+    recipe: Recipe,
+    stage: str,
+    flow: str = "post-train",
+    arguments: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train a stage again on the rollouts that it kept; the weights must be the same.
+
+    Args:
+        recipe: What the stage was trained by, with `keep_rollouts: true` in its settings.
+        stage: Name of the stage, e.g. `agent-rl`.
+        flow: The flow that trained it.
+        arguments: That flow's arguments in addition to the recipe.
+    """
+    given = {"stage": stage, "flow": flow, "arguments": arguments or {}}
+    return run_flow("replay", recipe, given)

@@ -80,12 +80,6 @@ def earlier_rounds(recipe: Recipe, expert: str) -> Earlier:
     return best
 
 
-def take_over(record: RunRecord, earlier: Earlier) -> None:
-    """Let a new run find the stages of earlier rounds as they are."""
-    for stage in earlier.stages.values():
-        record.put_stage(StageRecord(name=stage.name, kind=stage.kind, digest=stage.digest))
-
-
 def written(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A run's arguments as the flow takes them."""
     return {name: value for name, value in arguments.items() if name not in DERIVED}

@@ -30,6 +30,7 @@ class Walk:
     """every model that a stage made, by what scores call it"""
     _model: str = ""
     _data: str = ""
+    _rollouts: str = ""
     _unlearned: str = ""
     """place of the `distill` whose data nothing has read"""
     _seen: Counter[str] = field(default_factory=Counter[str])
@@ -49,6 +50,7 @@ class Walk:
             base=self.base,
             model=self._model or self.base,
             data=self._data,
+            rollouts=self._rollouts,
             experts=self.experts,
             start=self._drawn[kind],
         )
@@ -65,7 +67,10 @@ class Walk:
         if spec.makes == "model":
             self.best = self._model = name
             self.versions[scored_as] = name
-            self._data = ""
+            self._data = self._rollouts = ""
         elif spec.makes == "data":
             self._model, self._data, self._unlearned = "", name, at
+            self._rollouts = ""
+        elif spec.makes == "rollouts":
+            self._rollouts = name
         return ""

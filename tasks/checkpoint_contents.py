@@ -9,7 +9,10 @@
     tickets.json       which tickets were drawn, and which of them are still to be rolled (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
+    turns/<n>/         beside the checkpoints: turns of rollouts that are not finished, by ticket
+                       (rl)
     takes/<s>/         beside the checkpoints: the tickets that step s trains on (rl)
+    trained/<s>/       beside the checkpoints: their rollouts, with `keep_rollouts` (rl)
     shown/<s>/         beside the checkpoints: rollouts to browse, of the steps up to s since the
                        checkpoint before it (rl)
 
@@ -121,6 +124,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "buffer": "handle",
         "_policy": "handle",
         "_journal": "handle",
+        "_turns": "handle",
         "_known": "notes",
         "_taken": "notes",
         "_repeated": "notes",
@@ -141,12 +145,19 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_sampled": "lost",
         "_since": "empty",
         "_recovered": "empty",
+        "_recovered_tokens": "empty",
         "_finished": "empty",
         "_error": "empty",
         "_is_closing": "empty",
     },
     "engines/rollout/records/journal.py:RolloutJournal": {
         "_notes": "notes",
+        "_writer": "empty",
+    },
+    "engines/rollout/records/note_writer.py:NoteWriter": {
+        "_notes": "notes",
+        "_kind": "spec",
+        "_encode": "spec",
         "_every_s": "spec",
         "_waiting": "empty",
         "_failure": "empty",
@@ -155,6 +166,14 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_noted": "empty",
         "_num_kept": "empty",
         "_num_durable": "empty",
+    },
+    "engines/rollout/records/trained_rollouts.py:TrainedRollouts": {"_notes": "notes"},
+    "engines/rollout/unpublished_policy.py:UnpublishedPolicy": {"version": "state.json"},
+    "engines/rollout/records/turn_journal.py:TurnJournal": {
+        "notes": "notes",
+        "recovered_tokens": "empty",
+        "_known": "notes",
+        "_writer": "empty",
     },
     "engines/rollout/group_buffer.py:GroupBuffer": {
         "_waiting": "buffer.bin",

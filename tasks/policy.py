@@ -39,3 +39,5 @@ class PolicySettings(Config):
     bounds: Bounds = Bounds()
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
     """steps"""
+    keep_rollouts: Annotated[bool, RESULT_NEUTRAL] = False
+    """whether the artifact keeps what each step was trained on, for `tributary replay`"""

@@ -1,8 +1,8 @@
 """The kinds of stage: ours by name, and the user's own by dotted path.
 
 Each of ours is a package `tasks.<kind>` with `spec.py` and `body.py`. Those of `PATH_KINDS` stand
-in paths; `base` and `evaluate` begin and end every plan. One of the user's is a class
-`module:Class` with the body `run` beside it (docs/add-a-stage.md).
+in paths; `base` and `evaluate` begin and end every plan, and `replay` is a plan of its own. One of
+the user's is a class `module:Class` with the body `run` beside it (docs/add-a-stage.md).
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from infra.hooks import resolve
 from tasks.base.spec import BaseSpec
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.offline.spec import OfflineSpec
 from tasks.opd.spec import OpdSpec
+from tasks.replay.spec import ReplaySpec
 from tasks.rl.spec import RlSpec
+from tasks.rollout.spec import RolloutSpec
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, StageSpec
 
 Body = Callable[[Any, StageContext], Coroutine[Any, Any, dict[str, float]]]
 
 SPECS: dict[str, type[StageSpec]] = {
-    spec.kind: spec for spec in (BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, EvaluateSpec)
+    spec.kind: spec
+    for spec in (
+        *(BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec, OfflineSpec),
+        *(EvaluateSpec, ReplaySpec),
+    )
 }
-PATH_KINDS = ("sft", "rl", "opd", "distill")
+PATH_KINDS = ("sft", "rl", "opd", "distill", "rollout", "offline")
 _KIND = re.compile(r"[a-z][a-z0-9]*")
 
 

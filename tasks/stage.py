@@ -41,9 +41,9 @@ class StageSpec(Config):
     """
 
     kind: ClassVar[str]
-    makes: ClassVar[Literal["model", "data", "nothing"]] = "nothing"
-    """what a path goes on with: the `model` that it made; the base and the `data` that it made; or
-    what there was before it"""
+    makes: ClassVar[Literal["model", "data", "rollouts", "nothing"]] = "nothing"
+    """what a path goes on with: the `model` that it made; the base and the `data` that it made; the
+    model before it and the `rollouts` that it made; or what there was before it"""
     seed: int = 0
 
     @classmethod

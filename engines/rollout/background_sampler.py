@@ -60,6 +60,7 @@ class BackgroundSampler:
     _sampled: Sampled = field(default_factory=Sampled)
     _since: float = 0.0
     _recovered: int = 0
+    _recovered_tokens: int = 0
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
     _error: BaseException | None = None
     _is_closing: bool = False
@@ -183,6 +184,8 @@ class BackgroundSampler:
         now, recovered = time.monotonic(), self.producer.recovered
         sampled.seconds, self._since = now - self._since, now
         sampled.recovered, self._recovered = recovered - self._recovered, recovered
+        tokens = self.producer.recovered_tokens
+        sampled.recovered_tokens, self._recovered_tokens = tokens - self._recovered_tokens, tokens
         sampled.waited_seconds = now - asked
         sampled.rolling = len(self._rolling)
         for groups in (sampled.groups, sampled.kept):

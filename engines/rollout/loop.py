@@ -27,6 +27,7 @@ from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog
+from engines.rollout.records.trained_rollouts import TrainedRollouts
 from engines.types import Group
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
@@ -47,6 +48,8 @@ class Loop:
     consumer: Consumer
     policy: PolicyVersion
     sampler: BackgroundSampler
+    trained: TrainedRollouts | None = None
+    """where the rollouts that are trained on are kept, if they are"""
 
     async def run(
         self,
@@ -108,6 +111,8 @@ class Loop:
         groups = self.buffer.take(recorded.tickets if recorded else None)
         tickets = tuple(group.ticket for group in groups)
         await self.takes.write(Take(step, self.policy.version, tickets))
+        if self.trained is not None:
+            await self.trained.keep(step, groups)
         return await self.consumer.step(step, groups, sampled)
 
     def _drop_stale(self, result: StepResult) -> None:
@@ -118,7 +123,8 @@ class Loop:
 
 async def fill(producer: Producer) -> Sampled:
     """Roll waves until a step's groups wait, all of it durable. Raises EngineError."""
-    began, recovered = time.monotonic(), producer.recovered
+    began = time.monotonic()
+    recovered, recovered_tokens = producer.recovered, producer.recovered_tokens
     sampled = Sampled()
     while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
         tickets = producer.source.draw(count)
@@ -129,4 +135,5 @@ async def fill(producer: Producer) -> Sampled:
     await producer.flush()
     sampled.seconds = sampled.waited_seconds = time.monotonic() - began
     sampled.recovered = producer.recovered - recovered
+    sampled.recovered_tokens = producer.recovered_tokens - recovered_tokens
     return sampled

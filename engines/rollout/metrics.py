@@ -67,6 +67,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "tickets_rolling": float(sampled.rolling),
         "waves": float(sampled.waves),
         "rollouts_recovered": float(sampled.recovered),
+        "tokens_recovered": float(sampled.recovered_tokens),
         "version": float(result.version),
         "update_skipped": float(not result.trained),
         "staleness_mean": mean(staleness),

@@ -9,18 +9,20 @@ rewards differ, or always where the advantage needs no spread.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engines.rollout.admission import Admission
 from engines.rollout.group_buffer import GroupBuffer
-from engines.rollout.protocols import PolicyVersion
+from engines.rollout.protocols import Generate, PolicyVersion
 from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.records.take_log import Take
+from engines.rollout.records.turn_journal import TurnJournal
 from engines.rollout.roller import Roller
 from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import TRAINABLE, Group
-from engines.weight_versions import NO_VERSION
+from engines.weight_versions import NO_VERSION, WeightVersions
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Sampled:
     """of them, those in which the trainer waited"""
     recovered: int = 0
     """of the rollouts, those that an earlier attempt had finished"""
+    recovered_tokens: int = 0
+    """of the others' tokens, those of turns that an earlier attempt had taken"""
     rolling: int = 0
     """tickets still under way"""
     stale: int = 0
@@ -62,6 +66,7 @@ class Producer:
         temperature: float,
         needs_spread: bool = True,
         journal: RolloutJournal | None = None,
+        turns: TurnJournal | None = None,
     ) -> None:
         """`needs_spread`: a group of equal rewards teaches nothing, so it is replaced. Not so where
         a critic, a teacher or the whole batch says what each rollout should have brought."""
@@ -74,12 +79,18 @@ class Producer:
         self._temperature = temperature
         self._needs_spread = needs_spread
         self._journal = journal
+        self._turns = turns
         self._known: Mapping[str, Finished] = {}
         self._taken: frozenset[int] = frozenset()
         self._repeated = NO_VERSION
         """the version that repeating an earlier attempt's steps leads to"""
         self.recovered = 0
         """rollouts that an earlier attempt had finished"""
+
+    @property
+    def recovered_tokens(self) -> int:
+        """Of turns that an earlier attempt had taken, in rollouts that it had not finished."""
+        return self._turns.recovered_tokens if self._turns is not None else 0
 
     async def recover(self, first: int, takes: Collection[Take] = ()) -> None:
         """Take up the rollouts that earlier attempts finished, of tickets from `first` on.
@@ -90,6 +101,8 @@ class Producer:
         self._repeated = max((take.version + 1 for take in takes), default=NO_VERSION)
         if self._journal is not None:
             self._known = await self._journal.read(first)
+        if self._turns is not None:
+            await self._turns.recover(first)
 
     async def roll(self, ticket: Ticket) -> Group:
         """A ticket's rollouts, judged, and durable soon. Raises EngineError."""
@@ -102,6 +115,7 @@ class Producer:
             seed_name=ticket.group_id,
             known=self._known_of(ticket),
             on_finished=lambda rollout: self._keep(ticket, rollout),
+            engine_of=lambda rollout, engine: self._engine_of(ticket, rollout, engine),
         )
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         return Group(ticket.problem, samples, ticket.number)
@@ -115,8 +129,8 @@ class Producer:
 
     async def flush(self) -> None:
         """All that was rolled so far is durable."""
-        if self._journal is not None:
-            await self._journal.flush()
+        journals = [journal for journal in (self._journal, self._turns) if journal is not None]
+        await asyncio.gather(*[journal.flush() for journal in journals])
 
     def _known_of(self, ticket: Ticket) -> dict[str, Finished]:
         """A ticket's rollouts that an earlier attempt finished, and that can be used."""
@@ -133,10 +147,24 @@ class Producer:
     def _is_usable(self, rollout: Finished) -> bool:
         """Not one of weights that are too old by now, or of other weights than will have their
         version. One that failed is tried again: why it failed may be over by now."""
-        now = self._policy.version
-        staleness = self.admission.max_staleness
-        newest = max(now, self._repeated) if staleness else now
-        return not rollout.has_failed and rollout.is_of(now - staleness, newest)
+        oldest, newest = self._usable_versions
+        return not rollout.has_failed and rollout.is_of(oldest, newest)
+
+    @property
+    def _usable_versions(self) -> tuple[int, int]:
+        now, staleness = self._policy.version, self.admission.max_staleness
+        return now - staleness, max(now, self._repeated) if staleness else now
+
+    def _engine_of(self, ticket: Ticket, rollout: str, engine: Generate) -> Generate:
+        """The engine, behind the turns that an earlier attempt had from it."""
+        if self._turns is None:
+            return engine
+
+        def is_usable(versions: WeightVersions) -> bool:
+            oldest, newest = self._usable_versions
+            return all(oldest <= version <= newest for version in versions.sampled)
+
+        return self._turns.engine_of(ticket.number, rollout, engine, is_usable)
 
     def _keep(self, ticket: Ticket, rollout: Finished) -> None:
         if self._journal is not None:

@@ -46,12 +46,14 @@ class Roller:
         seed_name: str,
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
+        engine_of: Callable[[str, Generate], Generate] = lambda rollout, engine: engine,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
         of one `seed_name` are sampled with the same random numbers.
 
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
-        `on_finished` as they end.
+        `on_finished` as they end. `engine_of` says by a rollout's id what it asks for its turns, in
+        place of the engine that it is given.
         """
         prompt_ids = self._chat.prompt_ids(problem)
         prompt = prompt_checksum(prompt_ids)
@@ -64,7 +66,8 @@ class Roller:
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:
                 return self._read_back(problem, found)
-            rollout = await self._roll_out(domain, attempt)
+            engine = engine_of(attempt.rollout_id, self._generate)
+            rollout = await self._roll_out(domain, attempt, engine)
             on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt))
             return rollout
 
@@ -84,14 +87,14 @@ class Roller:
         )
         return Rollout(found.samples, transcript)
 
-    async def _roll_out(self, domain: LiveDomain, attempt: Attempt) -> Rollout:
+    async def _roll_out(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
         """One rollout, judged. Raises EngineError."""
-        rollout = await self._drive(domain, attempt)
+        rollout = await self._drive(domain, attempt, engine)
         await _judge(domain, rollout)
         return rollout
 
-    async def _drive(self, domain: LiveDomain, attempt: Attempt) -> Rollout:
-        sessions = SessionHost(self._generate, self._chat, attempt)
+    async def _drive(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
+        sessions = SessionHost(engine, self._chat, attempt)
         try:
             # a driver may be a user's, who may return anything
             run = domain.driver.run(attempt.problem, sessions)

@@ -67,6 +67,23 @@ def resume(run: str = "", /) -> int:
 
 
 @app.command
+def replay(stage: str, /, *, run: str = "", in_process: bool = False) -> int:
+    """Train a stage again on the rollouts that it kept, and say whether the weights are the same.
+
+    The stage must have run with `keep_rollouts: true`. No server is needed.
+
+    Parameters
+    ----------
+    stage: Name of a finished stage, e.g. agent-rl.
+    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    in_process: Train from this process, without the Prefect server.
+    """
+    from flows.command.replay import replay_stage
+
+    return replay_stage(stage, run, in_process, console)
+
+
+@app.command
 def check(recipe: str, /, *, set_: Set | None = None) -> int:
     """Validate a recipe; print it resolved, with its plan: what is cached, what will run, where.
 

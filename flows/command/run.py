@@ -41,7 +41,7 @@ def start(
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
     record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
-    return _watch(record, console)
+    return watch(record, console)
 
 
 def continue_run(run: str, console: Console) -> int:
@@ -54,7 +54,7 @@ def continue_run(run: str, console: Console) -> int:
             soft_wrap=True,
         )
         return 0
-    return _watch(record, console)
+    return watch(record, console)
 
 
 LOST_SECONDS = 15.0
@@ -73,7 +73,8 @@ class _StartedFlow(Protocol):
     def result(self) -> None: ...
 
 
-def _watch(record: RunRecord, console: Console) -> int:
+def watch(record: RunRecord, console: Console) -> int:
+    """Start a run that is on record, or follow it; -> exit code."""
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
     started: _StartedFlow = (

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run as current
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import DISTILL_ROUNDS, plan_of
-from flows.distill_rounds import earlier_rounds, take_over
+from flows.distill_rounds import earlier_rounds
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.page import markdown
@@ -81,7 +81,7 @@ def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any])
         return new_run(recipe, name, arguments, in_process=False)
     earlier = earlier_rounds(recipe, arguments["expert"])
     record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, in_process=False)
-    take_over(record, earlier)
+    record.take_over(earlier.stages.values())
     return record
 
 

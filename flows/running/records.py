@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -157,6 +157,11 @@ class RunRecord:
             return StageRecord.model_validate_json(self.store.read(path))
         except FileNotFoundError:
             return None
+
+    def take_over(self, stages: Iterable[StageRecord]) -> None:
+        """Let a new run find stages of earlier ones as these made them, whatever has changed."""
+        for stage in stages:
+            self.put_stage(StageRecord(name=stage.name, kind=stage.kind, digest=stage.digest))
 
     def put_stage(self, stage: StageRecord) -> None:
         path = f"{self._folder}/stages/{stage.name}.json"

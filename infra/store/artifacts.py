@@ -4,7 +4,9 @@
                                      manifest.json       created last, names the winner's folder
     ROOT/checkpoints/<kind>/<digest12>/step-<s>-a<n>/files... + manifest.json, written last
                                        rollouts/<n>/a<n>-<i>   finished rollouts since then
+                                       turns/<n>/a<n>-<i>      turns of unfinished ones
                                        takes/<s>/a<n>-<i>      what step s was trained on
+                                       trained/<s>/a<n>-<i>    the rollouts of it, if kept
                                        shown/<s>/a<n>-<i>      rollouts to browse up to step s
 
 An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
@@ -35,6 +37,8 @@ __all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"step-\d+-a\d+")
 _ATTEMPT = re.compile(r"a\d+")
+_BY_TICKET: tuple[NoteKind, ...] = ("rollouts", "turns")
+"""notes that go with the tickets that a checkpoint contains"""
 _READERS = 16
 """notes read at once: on S3 each waits for its answer"""
 
@@ -300,9 +304,10 @@ class StageCheckpoints:
             if name not in kept and name not in newest:
                 self._store.delete_tree(f"{self._place}/{name}")
         first = min(m.rollouts_from for name, m in whole if name in newest)
-        for number in self._store.listdir(f"{self._place}/rollouts"):
-            if int(number) < first:
-                self._store.delete_tree(f"{self._place}/rollouts/{number}")
+        for kind in _BY_TICKET:
+            for number in self._store.listdir(f"{self._place}/{kind}"):
+                if int(number) < first:
+                    self._store.delete_tree(f"{self._place}/{kind}/{number}")
 
 
 def _verified_copy(

@@ -49,7 +49,7 @@ def log_path(job: str) -> Path:
 
 
 def job_command(root: str, job: str) -> list[str]:
-    # -P keeps the working folder off the module path: nothing there can shadow our rooms.
+    # -P keeps the working folder off the module path: nothing there can shadow our packages.
     return ["-P", "-m", "tasks.durable.job", root, job]
 
 

@@ -14,7 +14,7 @@ from engines.chat import Chat
 from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.bounds import StopRule
-from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.consumer import StepResult
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.loop import Loop
@@ -23,21 +23,23 @@ from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
+from engines.rollout.records.trained_rollouts import TrainedRollouts
+from engines.rollout.records.turn_journal import TurnJournal
 from engines.rollout.roller import Roller
 from engines.rollout.tickets import TicketSource
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from tasks.resources import context_length, lease_fleet, open_parts
 from tasks.rl.record import RlRecord
-from tasks.rl.roles import Roles, lease_roles
+from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
-    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`
-    and `takes.jsonl`.
+    """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`,
+    `takes.jsonl` and, with `keep_rollouts`, `trained/`.
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
@@ -75,7 +77,10 @@ async def train(
         worked = time.monotonic() - began
         await roles.export(context.out, model)
         record.write_rollouts(context.out)
-        await loop.takes.export(context.out)
+        takes = await loop.takes.export(context.out)
+        missing = await loop.trained.export(context.out, takes) if loop.trained else []
+        if missing:
+            context.reporter.warn(f"no rollouts are kept: steps {missing} were trained without")
         return {**record.summary(), "work_seconds": worked}
 
 
@@ -86,7 +91,7 @@ async def _lease(
     # An owner of devices that hangs is given a time of its own before it is replaced.
     with context.pulse.waiting():
         await prewarm(context.pool.servers)
-    roles = await lease_roles(stack, spec, context, model)
+    roles = await lease_roles(stack, spec.settings, spec.seed, context, model)
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 
 
@@ -100,7 +105,7 @@ def _loop(
     policy: PublishedPolicy,
 ) -> Loop:
     """The parts of the stage's loop, as at its beginning."""
-    settings, critic = spec.settings, spec.settings.critic_role
+    settings = spec.settings
     wanted = settings.problems_per_step
     buffer = GroupBuffer(
         groups_per_step=wanted, max_staleness=settings.max_staleness, policy=policy
@@ -126,17 +131,13 @@ def _loop(
         temperature=settings.algorithm.temperature,
         needs_spread=needs_spread,
         journal=RolloutJournal(context.checkpoints),
+        turns=TurnJournal(context.checkpoints),
     )
-    consumer = Consumer(
-        trainer=roles.trainer,
-        policy=policy,
-        algorithm=settings.algorithm,
-        groups_per_step=wanted,
-        critic=roles.critic,
-        critic_only_steps=critic.warmup_steps if critic else 0,
-    )
+    consumer = consumer_of(roles, settings, policy)
     sampler = BackgroundSampler(producer, buffer, policy, settings.steps, settings.on_stale)
-    return Loop(producer, buffer, TakeLog(context.checkpoints), consumer, policy, sampler)
+    trained = TrainedRollouts(context.checkpoints) if settings.keep_rollouts else None
+    takes = TakeLog(context.checkpoints)
+    return Loop(producer, buffer, takes, consumer, policy, sampler, trained)
 
 
 async def _resume(

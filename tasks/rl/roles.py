@@ -10,8 +10,10 @@ from engines.megatron.ranks import critic_group
 from engines.megatron.ranks.critic_group import CriticGroup
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
+from engines.rollout.consumer import Consumer
+from engines.rollout.protocols import PublishedWeights
 from infra.run_both import run_both
-from tasks.rl.spec import RlSpec
+from tasks.rl.spec import RlSettings
 from tasks.stage import StageContext
 from tasks.trainers import lease_trainer
 
@@ -47,18 +49,31 @@ class Roles:
             await self.critic.export(out / CRITIC_FOLDER, model)
 
 
+def consumer_of(roles: Roles, settings: RlSettings, policy: PublishedWeights) -> Consumer:
+    """What makes a stage's optimizer steps."""
+    critic = settings.critic_role
+    return Consumer(
+        trainer=roles.trainer,
+        policy=policy,
+        algorithm=settings.algorithm,
+        groups_per_step=settings.problems_per_step,
+        critic=roles.critic,
+        critic_only_steps=critic.warmup_steps if critic else 0,
+    )
+
+
 async def lease_roles(
-    stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
+    stack: AsyncExitStack, settings: RlSettings, seed: int, context: StageContext, model: Path
 ) -> Roles:
     """Lease the ranks of all roles, loaded with `model`; released with the stack."""
-    settings, critic = spec.settings, spec.settings.critic_role
+    critic = settings.critic_role
     mini_batches = settings.algorithm.mini_batches
     policy_job = TrainerJob(
         settings.trainer,
         settings.optimizer,
         context.resources.trainer,
         model,
-        spec.seed,
+        seed,
         (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
         context.hooks,
     )
@@ -69,7 +84,7 @@ async def lease_roles(
         critic.optimizer_beside(settings.optimizer),
         context.resources.of_critic,
         model,
-        spec.seed,
+        seed,
         settings.steps * mini_batches * critic.steps_per_policy_step,
         context.hooks,
         critic,

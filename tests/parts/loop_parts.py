@@ -13,6 +13,7 @@ from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog
+from engines.rollout.records.trained_rollouts import TrainedRollouts
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
 
@@ -92,7 +93,7 @@ class Parts:
     def __init__(
         self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
         critic=None, critic_only_steps=0, algorithm=None, on_stale="drop",
-        delay=lambda _: 1, waves=1, journal=None,
+        delay=lambda _: 1, waves=1, journal=None, keeps=False,
     ):  # fmt: skip
         self.policy = Policy(say, delay)
         self.policy.version = version
@@ -116,8 +117,9 @@ class Parts:
             self.producer, self.buffer, self.trainer, 0, on_stale=on_stale
         )
         self.loop = Loop(
-            self.producer, self.buffer, self.takes, consumer, self.trainer, self.sampler
-        )
+            self.producer, self.buffer, self.takes, consumer, self.trainer, self.sampler,
+            TrainedRollouts(self.notes) if keeps else None,
+        )  # fmt: skip
 
     async def takes_written(self, tickets):
         """As an earlier attempt wrote the take of step 1."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 
 from engines.rollout.records.notes import Notes
+from infra.errors import InputError
 
 TAKES_FILE = "takes.jsonl"
 """of an artifact"""
@@ -59,12 +60,23 @@ class TakeLog:
         await asyncio.to_thread(self._notes.note, "takes", take.step, data)
         self._takes[take.step] = take
 
-    async def export(self, folder: Path) -> None:
-        """Write what all attempts took as `takes.jsonl`, a line for each step."""
+    async def export(self, folder: Path) -> list[Take]:
+        """Write what all attempts took as `takes.jsonl`, a line for each step. -> the same"""
         pieces = await asyncio.to_thread(self._notes.notes, "takes", 1)
-        takes = {take.step: take for take in map(_read, pieces) if take is not None}
-        lines = [orjson.dumps(asdict(takes[step])) for step in sorted(takes)]
+        by_step = {take.step: take for take in map(_read, pieces) if take is not None}
+        takes = [by_step[step] for step in sorted(by_step)]
+        lines = [orjson.dumps(asdict(take)) for take in takes]
         (folder / TAKES_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
+        return takes
+
+
+def read_takes(file: Path) -> list[Take]:
+    """What `TakeLog.export` wrote. Raises InputError."""
+    try:
+        found = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+        return [Take(each["step"], each["version"], tuple(each["tickets"])) for each in found]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file} cannot be read as a log of takes: {error}") from None
 
 
 def _read(piece: bytes) -> Take | None:

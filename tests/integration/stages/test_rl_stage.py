@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from engines.rollout.records.dataset import read_dataset
 from engines.rollout.records.gallery import read_rollouts
+from engines.rollout.records.packed_groups import pack_groups, unpack_groups
+from engines.rollout.records.saved_groups import saved_groups
 from infra.store.artifacts import StageCheckpoints
 from infra.store.retention import NoteKind
 from infra.store.store import Store
@@ -16,11 +19,18 @@ from tasks.distill.body import run as run_distill
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.body import run as run_evaluate
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.offline.body import run as run_offline
+from tasks.offline.spec import OfflineSpec
 from tasks.opd.body import run as run_opd
 from tasks.opd.spec import OpdSpec
+from tasks.replay.body import run as run_replay
+from tasks.replay.spec import ReplaySpec
+from tasks.replay.weight_difference import weight_difference
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
-from tasks.stage import StageContext, Stopped
+from tasks.rollout.body import run as run_rollout
+from tasks.rollout.spec import RolloutSpec
+from tasks.stage import StageContext, StageSpec, Stopped
 from tests.integration.megatron.megatron_models import varied
 from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 
@@ -51,6 +61,7 @@ def rl_spec(steps: int) -> RlSpec:
         "group_size": 4,
         "optimizer": {"lr": 1e-2},
         "checkpoint_every": 2,
+        "keep_rollouts": True,
     }
     return RlSpec.model_validate({"settings": settings, "domains": [DOMAIN]})
 
@@ -81,8 +92,47 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     assert {r.label for r in shown} == {"step 1", "step 2", "step 3"}
     assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
 
+    assert await _replays(root, rl_spec(3), second, {"model": model}) == 0
+    step = second.out / "trained" / "00000002.bin"
+    groups = unpack_groups(step.read_bytes())
+    groups[0].samples[0].reward += 1
+    step.write_bytes(pack_groups(groups))
+    assert await _replays(root, rl_spec(3), second, {"model": model}) > 0
+    await _learns_from_saved_rollouts(root, model)
     await _evaluates_differently(root, model, second.out)
     await _distills_to_rows(root, model, second.out)
+
+
+async def _replays(
+    root: Path, spec: StageSpec, done: StageContext, inputs: dict[str, Path]
+) -> float:
+    """How many tensors differ after a stage was trained again on the rollouts that it kept."""
+    context = stage_context(root, f"{done.name}-replay", {**inputs, "rollouts": done.out})
+    shutil.rmtree(root / context.name / "store", ignore_errors=True)
+    metrics = await run_replay(ReplaySpec.of(spec), context)
+    assert metrics["steps"] == 3.0
+    assert isinstance(context.reporter, ListReporter)
+    assert [s["version"] for s in context.reporter.steps.values()] == [1.0, 2.0, 3.0]
+    return metrics["tensors_differing"]
+
+
+async def _learns_from_saved_rollouts(root: Path, model: Path) -> None:
+    rollout = stage_context(root, "rollout", {"model": model})
+    sampling = {"settings": {"problems": 6, "group_size": 4}, "domains": [DOMAIN]}
+    metrics = await run_rollout(RolloutSpec.model_validate(sampling), rollout)
+    assert (metrics["groups"], metrics["rollouts"]) == (6.0, 24.0)
+    assert len(list(read_rollouts(rollout.out / "rollouts.parquet"))) == 12
+    assert [group.ticket for group in saved_groups(rollout.out)] == list(range(6))
+
+    learning = {"steps": 2, "problems_per_step": 4, "optimizer": {"lr": 1e-2}}
+    offline = stage_context(root, "offline", {"model": model, "rollouts": rollout.out})
+    metrics = await run_offline(OfflineSpec.model_validate({"settings": learning}), offline)
+    assert metrics["passes"] == 2 * 4 / 6
+    assert isinstance(offline.reporter, ListReporter)
+    steps = offline.reporter.steps
+    assert [steps[n]["staleness_max"] for n in (1, 2)] == [0.0, 1.0]
+    assert 0 < steps[1]["mismatch_mean"] <= 2e-5, "the first step's weights sampled all"
+    assert weight_difference(offline.out, model).differing
 
 
 async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None:
@@ -159,6 +209,7 @@ def opd_spec() -> OpdSpec:
         "group_size": 2,
         "optimizer": {"lr": 2e-3},
         "checkpoint_every": 2,
+        "keep_rollouts": True,
     }
     rewards = [{"name": "constraints", "outcome": True}]  # all alike: none of them trains
     domains = [{**DOMAIN, "name": name, "rewards": rewards} for name in ("twin", "master")]
@@ -191,3 +242,4 @@ async def test_opd_hears_each_domains_teacher_and_ends_alike_when_stopped_on_the
     await run_opd(opd_spec(), rest)
     weights = [(c.out / "model.safetensors").read_bytes() for c in (whole, rest)]
     assert weights[0] == weights[1]
+    assert await _replays(stage_root, opd_spec(), rest, inputs) == 0

@@ -12,7 +12,7 @@ from typing import Any
 from engines.rollout.records.take_log import TAKES_FILE
 from infra.store.store import file_sha256
 
-_OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|rollouts_recovered")
+_OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|(rollouts|tokens)_recovered")
 """metrics that are other in every run"""
 _EQUAL = ("kind", "digest", "identity", "inputs", "seeds")
 

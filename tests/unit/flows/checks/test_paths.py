@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
 
 SFT = {"steps": 3, "optimizer": {"lr": 2e-3}}
 RL = {"steps": 2, "problems_per_step": 4, "optimizer": {"lr": 2e-4}}
+RL_OF_SAVED = {"steps": 2, "optimizer": {"lr": 2e-4}}
 DOMAIN = {
     "curriculum": {"name": "reasoning", "options": {}},
     "rewards": [{"name": "math", "outcome": True}],
@@ -50,6 +51,12 @@ def plan(*path: Any) -> dict[str, PlannedStage]:
         ([{"sft": SFT}, {"rl": RL}], ["agent-sft", "agent-rl"], ["agent-sft", "agent"]),
         ([{"rl": RL}, "rl"], ["agent-rl", "agent-rl-2"], ["agent-rl", "agent"]),
         ([{"sft": SFT}, "distill"], ["agent-sft", "agent-distill"], ["agent"]),
+        (["rollout"], ["agent-rollout"], []),
+        (
+            [{"sft": SFT}, "rollout", {"offline": RL_OF_SAVED}],
+            ["agent-sft", "agent-rollout", "agent-offline"],
+            ["agent-sft", "agent"],
+        ),
     ],
 )
 def test_any_path_is_a_recipe(path: list[Any], stages: list[str], scored: list[str]) -> None:
@@ -172,3 +179,17 @@ def test_a_single_field_of_the_earlier_form_is_answered(fields: Any, said: str) 
     with pytest.raises(InputError) as caught:
         validate_recipe(written([{"sft": SFT}], **fields), "here")
     assert said in str(caught.value)
+
+
+def test_saved_rollouts_are_of_the_model_that_learns_from_them() -> None:
+    saved = plan({"sft": SFT}, "rollout", {"offline": RL_OF_SAVED})
+    sampled = {"model": "agent-sft", "rollouts": "agent-rollout"}
+    assert saved["agent-offline"].inputs == sampled
+    with pytest.raises(InputError, match="no rollouts to train on; put `rollout` before it"):
+        plan({"sft": SFT}, {"offline": RL_OF_SAVED})
+    with pytest.raises(InputError, match="put `rollout` before it"):
+        plan("rollout", {"rl": RL}, {"offline": RL_OF_SAVED})
+    aged = {**RL_OF_SAVED, "algorithm": {"old_logprobs": "trainer"}}
+    for settings, doubts in ((RL_OF_SAVED, 0), (aged, 1)):
+        stages = plan("rollout", {"offline": settings})
+        assert len(list(stages["agent-offline"].spec.cautions())) == doubts, "its data grow old"

@@ -20,11 +20,13 @@ ARGUMENTS = {
     "expert": {"name": "agent"},
     "distill-rounds": {"expert": "agent", "rounds": 2},
     "evaluate": {"models": {"one": "/models/one", "two": "/models/two"}},
+    "replay": {"stage": "unified-rl", "flow": "post-train", "arguments": {}},
 }
+KEPT = "unified.path.2.rl.keep_rollouts=true"
 
 
 def _plan(flow: str = "post-train") -> dict[str, PlannedStage]:
-    stages = plan_of(flow, load_recipe("cpu-demo"), ARGUMENTS[flow])
+    stages = plan_of(flow, load_recipe("cpu-demo", [KEPT]), ARGUMENTS[flow])
     return {stage.name: stage for stage in stages}
 
 

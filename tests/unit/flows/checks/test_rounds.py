@@ -13,7 +13,6 @@ from flows.distill_rounds import (
     Earlier,
     earlier_rounds,
     plan_distill_rounds,
-    take_over,
     written,
 )
 from flows.load import load_recipe, validate_recipe
@@ -53,7 +52,7 @@ def triggered(of: Recipe, done: bool = True) -> RunRecord:
     earlier = earlier_rounds(of, "agent")
     arguments = {"expert": "agent", "rounds": 1, "after": earlier.rounds}
     record = new_run(of, "distill-rounds", arguments, in_process=False)
-    take_over(record, earlier)
+    record.take_over(earlier.stages.values())
     for stage in plan_of("distill-rounds", of, arguments):
         known = record.stage(stage.name)
         digest = known.digest if known else f"{stage.name} of {record.run}"

@@ -350,6 +350,9 @@ def models_in(annotation: Any) -> Sequence[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in models_in(part)]
 
 
+MARKED = {"checkpoint_every", "keep_rollouts", "micro_batch_tokens", "max_total_tokens"}
+
+
 def test_every_setting_of_every_spec_counts_or_is_marked() -> None:
     """A field that is neither would be a stale cache."""
     seen: set[str] = set()
@@ -366,7 +369,7 @@ def test_every_setting_of_every_spec_counts_or_is_marked() -> None:
         for path, model, name in fields_of(spec, kind)
         if is_result_neutral(model.model_fields[name])
     }
-    assert neutral == {"checkpoint_every", "micro_batch_tokens", "max_total_tokens"}
+    assert neutral == MARKED
     assert len(seen) > 200
     assert {name for _, name in NEUTRAL} == {"megatron", "sglang"}
 
@@ -375,8 +378,7 @@ def test_the_content_of_a_spec_is_its_dump_without_what_is_marked() -> None:
     for stage in plan_post_train(load_recipe("cpu-demo", [OPD])):
         dumped = stage.spec.model_dump(mode="json")
         content = spec_content(stage.spec)
-        marked = {"checkpoint_every", "micro_batch_tokens", "max_total_tokens"}
-        assert without(dumped, marked) == without(content, {"needs"})
+        assert without(dumped, MARKED) == without(content, {"needs"})
 
 
 def without(value: Any, names: set[str]) -> Any:

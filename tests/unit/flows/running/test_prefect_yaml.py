@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "expert": {"name": "agent"},
     "distill-rounds": {"expert": "agent", "rounds": 2},
     "evaluate": {"models": {"one": "/models/one"}},
+    "replay": {"stage": "agent-rl"},
 }
 
 

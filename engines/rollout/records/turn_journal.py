@@ -1,0 +1,129 @@
+"""TurnJournal: turns of unfinished rollouts, so that a later attempt does not sample them again.
+
+    rollout asks for a turn ─▶ noted by an earlier attempt? ─▶ yes: that one
+                                       └ no: the engine's, and noted soon
+
+A rollout starts again from its problem, with its environment; what the policy said is repeated as
+long as its prompts stay the same to the token. A turn that ends its rollout is not noted: the
+rollout is, as a whole, by `RolloutJournal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from engines.rollout.protocols import Generate
+from engines.rollout.records.journal import prompt_checksum
+from engines.rollout.records.note_writer import NoteWriter
+from engines.rollout.records.notes import Notes
+from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.types import Generation, Sample, Sampling, Status, TokenIds
+from engines.weight_versions import WeightVersions
+
+EVERY_S = 1.0
+"""most work on turns that a kill repeats, beside that of the turns under way"""
+
+IsUsable: TypeAlias = Callable[[WeightVersions], bool]
+_Place: TypeAlias = tuple[str, int | None, int]
+"""rollout, seed of the turn, tokens before it"""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotedTurn:
+    """A turn, and where it belongs."""
+
+    place: _Place
+    prompt: int
+    """checksum of the tokens before it"""
+    made: Generation
+
+
+@dataclass(slots=True)
+class TurnJournal:
+    """Of one stage."""
+
+    notes: Notes
+    recovered_tokens: int = 0
+    """that earlier attempts had sampled"""
+    _known: dict[_Place, _NotedTurn] = field(default_factory=dict[_Place, _NotedTurn])
+    _writer: NoteWriter[_NotedTurn] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = NoteWriter(self.notes, "turns", _encoded, EVERY_S)
+
+    async def recover(self, first: int) -> None:
+        """Take up the turns that earlier attempts noted, of tickets from `first` on."""
+        pieces = await asyncio.to_thread(self.notes.notes, "turns", first)
+        self._known = {turn.place: turn for piece in pieces for turn in _read(piece)}
+
+    def engine_of(
+        self, ticket: int, rollout: str, generate: Generate, is_usable: IsUsable
+    ) -> Generate:
+        """What a rollout asks for its turns in the engine's place.
+
+        `is_usable`: whether what these weights wrote may still be trained on.
+        """
+
+        async def turn(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+            place = (rollout, sampling.seed, len(prompt_ids))
+            prompt = prompt_checksum(prompt_ids)
+            found = self._known.get(place)
+            if found and _fits(found, prompt, sampling) and is_usable(found.made.weight_versions):
+                self.recovered_tokens += len(found.made.token_ids)
+                return found.made
+            made = await generate(prompt_ids, sampling)
+            if len(made.token_ids) and (made.finish == "abort" or not sampling.is_last):
+                self._writer.keep(ticket, _NotedTurn(place, prompt, made))
+            return made
+
+        return turn
+
+    async def flush(self) -> None:
+        """All that was noted so far is durable, or the store's error is raised."""
+        await self._writer.flush()
+
+
+def _fits(noted: _NotedTurn, prompt: int, sampling: Sampling) -> bool:
+    return noted.prompt == prompt and len(noted.made.token_ids) <= sampling.max_new_tokens
+
+
+def _encoded(turns: Sequence[_NotedTurn]) -> bytes:
+    beside = [[*turn.place, turn.prompt, turn.made.finish] for turn in turns]
+    return pack_samples([_as_sample(turn) for turn in turns], beside)
+
+
+def _as_sample(turn: _NotedTurn) -> Sample:
+    made = turn.made
+    return Sample(
+        problem_id="",
+        domain="",
+        group_id="",
+        rollout_id=turn.place[0],
+        sample_index=0,
+        tokens=made.token_ids,
+        loss_mask=np.ones(len(made.token_ids), np.bool_),
+        logprobs=made.logprobs,
+        weight_versions=made.weight_versions,
+        status=Status.COMPLETED,
+    )
+
+
+def _read(piece: bytes) -> list[_NotedTurn]:
+    """Turns of a note; none if a crash of the machine left it empty or incomplete."""
+    try:
+        samples, beside = unpack_samples(piece)
+    except ValueError:
+        return []
+    return [
+        _NotedTurn(
+            (rollout, seed, position),
+            prompt,
+            Generation(s.tokens, s.logprobs, s.weight_versions, finish),
+        )
+        for s, (rollout, seed, position, prompt, finish) in zip(samples, beside, strict=True)
+    ]

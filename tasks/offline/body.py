@@ -1,0 +1,61 @@
+"""`offline`: reinforcement learning on saved rollouts alone.
+
+    groups of `rollout`, those that can teach ─▶ so many a step, from the first again after the last
+
+The rollouts are of the weights that the stage begins with, so each step's are older than the one's
+before it: a correction keeps the updates honest (`correction`, `old_logprobs: trainer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from itertools import cycle, islice
+from pathlib import Path
+
+from engines.rollout.producer import trainable
+from engines.rollout.records.saved_groups import saved_groups
+from engines.types import Group
+from infra.errors import TrainingStopped
+from tasks.offline.spec import ROLLOUTS, OfflineSpec
+from tasks.rl.saved_rollouts import TrainingOnSaved
+from tasks.stage import StageContext, require_inputs
+
+
+async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
+    """Train `inputs["model"]` on `inputs["rollouts"]`; `context.out` becomes an HF folder.
+
+    Raises TrainingStopped where nothing can teach, what a step raises, Stopped.
+    """
+    require_inputs(context, ["model", ROLLOUTS])
+    settings = spec.policy
+    groups, unused = await asyncio.to_thread(
+        _that_teach, context.inputs[ROLLOUTS], "spread" in settings.algorithm.needs
+    )
+    context.reporter.dataset(ROLLOUTS, len(groups), str(context.inputs[ROLLOUTS]))
+    per_step = settings.problems_per_step
+    async with AsyncExitStack() as stack:
+        training = await TrainingOnSaved.begin(stack, settings, spec.seed, context, teachers={})
+        for step in range(training.done + 1, settings.steps + 1):
+            first = (step - 1) * per_step % len(groups)
+            taken = list(islice(cycle(groups), first, first + per_step))
+            await training.step(step, taken, last=settings.steps)
+        await training.export()
+    return {
+        "steps": float(settings.steps),
+        "groups": float(len(groups)),
+        "groups_unused": float(unused),
+        "passes": settings.steps * per_step / len(groups),
+    }
+
+
+def _that_teach(artifact: Path, needs_spread: bool) -> tuple[list[Group], int]:
+    """The groups that can teach, and how many cannot. Raises TrainingStopped if none can."""
+    everything = list(saved_groups(artifact))
+    groups = [g for g in everything if (g.has_signal if needs_spread else trainable(g).samples)]
+    if not groups:
+        raise TrainingStopped(
+            f"none of {len(everything)} groups can teach: their rewards are equal, or their"
+            " rollouts failed; sample more problems, or others"
+        )
+    return groups, len(everything) - len(groups)

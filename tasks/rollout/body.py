@@ -1,0 +1,109 @@
+"""`rollout`: sample and judge groups with one model, and keep all of them. Nothing is trained."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from engines.chat import Chat
+from engines.draws import draw_problems
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.metrics import first_samples, judged, mean, outcome
+from engines.rollout.records.gallery import Gallery
+from engines.rollout.records.saved_groups import save_groups
+from engines.rollout.roller import Roller
+from engines.rollout.sample_only import KeptRollouts, sample_rollouts
+from engines.sglang.fleet import Fleet
+from engines.types import Group
+from infra.run_both import run_both
+from tasks.resources import (
+    context_length,
+    keep_rollouts,
+    lease_fleet,
+    open_parts,
+    unless_stopped,
+)
+from tasks.rollout.spec import RolloutSpec
+from tasks.stage import StageContext, require_inputs
+
+_SHOWN = 32
+"""groups of a domain of which rollouts are kept to browse"""
+
+
+async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
+    """Fill `context.out` with `groups/` and `rollouts.parquet`. Raises EngineError, Stopped."""
+    require_inputs(context, ["model"])
+    model = context.inputs["model"]
+    async with AsyncExitStack() as stack:
+        fleet, (chat, domains) = await run_both(
+            lease_fleet(stack, context, spec.settings.fleet, model),
+            open_parts(stack, model, spec.domains),
+        )
+        kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
+        began = time.monotonic()
+        of_domain: list[list[Group]] = []
+        for position, domain in enumerate(domains):
+            sampling = _sample(spec, context, fleet, chat, domain, kept)
+            of_domain.append(await unless_stopped(context, sampling))
+            context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
+        worked = time.monotonic() - began
+    groups = _in_turns(of_domain)
+    save_groups(context.out, groups)
+    gallery = Gallery(chat)
+    for domain, made in zip(domains, of_domain, strict=True):
+        gallery.add_step(domain.name, made, _SHOWN)
+    gallery.write(context.out)
+    return {**_summary(groups), "work_seconds": worked}
+
+
+async def _sample(
+    spec: RolloutSpec,
+    context: StageContext,
+    fleet: Fleet,
+    chat: Chat,
+    domain: LiveDomain,
+    kept: KeptRollouts,
+) -> list[Group]:
+    settings = spec.settings
+    roller = Roller(
+        generate=fleet.client.generate,
+        chat=chat,
+        context_length=context_length(settings.fleet, context.inputs["model"]),
+        seed=spec.seed,
+    )
+    problems = draw_problems(domain.curriculum, "rl", settings.problems, spec.seed, spec.start)
+    rolled = await sample_rollouts(
+        roller,
+        domain,
+        problems,
+        samples=settings.group_size,
+        temperature=settings.temperature,
+        kept=kept,
+        label=domain.name,
+    )
+    await kept.journal.flush()
+    return [
+        Group(problem, [sample for rollout in rollouts for sample in rollout.samples])
+        for problem, rollouts in zip(problems, rolled, strict=True)
+    ]
+
+
+def _in_turns(of_domain: list[list[Group]]) -> list[Group]:
+    """One group of each domain in turn, with tickets in this order."""
+    groups = [group for turn in zip(*of_domain, strict=True) for group in turn]
+    return [replace(group, ticket=ticket) for ticket, group in enumerate(groups)]
+
+
+def _summary(groups: list[Group]) -> dict[str, float]:
+    rollouts = first_samples(groups)
+    verdicts = judged(rollouts)
+    return {
+        "groups": float(len(groups)),
+        "rollouts": float(len(rollouts)),
+        "outcome_mean": mean(map(outcome, verdicts)),
+        "reward_mean": mean(s.reward for s in verdicts),
+        "failed_share": 1 - len(verdicts) / len(rollouts),
+        "zero_variance_share": mean(float(not g.has_signal) for g in groups),
+        "generated_tokens": float(sum(s.num_trained_tokens for g in groups for s in g.samples)),
+    }

@@ -9,8 +9,8 @@ from flows.checks.exactness import inexact
 from flows.checks.hooks import hook_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
 from flows.checks.store import store_cautions, store_problems
-from flows.checks.trial import findings_of
-from flows.checks.trial_request import request_of
+from flows.checks.trial.findings import findings_of
+from flows.checks.trial.request import request_of
 from flows.checks.values import value_problems
 from flows.explain import nearest
 from flows.plan import BASE, MODEL, PlannedStage

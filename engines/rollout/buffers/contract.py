@@ -42,7 +42,7 @@ def example_waiting() -> list[WaitingGroup]:
 def _checks(rule: TakeRule) -> Iterator[Fault]:
     for waiting in (example_waiting(), example_waiting()[:2], []):
         yield from _takes(rule, waiting)
-    kept = [rule.keeps(taken) for taken in _taken()]
+    kept: list[object] = [rule.keeps(taken) for taken in _taken()]
     if any(not isinstance(answer, bool) for answer in kept):
         yield Fault("keeps() gives a bool", f"{kept}")
     elif kept != [rule.keeps(taken) for taken in _taken()]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from engines.draws import draw_problems
@@ -61,12 +62,10 @@ class ChosenTickets(TicketSource):
         return self._tickets([number])[0]
 
     def tell(self, groups: Sequence[Group]) -> None:
-        if not isinstance(self._source, LearningSource):
-            return
-        for group in groups:
-            result = result_of(group, *self._picked[group.ticket])
-            self._results.append(result)
-            self._asked("told", result, lambda s=self._source, r=result: s.told(r))
+        if isinstance(self._source, LearningSource):
+            results = [result_of(group, *self._picked[group.ticket]) for group in groups]
+            self._results += results
+            self._teach(self._source, results)
 
     def state(self, first_open: int) -> dict[str, Any]:
         self._picked = {n: picked for n, picked in self._picked.items() if n >= first_open}
@@ -82,8 +81,12 @@ class ChosenTickets(TicketSource):
         self._picked = {n: (domain, position) for n, domain, position in state["picked"]}
         self._in_order.update(state["in_order"])
         self._results = [TicketResult(*values) for values in state["results"]]
-        for result in self._results if isinstance(self._source, LearningSource) else ():
-            self._asked("told", result, lambda s=self._source, r=result: s.told(r))
+        if isinstance(self._source, LearningSource):
+            self._teach(self._source, self._results)
+
+    def _teach(self, source: LearningSource, results: Sequence[TicketResult]) -> None:
+        for result in results:
+            self._asked("told", result, partial(source.told, result))
 
     def _resolved(self, number: int) -> tuple[str, int]:
         pick: Any = self._asked("pick", number, lambda: self._source.pick(number))

@@ -77,6 +77,11 @@ def require_methods(kind: str, name: str, part: object, methods: Iterable[str]) 
         )
 
 
+def require_no_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise InputError(f"{kind} {name!r} has no options; remove {', '.join(options)}.")
+
+
 def source_file(name: str) -> Path | None:
     """The file of a user's `module:attribute` (it belongs to an artifact's identity), if any."""
     if ":" not in name:

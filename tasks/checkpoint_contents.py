@@ -6,7 +6,10 @@
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
-    tickets.json       which tickets were drawn, and which of them are still to be rolled (rl)
+    tickets.json       which tickets were drawn, which of them are still to be rolled, and what a
+                       data source of its own was told (rl)
+    taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
+                       buffer of its own)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     turns/<n>/         beside the checkpoints: turns of rollouts that are not finished, by ticket
@@ -31,6 +34,7 @@ Where = Literal[
     "trainer",
     "state.json",
     "buffer.bin",
+    "taken.json",
     "tickets.json",
     "notes",
     "spec",
@@ -117,6 +121,26 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_split": "spec",
         "_seed": "spec",
     },
+    "engines/rollout/sources/chosen_tickets.py:ChosenTickets": {
+        "next": "tickets.json",
+        "_picked": "tickets.json",
+        "_in_order": "tickets.json",
+        "_results": "tickets.json",
+        "_source": "spec",
+        "_by_name": "spec",
+        "_limit": "spec",
+    },
+    "engines/rollout/sources/weighted.py:Weighted": {
+        "_names": "spec",
+        "_weights": "spec",
+        "_seed": "spec",
+    },
+    "engines/rollout/filters/can_teach.py:CanTeach": {"_needs_spread": "spec"},
+    "engines/rollout/filters/outcome_between.py:OutcomeBetween": {
+        "_above": "spec",
+        "_below": "spec",
+    },
+    "engines/rollout/filters/verdict.py:ProcessFilter": {"process": "handle"},
     "engines/rollout/producer.py:Producer": {
         "source": "handle",
         "admission": "spec",
@@ -131,7 +155,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "recovered": "empty",
         "_group_size": "spec",
         "_temperature": "spec",
-        "_needs_spread": "spec",
+        "_filter": "handle",
     },
     "engines/rollout/background_sampler.py:BackgroundSampler": {
         "producer": "handle",
@@ -180,6 +204,16 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_policy": "handle",
         "groups_per_step": "spec",
         "max_staleness": "spec",
+        "reused": "empty",
+        "fault": "empty",
+    },
+    "engines/rollout/buffers/choosing_buffer.py:ChoosingBuffer": {
+        "_rule": "spec",
+        "_seed": "spec",
+        "_times": "taken.json",
+        "_waiting": "buffer.bin",
+        "reused": "empty",
+        "fault": "empty",
     },
     "engines/rollout/records/take_log.py:TakeLog": {
         "_takes": "notes",

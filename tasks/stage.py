@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engines.megatron.spec import Optimizer, TrainerSettings
     from engines.sglang.spec import FleetSpec
     from engines.types import Split
-    from tasks.domain import Domain, ScoredDomain
+    from tasks.domain import Domain, HookSpec, ScoredDomain
     from tasks.place import Place
     from tasks.policy import PolicySettings
 
@@ -87,6 +87,11 @@ class StageSpec(Config):
     def samples_beside_training(self) -> bool:
         """Whether the clock decides what a step trains on."""
         return False
+
+    @property
+    def rollout_parts(self) -> Mapping[str, HookSpec]:
+        """By field, those that choose what is drawn, kept and taken, where a person named any."""
+        return {}
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:

@@ -8,7 +8,7 @@ Each check says what it tried and what it saw; an empty list of faults is a pass
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories
+from engines.fault import Fault, guarded
 
 if TYPE_CHECKING:
     from engines.algorithms.choices import Need
@@ -29,14 +30,6 @@ Advantages = Callable[[StepTokens], Any]
 Losses = Callable[[LossInputs], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One broken promise."""
-
-    check: str
-    saw: str
-
-
 def advantage_faults(advantage: Advantages, needs: Collection[Need] = ("spread",)) -> list[Fault]:
     """Checks of a `def advantage(tokens: StepTokens) -> Tensor` that is given what it needs: with
     `spread` it must compare the rollouts of a group, with `teachers` need not follow rewards."""
@@ -44,20 +37,13 @@ def advantage_faults(advantage: Advantages, needs: Collection[Need] = ("spread",
     if undeclared:
         written = f"`needs: [{', '.join([*needs, undeclared])}]`"
         return [Fault("says what it needs", f"it cannot do without {undeclared}; write {written}")]
-    faults = list(_guarded(advantage, partial(_advantage_checks, needs=needs)))
-    return faults or list(_guarded(advantage, partial(_signal_checks, needs=needs)))
+    faults = list(guarded(advantage, partial(_advantage_checks, needs=needs)))
+    return faults or list(guarded(advantage, partial(_signal_checks, needs=needs)))
 
 
 def loss_faults(loss: Losses) -> list[Fault]:
     """Checks of a `def loss(tokens: LossInputs) -> PolicyLoss`."""
-    return list(_guarded(loss, _loss_checks))
-
-
-def _guarded(part: Any, checks: Callable[[Any], Iterator[Fault]]) -> Iterator[Fault]:
-    try:
-        yield from checks(part)
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        yield Fault("runs without raising", f"{type(error).__name__}: {error}")
+    return list(guarded(loss, _loss_checks))
 
 
 def _undeclared(advantage: Advantages, needs: Collection[Need]) -> Need | None:

@@ -113,13 +113,15 @@ class BackgroundSampler:
 
     def save(self, folder: Path) -> None:
         """Write into a checkpoint's folder which tickets have to be rolled."""
-        state = {"next": self.producer.source.next, "open": sorted([*self._open, *self._rolling])}
+        state = self.producer.source.state(self.first_open)
+        state["open"] = sorted([*self._open, *self._rolling])
         (folder / _FILE).write_text(json.dumps(state))
 
     def restore(self, folder: Path) -> None:
         """Take up a checkpoint's tickets."""
         state = json.loads((folder / _FILE).read_text())
-        self.producer.source.next, self._open = state["next"], state["open"]
+        self.producer.source.restore(state)
+        self._open = state["open"]
 
     def _is_enough(self, tickets: Collection[int] | None) -> bool:
         if tickets is not None:
@@ -154,12 +156,12 @@ class BackgroundSampler:
         task.add_done_callback(lambda done: self._over(ticket.number, done))
 
     async def _roll(self, ticket: Ticket) -> None:
-        group = await self.producer.roll(ticket)
+        group, drop = await self.producer.rolled(ticket)
         self._sampled.groups.append(group)
-        if not self.buffer.is_fresh(group):
+        if self.buffer.is_fresh(group):
+            self.producer.emit(group, drop, self._sampled)
+        else:
             self._gave_up(ticket.number)
-        elif self.producer.emit(group):
-            self._sampled.kept.append(group)
 
     def _gave_up(self, ticket: int) -> None:
         self._sampled.stale += 1

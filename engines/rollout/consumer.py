@@ -47,6 +47,10 @@ class StepResult:
     """groups that became too old while they waited"""
     waiting: int = 0
     """groups left to the next steps"""
+    reused: int = 0
+    """of the groups, those that an earlier step trained on as well"""
+    buffer_fault: str = ""
+    """what went wrong with the choice of the groups"""
     train_seconds: float = 0.0
     publish_seconds: float = 0.0
     publish_bytes: int = 0

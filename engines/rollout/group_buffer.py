@@ -26,6 +26,10 @@ class GroupBuffer:
         self.max_staleness = max_staleness
         self._policy = policy
         self._waiting: list[Group] = []
+        self.reused = 0
+        """of the groups taken last, those that an earlier step trained on as well"""
+        self.fault = ""
+        """what went wrong with the choice of those groups"""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,7 +48,7 @@ class GroupBuffer:
         if recorded is not None and by_ticket.keys() >= set(recorded):
             taken = [by_ticket[number] for number in recorded]
         else:
-            taken = self._waiting[: self.groups_per_step]
+            taken = self._next()
         for group in taken:
             if not self.is_fresh(group):
                 raise AssertionError(
@@ -54,6 +58,10 @@ class GroupBuffer:
         chosen = {group.ticket for group in taken}
         self._waiting = [group for group in self._waiting if group.ticket not in chosen]
         return taken
+
+    def _next(self) -> list[Group]:
+        """What a step takes that no attempt took before."""
+        return self._waiting[: self.groups_per_step]
 
     def has(self, ticket: int) -> bool:
         return any(group.ticket == ticket for group in self._waiting)

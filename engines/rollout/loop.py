@@ -119,6 +119,7 @@ class Loop:
         needed = [n for take in self.takes.from_step(result.step + 1) for n in take.tickets]
         result.dropped = self.buffer.drop_stale(needed)
         result.waiting = len(self.buffer)
+        result.reused, result.buffer_fault = self.buffer.reused, self.buffer.fault
 
 
 async def fill(producer: Producer) -> Sampled:
@@ -128,9 +129,11 @@ async def fill(producer: Producer) -> Sampled:
     sampled = Sampled()
     while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
         tickets = producer.source.draw(count)
-        groups = await asyncio.gather(*[producer.roll(ticket) for ticket in tickets])
-        sampled.kept += [group for group in groups if producer.emit(group)]
-        sampled.groups += groups
+        rolled = await asyncio.gather(*map(producer.rolled, tickets))
+        for group, drop in rolled:
+            producer.emit(group, drop, sampled)
+            sampled.groups.append(group)
+        producer.source.tell([group for group, _ in rolled])
         sampled.waves += 1
     await producer.flush()
     sampled.seconds = sampled.waited_seconds = time.monotonic() - began

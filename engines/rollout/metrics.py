@@ -11,6 +11,9 @@ from engines.types import Group, Sample, Status, one_per_rollout
 if TYPE_CHECKING:
     from engines.rollout.consumer import StepResult
 
+_MOST_REASONS = 8
+"""of a filter in a step: each is a curve"""
+
 
 def mean(values: Iterable[float], default: float = 0.0) -> float:
     items = list(values)
@@ -64,6 +67,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "groups_dropped": float(len(result.dropped)),
         "groups_stale": float(sampled.stale),
         "groups_waiting": float(result.waiting),
+        "groups_reused": float(result.reused),
         "tickets_rolling": float(sampled.rolling),
         "waves": float(sampled.waves),
         "rollouts_recovered": float(sampled.recovered),
@@ -82,6 +86,7 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "trainer_idle_seconds": sampled.waited_seconds,
         "step_seconds": sampled.waited_seconds + result.train_seconds + result.publish_seconds,
     }
+    values |= _filtered(sampled.filtered)
     values |= _lag_shares(result.token_lags)
     if sampled.groups:
         values |= _of_rollouts(sampled.groups)
@@ -91,6 +96,13 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}
     values |= {renamed.get(name, name): value for name, value in result.trained.items()}
     return values | result.critic
+
+
+def _filtered(reasons: Counter[str]) -> dict[str, float]:
+    """Groups that a filter dropped, and the same by reason: the most frequent ones."""
+    named = reasons.most_common(_MOST_REASONS)
+    by_reason = {f"groups_filtered_{reason}": float(count) for reason, count in named}
+    return {"groups_filtered": float(reasons.total())} | by_reason
 
 
 def num_tokens(groups: Iterable[Group]) -> int:

@@ -3,17 +3,19 @@
     admit ──▶ tickets ──▶ roll: all rollouts of a ticket at once, judged ──▶ emit: groups that teach
                                                                             wait in the buffer
 
-The three are apart so that the loop decides what runs at the same time. A group teaches if its
-rewards differ, or always where the advantage needs no spread.
+The three are apart so that the loop decides what runs at the same time. Which groups teach is a
+filter's to say (`engines.rollout.filters`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from engines.rollout.admission import Admission
+from engines.rollout.filters.verdict import AskFilter, Drop
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.protocols import Generate, PolicyVersion
 from engines.rollout.records.journal import Finished, RolloutJournal
@@ -47,6 +49,10 @@ class Sampled:
     """tickets still under way"""
     stale: int = 0
     """tickets that took too long: their rollouts are older than may be trained on"""
+    filtered: Counter[str] = field(default_factory=Counter[str])
+    """groups that may not teach, by the reason"""
+    filter_fault: str = ""
+    """what the filter did wrong first"""
     agreement: dict[str, float] = field(default_factory=dict[str, float])
     """the engine compared with the weights that it sampled with, where that was done at once"""
 
@@ -64,12 +70,10 @@ class Producer:
         policy: PolicyVersion,
         group_size: int,
         temperature: float,
-        needs_spread: bool = True,
+        group_filter: AskFilter,
         journal: RolloutJournal | None = None,
         turns: TurnJournal | None = None,
     ) -> None:
-        """`needs_spread`: a group of equal rewards teaches nothing, so it is replaced. Not so where
-        a critic, a teacher or the whole batch says what each rollout should have brought."""
         self.source = source
         self.admission = admission
         self._roller = roller
@@ -77,7 +81,7 @@ class Producer:
         self._policy = policy
         self._group_size = group_size
         self._temperature = temperature
-        self._needs_spread = needs_spread
+        self._filter = group_filter
         self._journal = journal
         self._turns = turns
         self._known: Mapping[str, Finished] = {}
@@ -120,12 +124,27 @@ class Producer:
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         return Group(ticket.problem, samples, ticket.number)
 
-    def emit(self, group: Group) -> bool:
-        """Let a group wait to be trained on, if it can teach. -> whether it does."""
-        teaches = group.has_signal if self._needs_spread else bool(trainable(group).samples)
-        if teaches:
+    async def drop_of(self, group: Group) -> Drop | None:
+        """Why a group may not be trained on; None if it may."""
+        if group.ticket in self._taken:  # an earlier attempt did
+            return None
+        if not trainable(group).samples:
+            return Drop("nothing_trainable")
+        return await self._filter(group)
+
+    async def rolled(self, ticket: Ticket) -> tuple[Group, Drop | None]:
+        """A ticket's group, and why it may not be trained on. Raises EngineError."""
+        group = await self.roll(ticket)
+        return group, await self.drop_of(group)
+
+    def emit(self, group: Group, drop: Drop | None, sampled: Sampled) -> None:
+        """Let a group wait to be trained on if nothing drops it, and note in `sampled` which."""
+        if drop is None:
             self.buffer.put(group)
-        return teaches
+            sampled.kept.append(group)
+        else:
+            sampled.filtered[drop.reason] += 1
+            sampled.filter_fault = sampled.filter_fault or drop.fault
 
     async def flush(self) -> None:
         """All that was rolled so far is durable."""

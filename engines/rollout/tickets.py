@@ -2,17 +2,19 @@
 
 Ticket n names one problem, whenever and wherever it is rolled out: seeds, group ids and the journal
 hang on it, never on a step or on who arrives first. Domains take turns: of D domains, ticket n is
-of domain n mod D and has its problem n div D, counted from `start`.
+of domain n mod D and has its problem n div D, counted from `start`. A data source of another kind
+(`engines.rollout.sources`) changes which problem that is, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
-from engines.types import Problem, Split
+from engines.types import Group, Problem, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ class TicketSource:
     def again(self, number: int) -> Ticket:
         """A ticket that was drawn before. Raises InputError."""
         return self._in_a_row([number])[0]
+
+    def tell(self, groups: Sequence[Group]) -> None:
+        """What came of a wave of tickets, in their order: this order of domains learns nothing."""
+
+    def state(self, first_open: int) -> dict[str, Any]:
+        """What a checkpoint holds of it; tickets below `first_open` are never asked for again."""
+        return {"next": self.next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.next = state["next"]
 
     def _in_a_row(self, numbers: Sequence[int]) -> list[Ticket]:
         """Tickets of one domain whose problems follow each other."""

@@ -9,16 +9,18 @@ from flows.checks.exactness import inexact
 from flows.checks.hooks import hook_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
 from flows.checks.store import store_cautions, store_problems
-from flows.checks.trial import findings_of
-from flows.checks.trial_request import request_of
+from flows.checks.trial.findings import findings_of
+from flows.checks.trial.request import request_of
 from flows.checks.values import value_problems
 from flows.explain import nearest
 from flows.plan import BASE, MODEL, PlannedStage
 from flows.post_train import UNIFIED, plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
-from tasks.domain import Domain
+from tasks.domain import Domain, RewardSpec, ScoredDomain
 from tasks.registry import PATH_KINDS
+from tasks.rl.rollout_parts import GroupFilterSpec
+from tasks.stage import StageSpec
 
 
 def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = False) -> None:
@@ -103,15 +105,22 @@ def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
     """A stage must not count as standing still while a part may still answer."""
     for stage in plan:
         bound = stage.resources.stall_seconds
-        for domain in stage.spec.sampled_domains:
-            rewards = domain.rewards if isinstance(domain, Domain) else [domain.outcome]
-            for named in (domain, *rewards):
-                if named.timeout_s >= bound:
-                    yield (
-                        f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"
-                        f" and the stage counts as hung after stall_seconds {bound:g}: raise the"
-                        " latter in resources, or lower the former"
-                    )
+        for named in _timed(stage.spec):
+            if named.timeout_s >= bound:
+                yield (
+                    f"stage {stage.name}: {named.name} may take timeout_s {named.timeout_s:g},"
+                    f" and the stage counts as hung after stall_seconds {bound:g}: raise the"
+                    " latter in resources, or lower the former"
+                )
+
+
+def _timed(spec: StageSpec) -> Iterator[Domain | ScoredDomain | RewardSpec | GroupFilterSpec]:
+    for domain in spec.sampled_domains:
+        yield domain
+        yield from domain.rewards if isinstance(domain, Domain) else [domain.outcome]
+    for part in spec.rollout_parts.values():
+        if isinstance(part, GroupFilterSpec):
+            yield part
 
 
 def _options(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:

@@ -155,19 +155,31 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
 
 
 @app.command(name="test-hook")
-def check_hook(path: str, /, *, kind: str = "", options: str = "", needs: str = "spread") -> int:
-    """Test your own advantage or loss on small batches against the contract.
+def check_hook(
+    path: str,
+    /,
+    *,
+    kind: str = "",
+    options: str = "",
+    needs: str = "spread",
+    domains: str = "a,b",
+    curriculum: str = "reasoning",
+) -> int:
+    """Test a part of your own by itself against its contract.
 
     Parameters
     ----------
-    path: `module:function`, or `file.py:function`.
-    kind: advantage or loss; default: from the type of its argument.
+    path: `module:attribute`, or `file.py:attribute`.
+    kind: advantage, loss, data-source, group-filter, buffer, driver, curriculum or reward; default:
+        from a class's methods, or from the type of a function's argument.
     options: Its options as JSON.
     needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers, reference.
+    domains: The domains that a data source picks from.
+    curriculum: Whose problems and demonstrations a driver or a reward is tried on.
     """
     from flows.command.hooks import show_hook
 
-    return show_hook(path, kind, options, needs, console)
+    return show_hook(path, kind, options, needs, domains, curriculum, console)
 
 
 @app.command

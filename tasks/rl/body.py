@@ -16,7 +16,7 @@ from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.group_buffer import GroupBuffer
+from engines.rollout.filters.verdict import AskFilter
 from engines.rollout.loop import Loop
 from engines.rollout.producer import Producer
 from engines.rollout.published_policy import PublishedPolicy
@@ -26,10 +26,10 @@ from engines.rollout.records.take_log import TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
 from engines.rollout.records.turn_journal import TurnJournal
 from engines.rollout.roller import Roller
-from engines.rollout.tickets import TicketSource
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from tasks.resources import context_length, lease_fleet, open_parts
+from tasks.rl import live_parts
 from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
@@ -69,7 +69,8 @@ async def train(
         stack.push_async_callback(policy.close)
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
-        loop = _loop(spec, context, chat, domains, roles, fleet, policy)
+        group_filter = await live_parts.open_filter(stack, spec.settings)
+        loop = _loop(spec, context, chat, domains, roles, fleet, policy, group_filter)
         await _resume(context, record, loop, roles, policy)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
@@ -103,19 +104,17 @@ def _loop(
     roles: Roles,
     fleet: Fleet,
     policy: PublishedPolicy,
+    group_filter: AskFilter,
 ) -> Loop:
     """The parts of the stage's loop, as at its beginning."""
     settings = spec.settings
     wanted = settings.problems_per_step
-    buffer = GroupBuffer(
-        groups_per_step=wanted, max_staleness=settings.max_staleness, policy=policy
-    )
-    needs_spread = "spread" in settings.algorithm.needs
+    buffer = live_parts.buffer(spec, policy)
     producer = Producer(
-        source=TicketSource(domains, split="rl", seed=spec.seed, start=spec.start),
+        source=live_parts.data_source(spec, domains),
         admission=Admission(
             groups_per_step=wanted,
-            oversample=settings.oversample if needs_spread else 1.0,
+            oversample=settings.oversample if settings.drops_groups else 1.0,
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,
         ),
@@ -129,7 +128,7 @@ def _loop(
         policy=policy,
         group_size=settings.group_size,
         temperature=settings.algorithm.temperature,
-        needs_spread=needs_spread,
+        group_filter=group_filter,
         journal=RolloutJournal(context.checkpoints),
         turns=TurnJournal(context.checkpoints),
     )

@@ -82,6 +82,8 @@ class RlRecord:
         reason = most_frequent_reason(first_samples(result.sampled.groups))
         if reason:
             self._reporter.warn(f"step {result.step}: samples failed: {reason}")
+        for fault in filter(None, (result.sampled.filter_fault, result.buffer_fault)):
+            self._reporter.warn(f"step {result.step}: {fault}")
         self.solved = self._watch.observe(result.step, metrics, reason)
 
     def checkpointed(self, seconds: float) -> None:

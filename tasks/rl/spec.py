@@ -13,16 +13,23 @@ from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import CriticSettings, Optimizer
 from engines.rollout.admission import OnStale
 from engines.types import Split
-from tasks.domain import Domain
+from tasks.domain import Domain, HookSpec
 from tasks.place import Place
 from tasks.policy import PolicySettings
+from tasks.rl.rollout_parts import (
+    ROLLOUT_PARTS,
+    BufferSpec,
+    DataSourceSpec,
+    GroupFilterSpec,
+)
 from tasks.stage import StageSpec
 
 
 class RlSettings(PolicySettings):
     oversample: float = Field(default=1.5, ge=1)
-    """problems drawn divided by problems still needed, in each round of generation. No effect with
-    an advantage that does not compare rewards within a group: every group is kept"""
+    """problems drawn divided by problems still needed, in each round of generation. No effect where
+    every group is kept: with the filter `every`, or with an advantage that does not compare rewards
+    within a group and no filter of another name"""
     refill_rounds: int = Field(default=1, ge=0)
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
@@ -32,6 +39,12 @@ class RlSettings(PolicySettings):
     on_stale: OnStale = "drop"
     """what becomes of a problem whose rollouts took more than `max_staleness` publishes: dropped
     and replaced by another, or rolled out again (`requeue`)"""
+    data_source: DataSourceSpec = DataSourceSpec()
+    """which problems are drawn: of which domain, and which of its problems"""
+    group_filter: GroupFilterSpec = GroupFilterSpec()
+    """which groups may be trained on, once they are judged; the others are replaced"""
+    buffer: BufferSpec = BufferSpec()
+    """which of the groups that wait a step takes, and whether one may be taken again"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
 
@@ -40,6 +53,13 @@ class RlSettings(PolicySettings):
         """No stage draws more problems than this."""
         a_round = math.ceil(self.problems_per_step * self.oversample)
         return self.steps * (1 + self.refill_rounds) * a_round
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether a group may be dropped and replaced, once it is judged."""
+        if self.group_filter.name == "can-teach":
+            return "spread" in self.algorithm.needs
+        return self.group_filter.name != "every"
 
     @property
     def critic_role(self) -> CriticSettings | None:
@@ -93,6 +113,11 @@ class RlSpec(StageSpec):
     @property
     def samples_beside_training(self) -> bool:
         return self.settings.max_staleness > 0
+
+    @property
+    def rollout_parts(self) -> Mapping[str, HookSpec]:
+        named = {field: getattr(self.settings, field) for field in ROLLOUT_PARTS}
+        return {field: part for field, part in named.items() if part != type(part)()}
 
     @property
     def policy(self) -> PolicySettings:

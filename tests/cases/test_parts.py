@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from flows.catalog import plan_of
-from flows.checks import trial
-from flows.checks.bounded_steps import Blind
-from flows.checks.parts import try_parts
-from flows.checks.trial_request import Findings, TrialRequest, request_of
+from flows.checks.trial import findings as trial
+from flows.checks.trial.bounded_steps import Blind
+from flows.checks.trial.parts import try_parts
+from flows.checks.trial.request import Findings, TrialRequest, request_of
 from flows.load import load_recipe
 from infra.user_files import install_hooks, read_hooks
 from tests.cases.recipes import RECIPE, check, write

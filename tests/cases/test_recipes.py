@@ -154,7 +154,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: 
 def test_every_changed_field_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.checks.trial.try_apart", _here)
+    monkeypatch.setattr("flows.checks.trial.findings.try_apart", _here)
     recipe = write(tmp_path, RECIPE)
     wrong: list[str] = []
     for change, wanted in CHANGES:
@@ -185,7 +185,7 @@ def test_the_recipe_itself_is_fine_however_it_was_saved(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flows.checks.trial.try_apart", _here)
+    monkeypatch.setattr("flows.checks.trial.findings.try_apart", _here)
     code, out, told = check(write(tmp_path, content), capsys)
     assert code == 0, told
     assert "seed: 0" not in out, "fields at their default are left out"
@@ -194,9 +194,9 @@ def test_the_recipe_itself_is_fine_however_it_was_saved(
 
 def _here(request: object) -> object:
     """In this process: its own costs a second, and the hook is a right one."""
-    from flows.checks.bounded_steps import Blind
-    from flows.checks.parts import try_parts
-    from flows.checks.trial_request import TrialRequest
+    from flows.checks.trial.bounded_steps import Blind
+    from flows.checks.trial.parts import try_parts
+    from flows.checks.trial.request import TrialRequest
     from infra.user_files import install_hooks, read_hooks
 
     assert isinstance(request, TrialRequest)

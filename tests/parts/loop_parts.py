@@ -93,16 +93,16 @@ class Parts:
     def __init__(
         self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
         critic=None, critic_only_steps=0, algorithm=None, on_stale="drop",
-        delay=lambda _: 1, waves=1, journal=None, keeps=False,
+        delay=lambda _: 1, waves=1, journal=None, keeps=False, domains=None, **more,
     ):  # fmt: skip
         self.policy = Policy(say, delay)
         self.policy.version = version
         self.trainer = Trainer(self.policy, slow)
         self.notes = notes or Notes()
         self.producer, self.buffer = producer_of(
-            roller(self.policy), [domain("d", float)], groups_per_step=wanted, group_size=2,
-            oversample=oversample, max_staleness=max_staleness, policy=self.trainer, waves=waves,
-            journal=journal,
+            roller(self.policy), domains or [domain("d", float)], groups_per_step=wanted,
+            group_size=2, oversample=oversample, max_staleness=max_staleness, waves=waves,
+            policy=self.trainer, journal=journal, **more,
         )  # fmt: skip
         consumer = Consumer(
             trainer=self.trainer,

@@ -13,12 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines.rollout.admission import Admission
+from engines.rollout.buffers.choosing_buffer import ChoosingBuffer
+from engines.rollout.buffers.take_rule import TakeRule
 from engines.rollout.drivers.conversation import Conversation
 from engines.rollout.drivers.live_domain import Driver, LiveDomain
+from engines.rollout.filters.can_teach import CanTeach
+from engines.rollout.filters.verdict import in_process
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.roller import Roller
+from engines.rollout.sources.chosen_tickets import ChosenTickets
+from engines.rollout.sources.data_source import DataSource
 from engines.rollout.tickets import TicketSource
 from engines.types import (
     AssistantTurn,
@@ -180,18 +186,26 @@ def producer_of(
     max_staleness: int = 0,
     policy: PolicyVersion | None = None,
     seed: int = 0,
+    needs_spread: bool = True,
+    rule: TakeRule | None = None,
+    data_source: DataSource | None = None,
     **more: Any,
 ) -> tuple[Producer, GroupBuffer]:
     """As a stage has one, with the buffer that it fills."""
     policy = policy or AtVersion()
-    buffer = GroupBuffer(
-        groups_per_step=groups_per_step, max_staleness=max_staleness, policy=policy
-    )
+    sizes = {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "policy": policy}
+    buffer = ChoosingBuffer(rule, **sizes, seed=seed) if rule else GroupBuffer(**sizes)
+    source = TicketSource(domains, split="rl", seed=seed)
+    if data_source is not None:
+        source = ChosenTickets(
+            domains, split="rl", seed=seed, start=0, source=data_source, limit=10**6
+        )
     admission = Admission(groups_per_step, oversample, waves, max_staleness)
     producer = Producer(
-        source=TicketSource(domains, split="rl", seed=seed),
+        source=source,
         admission=admission, roller=roller, buffer=buffer, policy=policy,
-        group_size=group_size, temperature=1.0, **more,
+        group_size=group_size, temperature=1.0,
+        **{"group_filter": in_process(CanTeach(needs_spread)), **more},
     )  # fmt: skip
     return producer, buffer
 

@@ -239,7 +239,7 @@ def test_nobody_asks_which_estimator_it_is_to_know_what_it_needs() -> None:
         for file in (SOURCE_ROOT / package).rglob("*.py")
         if re.search(rf"isinstance\([^)]*\b({names})\b", file.read_text())
     }
-    assert found == {"engines/algorithms/combinations.py", "flows/checks/trial_request.py"}
+    assert found == {"engines/algorithms/combinations.py", "flows/checks/trial/request.py"}
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import torch
 from engines.algorithms import choices
 from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.contract import (
-    Fault,
     advantage_faults,
     example_micro_batch,
     example_step,
     loss_faults,
 )
 from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens
+from engines.fault import Fault
 
 pytestmark = pytest.mark.unit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from engines.rollout.producer import trainable
 from engines.rollout.tickets import TicketSource
 from engines.types import Group, Problem, Status
 from tasks.rl.body import _loop
+from tasks.rl.live_parts import open_filter
 from tasks.rl.spec import RlSettings, RlSpec
 from tests.parts.rollout_parts import AtVersion, CharChat, Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
@@ -176,7 +178,11 @@ async def stages_sampled(algorithm, group_size, policy):
     context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
     fleet = SimpleNamespace(client=policy)
     roles = SimpleNamespace(trainer=None, critic=None)
-    loop = _loop(spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion())
+    async with AsyncExitStack() as stack:
+        group_filter = await open_filter(stack, settings)
+    loop = _loop(
+        spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion(), group_filter
+    )
     return await fill(loop.producer)
 
 

@@ -9,13 +9,12 @@ from itertools import groupby, islice
 import numpy as np
 
 from engines.chat import Chat
+from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.drivers.registry import build
 from engines.rollout.roller import Roller
 from engines.types import (
-    Curriculum,
     Demonstration,
-    Environment,
     Generation,
     Sampling,
     Status,
@@ -23,8 +22,10 @@ from engines.types import (
     Transcript,
 )
 from engines.weight_versions import WeightVersions
+from flows.checks.trial.bounded_steps import Attempts
+from flows.checks.trial.imported import imported
+from flows.checks.trial.live_parts import LiveParts
 from infra.errors import InputError
-from tasks.domain import Domain
 
 _CONTEXT = 1 << 20
 
@@ -66,20 +67,27 @@ def _turns(chat: Chat, shown: Demonstration) -> Iterator[Sequence[int]]:
             yield turn
 
 
-async def try_driver(
-    domain: Domain,
-    curriculum: Curriculum,
-    environment: Environment | None,
-    chat: Chat,
-    shown: Demonstration,
-) -> None:
-    """One rollout. Raises InputError that says what the driver did wrong."""
-    named = domain.driver
+def try_driver(parts: LiveParts, shown: Demonstration, chat: Chat, attempts: Attempts) -> None:
+    """A driver of the user's own, on a demonstration."""
+    named, at = parts.domain.driver, f"{parts.where}.driver"
+    if named.name in DRIVERS or not imported(at, "driver", named.name, attempts):
+        return
+    attempts.wait(
+        at,
+        f"{named.name}: run()",
+        lambda: _one_rollout(parts, chat, shown),
+        2 * named.timeout_s,
+    )
+
+
+async def _one_rollout(parts: LiveParts, chat: Chat, shown: Demonstration) -> None:
+    """Raises InputError that says what the driver did wrong."""
+    domain, named = parts.domain, parts.domain.driver
     live = LiveDomain(
         name=domain.name,
-        curriculum=curriculum,
+        curriculum=parts.curriculum,
         judge=_NoVerdict(),
-        driver=build(named.name, named.options, environment, domain.max_turns),
+        driver=build(named.name, named.options, parts.environment, domain.max_turns),
         max_new_tokens=domain.max_new_tokens,
         driver_timeout_s=named.timeout_s,
     )

@@ -1,4 +1,4 @@
-"""The process in which a trial runs: `python -m flows.checks.trial_process OUTPUT STACK`.
+"""The process in which a trial runs: `python -m flows.checks.trial.process OUTPUT STACK`.
 
 It reads the request from its input and tells each step before it is taken, as a line of JSON, by a
 channel that the parts do not know: what they print goes to the file OUTPUT.
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from flows.checks.parts import try_parts
-from flows.checks.trial_request import TrialRequest
+from flows.checks.trial.parts import try_parts
+from flows.checks.trial.request import TrialRequest
 from infra.code.undeclared_reads import undeclared_reads, watch_reads
 from infra.user_files import install_hooks, read_hooks
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from flows.checks.trial_request import Findings
+from flows.checks.trial.request import Findings
 from infra.errors import InputError
 from infra.user_files import HOOK_COPY
 

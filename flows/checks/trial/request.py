@@ -3,12 +3,14 @@ own and comes back."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from curricula.built_in import BUILT_IN as CURRICULA
 from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split
+from flows.checks.contracts import Contract
 from flows.path import OPTIONS, domains_at
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
@@ -21,6 +23,11 @@ _SHOWN = 8
 """demonstrations that are looked at where no stage trains on them"""
 _DRAWN = 64
 """most problems of a split that are drawn to look for overlaps"""
+_KINDS: Mapping[str, Contract] = {
+    "data_source": "data-source",
+    "group_filter": "group-filter",
+    "buffer": "buffer",
+}
 _DRAWN_HELDOUT = 256
 """of the held-out split: a curriculum that has too few fails hours later"""
 
@@ -41,13 +48,19 @@ class PlacedCurriculum(Config):
 
 
 class CustomPart(Config):
-    """A custom advantage or loss, and where it is written."""
+    """A part that has a contract, and where it is written."""
 
     where: str
-    kind: Literal["advantage", "loss"]
+    kind: Contract
     path: str
+    """`module:attribute`, or the name of one of ours"""
     options: dict[str, Any]
-    needs: tuple[Need, ...]
+    needs: tuple[Need, ...] = ()
+    """of the advantage"""
+    domains: tuple[str, ...] = ()
+    """that a data source picks from"""
+    is_beside_training: bool = False
+    """whether sampling goes on while the trainer trains"""
 
 
 class TrialRequest(Config):
@@ -67,7 +80,7 @@ class TrialRequest(Config):
         named = [placed.domain.curriculum.name not in CURRICULA for placed in self.domains]
         named += [r.name not in REWARDS for placed in self.domains for r in placed.domain.rewards]
         named += [placed.domain.driver.name not in DRIVERS for placed in self.domains]
-        return any(named) or bool(self.custom)
+        return any(named) or any(":" in part.path for part in self.custom)
 
 
 class Findings(Config):
@@ -133,32 +146,36 @@ def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Sp
     }
 
 
-def _custom(stage: PlannedStage) -> list[CustomPart]:
-    if stage.spec.policy is None:
-        return []
-    algorithm = stage.spec.policy.algorithm
-    parts: list[CustomPart] = []
+def _custom(stage: PlannedStage) -> Iterator[CustomPart]:
+    policy = stage.spec.policy
+    if policy is None:
+        return
+    algorithm = policy.algorithm
     where = f"stage {stage.name}: algorithm"
     if isinstance(algorithm.advantage, CustomAdvantage):
         part = algorithm.advantage
-        parts.append(
-            CustomPart(
-                where=f"{where}.advantage",
-                kind="advantage",
-                path=part.path,
-                options=part.options,
-                needs=part.needs,
-            )
+        yield CustomPart(
+            where=f"{where}.advantage",
+            kind="advantage",
+            path=part.path,
+            options=part.options,
+            needs=part.needs,
         )
     if isinstance(algorithm.loss, CustomLoss):
         part = algorithm.loss
-        parts.append(
-            CustomPart(
-                where=f"{where}.loss",
-                kind="loss",
-                path=part.path,
-                options=part.options,
-                needs=(),
-            )
+        yield CustomPart(where=f"{where}.loss", kind="loss", path=part.path, options=part.options)
+    yield from _rollout_parts(stage, algorithm.needs)
+
+
+def _rollout_parts(stage: PlannedStage, needs: Collection[Need]) -> Iterator[CustomPart]:
+    domains = tuple(domain.name for domain in stage.spec.sampled_domains)
+    for field, named in stage.spec.rollout_parts.items():
+        yield CustomPart(
+            where=f"stage {stage.name}: {field}",
+            kind=_KINDS[field],
+            path=named.name,
+            options=named.options,
+            needs=tuple(needs),
+            domains=domains,
+            is_beside_training=stage.spec.samples_beside_training,
         )
-    return parts

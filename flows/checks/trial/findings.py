@@ -22,8 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flows.checks.bounded_steps import IMPORT_SECONDS, Blind
-from flows.checks.trial_request import Findings, TrialRequest
+from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Blind
+from flows.checks.trial.request import Findings, TrialRequest
 from infra.home import SOURCE_ROOT, home
 from infra.user_files import HOOK_COPY, read_hooks
 
@@ -33,7 +33,7 @@ _MOST_SECONDS = 300.0
 """of a whole trial"""
 _TAIL = 200
 """characters of what a process that ended had printed"""
-_TRIED = ("curricula", "rewards", "engines", "flows/checks", "tasks", "infra/hooks.py")
+_TRIED = ("curricula", "rewards", "engines", "flows/checks/trial", "tasks", "infra/hooks.py")
 """our own files that a trial runs"""
 
 
@@ -54,7 +54,7 @@ def findings_of(request: TrialRequest, *, again: bool = False) -> Findings:
 @lru_cache(maxsize=64)
 def _in_thread(request: str) -> Findings:
     """Try our own parts in this process; in a thread, as an event loop may already run here."""
-    from flows.checks.parts import try_parts
+    from flows.checks.trial.parts import try_parts
 
     with ThreadPoolExecutor(1) as threads:
         parsed = TrialRequest.model_validate_json(request)
@@ -86,7 +86,7 @@ def try_apart(request: TrialRequest) -> Findings:
     """Try the parts in a process of its own; one that ends or hangs becomes a finding."""
     with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
         output, stack = Path(folder) / "output", Path(folder) / "stack"
-        command = ["-P", "-m", "flows.checks.trial_process", str(output), str(stack)]
+        command = ["-P", "-m", "flows.checks.trial.process", str(output), str(stack)]
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,

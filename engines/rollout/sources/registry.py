@@ -1,0 +1,73 @@
+"""Data sources by name: ours, or a user's class by dotted path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.sources.built_in import BUILT_IN
+from engines.rollout.sources.chosen_tickets import ChosenTickets
+from engines.rollout.sources.data_source import DataSource, LearningSource
+from engines.rollout.tickets import TicketSource
+from engines.types import Split
+from infra.errors import InputError
+from infra.hooks import construct, require_methods, require_no_options, resolve
+
+_IN_TURNS = "in-turns"
+
+
+def build(
+    name: str,
+    options: Mapping[str, Any],
+    domains: Sequence[LiveDomain],
+    *,
+    split: Split,
+    seed: int,
+    start: int,
+    limit: int,
+    is_beside_training: bool,
+) -> TicketSource:
+    """The tickets of a stage, with the problems that the source `name` picks; `limit`: of each
+    domain's problems from `start` on.
+
+    Raises `InputError` for an unknown name, a path that does not lead to a source, options that it
+    does not take, or one that learns where it cannot.
+    """
+    source = build_source(name, options, [domain.name for domain in domains], seed)
+    if source is None:
+        return TicketSource(domains, split=split, seed=seed, start=start)
+    require_can_learn(name, source, is_beside_training)
+    return ChosenTickets(domains, split=split, seed=seed, start=start, source=source, limit=limit)
+
+
+def build_source(
+    name: str, options: Mapping[str, Any], domains: Sequence[str], seed: int
+) -> DataSource | None:
+    """The source, made with its options, and with `domains` and `seed` where its constructor has
+    parameters of these names; None for `in-turns`. Raises `InputError`, as above."""
+    if name == _IN_TURNS:
+        require_no_options("data source", name, options)
+        return None
+    factory = resolve("data source", name, BUILT_IN)
+    given = {"domains": tuple(domains), "seed": seed}
+    if taken := sorted(given.keys() & options.keys()):
+        raise InputError(
+            f"data source {name!r}: options.{taken[0]}: the source gets the stage's; remove it here"
+        )
+    known = inspect.signature(factory).parameters
+    ours = {key: value for key, value in given.items() if key in known}
+    source = construct("data source", name, factory, {**options, **ours})
+    require_methods("data source", name, source, ("pick",))
+    return source
+
+
+def require_can_learn(name: str, source: DataSource, is_beside_training: bool) -> None:
+    """Raises `InputError` for one that learns while sampling goes on beside training."""
+    if is_beside_training and isinstance(source, LearningSource):
+        raise InputError(
+            f"data source {name!r} learns from results (it has told()), and above max_staleness 0"
+            " the clock decides which results it knows, so a resumed stage would draw other"
+            " problems; set `max_staleness: 0`, or remove told()"
+        )

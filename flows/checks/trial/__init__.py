@@ -1,0 +1,1 @@
+"""Tries the user's parts as the stages will use them, one file a kind of part."""

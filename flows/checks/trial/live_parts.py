@@ -1,0 +1,79 @@
+"""A domain's parts, built one by one, so that each that is wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.types import Curriculum, Environment
+from flows.checks.trial.bounded_steps import Attempts
+from flows.checks.trial.imported import imported
+from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
+from rewards.rubric import Rubric, Term
+from tasks.domain import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """A domain's parts, built."""
+
+    where: str
+    domain: Domain
+    curriculum: Curriculum
+    environment: Environment | None
+    terms: Sequence[Term]
+
+    @property
+    def name(self) -> str:
+        return self.domain.curriculum.name
+
+
+def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
+    """Every part by itself, so that each that is wrong is named; None if one is."""
+    from curricula.registry import build as build_curriculum
+
+    where, domain = placed.where, placed.domain
+    before = len(attempts.problems)
+    terms = _build_rewards(f"{where}.rewards", domain, attempts)
+    named, at = domain.curriculum, f"{where}.curriculum"
+    curriculum: Any = None
+    if imported(at, "curriculum", named.name, attempts):
+        _, curriculum = attempts.call(
+            at, named.name, lambda: build_curriculum(named.name, named.options)
+        )
+    if curriculum is None:
+        return None
+    environment = None
+    if domain.max_turns > 1:
+        fine, environment = attempts.call(at, f"{named.name}.environment()", curriculum.environment)
+        if fine and environment is None:
+            attempts.problems.append(
+                f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
+            )
+    if len(attempts.problems) > before:
+        return None
+    return LiveParts(where, domain, curriculum, environment, terms)
+
+
+def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[Term]:
+    from rewards.registry import build
+
+    terms: list[Term] = []
+    for index, t in enumerate(domain.rewards):
+        at = f"{where}.{index}"
+        if not imported(at, "reward", t.name, attempts):
+            continue
+        fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))
+        if fine:
+            terms.append(Term(t.name, t.weight, t.outcome, reward))
+    if len(terms) == len(domain.rewards):
+        attempts.call(where, "the rubric", lambda: Rubric(terms))
+    return terms
+
+
+def try_changed(placed: PlacedCurriculum, attempts: Attempts) -> None:
+    from curricula.registry import build
+
+    named = placed.curriculum
+    attempts.call(placed.where, named.name, lambda: build(named.name, named.options))

@@ -1,0 +1,66 @@
+"""Has rewards judge demonstrations and an empty answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engines.types import Demonstration, Message, Status, Transcript
+from flows.checks.trial.bounded_steps import Attempts
+from flows.checks.trial.live_parts import LiveParts
+from rewards.rubric import Term, verdict_fault
+
+
+def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
+    """Each reward on every demonstration; the outcome on an empty answer, too."""
+    for index, term in enumerate(live.terms):
+        at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
+        scores: list[float] = []
+        for demonstration in shown:
+            score = _score(at, term, _transcript(demonstration), attempts, limit)
+            if score is None:  # said once
+                break
+            scores.append(score)
+        if not term.outcome or len(scores) < len(shown):
+            continue
+        nothing = _transcript(replace(shown[0], turns=(Message("assistant", ""),)))
+        empty = _score(at, term, nothing, attempts, limit)
+        if empty and {*scores, empty} == {empty}:
+            attempts.problems.append(
+                f"{at}: {term.name} gives {empty:g} to every demonstration and to an empty answer"
+                " as well: it tells nothing apart, so nothing can be learned from it"
+            )
+        if empty is not None and not any(scores):
+            attempts.cautions.append(
+                f"{at}: {term.name} gives 0 to all of {len(scores)} demonstrations: the cold start"
+                " would teach answers that it calls wrong"
+            )
+
+
+def _score(
+    at: str, term: Term, transcript: Transcript, attempts: Attempts, limit: float
+) -> float | None:
+    problem = transcript.problem.id
+    what = f"{term.name} on {'a demonstration' if transcript.answer else 'an empty answer'}"
+    fine, verdict = attempts.wait(
+        at, f"{what} of {problem}", lambda: _asked(term, transcript), limit
+    )
+    if not fine:
+        return None
+    if fault := verdict_fault(term, verdict):
+        attempts.problems.append(f"{at}: {term.name} {fault}")
+        return None
+    return float(verdict.score)
+
+
+async def _asked(term: Term, transcript: Transcript) -> Any:
+    """A reward of the user's own may be a plain function."""
+    verdict: Any = term.reward(transcript)
+    return await verdict if inspect.isawaitable(verdict) else verdict
+
+
+def _transcript(shown: Demonstration) -> Transcript:
+    said = shown.turns[-1].content
+    return Transcript(shown.problem, shown.turns, Status.COMPLETED, len(said), raw=said)

@@ -1,0 +1,59 @@
+"""Which kind of part a name of the user's leads to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
+
+from flows.checks.contracts import Contract
+from flows.checks.trial.one_domain import OfDomain
+from infra.errors import InputError
+from infra.hooks import check_options, resolve
+
+Kind: TypeAlias = Contract | OfDomain
+
+CONTRACTS: Mapping[str, Contract] = {kind: kind for kind in get_args(Contract)}
+OF_DOMAIN: Mapping[str, OfDomain] = {kind: kind for kind in get_args(OfDomain)}
+_METHODS: Mapping[str, Kind] = {
+    "run": "driver",
+    "problems": "curriculum",
+    "pick": "data-source",
+    "keep": "group-filter",
+    "keeps": "buffer",
+    "__call__": "reward",
+}
+"""that only a class of this kind has"""
+_ARGUMENTS: Mapping[str, Kind] = {
+    "StepTokens": "advantage",
+    "LossInputs": "loss",
+    "Transcript": "reward",
+}
+"""the type of a function's argument, by which its kind is known"""
+
+
+def kind_named(kind: str) -> Kind:
+    """Raises InputError for one that there is not."""
+    if found := CONTRACTS.get(kind) or OF_DOMAIN.get(kind):
+        return found
+    kinds = ", ".join([*CONTRACTS, *OF_DOMAIN])
+    raise InputError(f"test-hook: --kind is one of {kinds}; not {kind!r}")
+
+
+def kind_of(name: str) -> Kind:
+    """By a class's methods, or by the type of a function's argument. Raises InputError."""
+    found: Any = resolve("hook", name, {})
+    if inspect.isclass(found):
+        for method, kind in _METHODS.items():
+            if inspect.isfunction(getattr(found, method, None)):
+                return kind
+    else:
+        check_options("hook", name, found, {})
+        annotations = [str(a) for a in getattr(found, "__annotations__", {}).values()]
+        for marker, kind in _ARGUMENTS.items():
+            if any(marker in annotation for annotation in annotations):
+                return kind
+    raise InputError(
+        f"test-hook: {name} does not show its kind: annotate a function's argument as `StepTokens`"
+        " (an advantage), `LossInputs` (a loss) or `Transcript` (a reward), or give --kind"
+    )

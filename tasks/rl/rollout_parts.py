@@ -1,0 +1,48 @@
+"""The parts of an `rl` stage that a recipe may choose beside its domains' drivers."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveFloat
+
+from engines.rollout.buffers.built_in import BUILT_IN as BUFFERS
+from engines.rollout.filters.built_in import BUILT_IN as FILTERS
+from engines.rollout.sources.built_in import BUILT_IN as SOURCES
+from tasks.domain import HookSpec
+
+ROLLOUT_PARTS = ("data_source", "group_filter", "buffer")
+"""the settings that name one"""
+
+
+class DataSourceSpec(HookSpec):
+    """Which problem a ticket stands for."""
+
+    name: str = "in-turns"
+    """built-in name, or `module:attribute` of the user's own"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (SOURCES.get(self.name, self.name),)
+
+
+class GroupFilterSpec(HookSpec):
+    """Which groups may teach."""
+
+    name: str = "can-teach"
+    """built-in name, or `module:attribute` of the user's own"""
+    timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
+    """time limit in seconds of one call of your own filter; a group that exceeds it is dropped"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (FILTERS.get(self.name, self.name),)
+
+
+class BufferSpec(HookSpec):
+    """Which of the groups that wait a step takes, and whether one may be taken again."""
+
+    name: str = "oldest-first"
+    """built-in name, or `module:attribute` of the user's own"""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (BUFFERS.get(self.name, self.name),)

@@ -1,0 +1,208 @@
+"""Which problem a ticket stands for: shares of domains, and sources that learn from results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from engines.rollout.records.journal import RolloutJournal
+from engines.rollout.sources.chosen_tickets import ChosenTickets
+from engines.rollout.sources.data_source import Pick
+from engines.rollout.sources.registry import build, build_source
+from engines.rollout.sources.weighted import Weighted
+from infra.errors import InputError
+from tests.parts.loop_parts import Notes, Parts
+from tests.parts.rollout_parts import domain
+
+pytestmark = pytest.mark.unit
+
+NAMES = ("a", "b")
+
+
+def domains():
+    return [domain(name, float) for name in NAMES]
+
+
+def tickets(source, *, start=0, limit=1000):
+    return ChosenTickets(domains(), split="rl", seed=3, start=start, source=source, limit=limit)
+
+
+def ids(drawn):
+    return [ticket.group_id for ticket in drawn]
+
+
+def weighted(**weights):
+    return Weighted(weights or {"a": 3, "b": 1}, NAMES, 3)
+
+
+def test_shares_are_as_the_weights_and_no_problem_comes_twice():
+    drawn = tickets(weighted(), start=7).draw(2000)
+    count = Counter(ticket.domain.name for ticket in drawn)
+    assert 1450 < count["a"] < 1550, "three of four, within 2.6 standard deviations"
+    of_b = [ticket.problem.id for ticket in drawn if ticket.domain.name == "b"]
+    assert of_b == [f"b/rl/{7 + i}" for i in range(len(of_b))]
+    assert [ticket.number for ticket in drawn] == list(range(2000))
+
+
+def test_a_domain_of_weight_zero_is_never_drawn():
+    assert {t.domain.name for t in tickets(weighted(a=0, b=2)).draw(50)} == {"b"}
+
+
+def test_how_many_are_drawn_at_once_changes_nothing():
+    at_once, one_by_one = ids(tickets(weighted()).draw(40)), tickets(weighted())
+    assert at_once == [name for _ in range(40) for name in ids(one_by_one.draw(1))]
+    assert ids([one_by_one.again(11)]) == at_once[11:12]
+
+
+def test_a_checkpoint_has_what_is_open_and_the_place_of_each_domain():
+    source = tickets(weighted())
+    expected = source.draw(30)
+    state = json.loads(json.dumps(source.state(first_open=25)))
+    assert len(state["picked"]) == 5
+    other = tickets(weighted())
+    other.restore(state)
+    assert ids([other.again(n) for n in range(25, 30)]) == ids(expected[25:])
+    assert ids(other.draw(20)) == ids(source.draw(20))
+
+
+class Repeats:
+    """Three problems of `a` over and over, by position."""
+
+    def pick(self, number):
+        return Pick("a", number % 3)
+
+
+def test_a_source_may_name_positions_and_groups_stay_apart():
+    drawn = tickets(Repeats(), start=10).draw(5)
+    wanted = ["a/rl/10", "a/rl/11", "a/rl/12", "a/rl/10", "a/rl/11"]
+    assert [t.problem.id for t in drawn] == wanted
+    assert len({t.group_id for t in drawn}) == 5
+
+
+@pytest.mark.parametrize(
+    ("pick", "said"),
+    [
+        (lambda number: "a", "pick.0. gave 'a'; give a Pick of one of the stage's domains: a, b"),
+        (lambda number: Pick("c"), "gave Pick.*give a Pick of one of"),
+        (lambda number: Pick("a", 1000), "position 1000 of a; allowed: 0 to 999"),
+        (lambda number: Pick("a", -1), "position -1"),
+        (lambda number: [][0], "pick.0. raised IndexError"),
+    ],
+)
+def test_a_source_that_is_wrong_is_named(pick, said):
+    class Wrong:
+        pass
+
+    Wrong.pick = lambda self, number: pick(number)
+    with pytest.raises(InputError, match=f"data_source: .*{said}"):
+        tickets(Wrong()).draw(1)
+
+
+class Struggling:
+    """The domain that was solved less often so far; `a` first."""
+
+    def __init__(self):
+        self.outcomes = {name: [0.0] for name in NAMES}
+
+    def pick(self, number):
+        means = {name: sum(found) / len(found) for name, found in self.outcomes.items()}
+        return Pick(min(NAMES, key=lambda name: (means[name], name)))
+
+    def told(self, result):
+        if result.outcome is not None:
+            self.outcomes[result.domain].append(result.outcome)
+
+
+def only_b_is_hard():
+    """Both domains are judged by the answer, a digit from its seed; `b` loses most of it."""
+    return [domain("a", lambda said: int(said) % 2), domain("b", lambda said: int(said) % 7 == 0)]
+
+
+def by_seed(_, sampling):
+    return str(sampling.seed % 1009)
+
+
+def attempt(notes, version=0):
+    return Parts(
+        by_seed, domains=only_b_is_hard(), data_source=Struggling(), oversample=1.5, waves=3,
+        journal=RolloutJournal(notes), notes=notes, version=version,
+    )  # fmt: skip
+
+
+def sampled_in(results):
+    return [[(g.ticket, g.problem.id) for g in r.sampled.groups] for r in results]
+
+
+async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tmp_path):
+    """Killed in step 6, with a checkpoint of step 3."""
+    notes = Notes()
+    first = attempt(notes)
+    told = []
+
+    async def after_step(result):
+        told.append(result)
+        if result.step == 3:
+            first.buffer.save(tmp_path)
+            first.sampler.save(tmp_path)
+        return result.step == 6
+
+    await first.loop.run(first=1, last=9, after_step=after_step)
+    drawn = Counter(g.problem.domain for r in told for g in r.sampled.groups)
+    assert drawn["b"] > drawn["a"] > 0
+
+    second = attempt(notes, version=3)
+    second.buffer.restore(tmp_path)
+    second.sampler.restore(tmp_path)
+    await second.takes.recover(4)
+    await second.producer.recover(second.sampler.first_open, second.takes.from_step(4))
+    again = await second.run(9, first=4)
+    assert second.trainer.tokens[:3] == first.trainer.tokens[3:]
+    assert sampled_in(again[:3]) == sampled_in(told[3:])
+
+    undisturbed = await attempt(Notes()).run(9)
+    assert [g.problem.id for r in undisturbed for g in r.groups] == [
+        g.problem.id for r in told[:3] + again for g in r.groups
+    ]
+
+
+def built(name, options=None, is_beside_training=False):
+    return build(
+        name, options or {}, domains(), split="rl", seed=0, start=0, limit=100,
+        is_beside_training=is_beside_training,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "is_beside_training", "said"),
+    [
+        ("weights", {}, False, "unknown data source 'weights'.*Did you mean 'weighted'"),
+        (
+            "weighted",
+            {"weights": {"a": 1}},
+            False,
+            "given to a; the stage's domains are",
+        ),
+        ("weighted", {"weights": {"a": -1, "b": 1}}, False, "none may be negative"),
+        (
+            "weighted",
+            {"weights": {"a": 1, "b": 1}, "seed": 2},
+            False,
+            "options.seed: the source",
+        ),
+        ("in-turns", {"first": "a"}, False, "has no options; remove first"),
+        (f"{__name__}:Struggling", {}, True, "learns from results .* set `max_staleness: 0`"),
+    ],
+)
+def test_a_source_that_cannot_be_built_is_bad_input(name, options, is_beside_training, said):
+    with pytest.raises(InputError, match=said):
+        built(name, options, is_beside_training)
+
+
+def test_what_can_be_built():
+    assert [t.domain.name for t in built("in-turns").draw(3)] == ["a", "b", "a"]
+    assert (
+        len(built("weighted", {"weights": {"a": 1, "b": 1}}, is_beside_training=True).draw(3)) == 3
+    )
+    assert isinstance(build_source(f"{__name__}:Struggling", {}, NAMES, 0), Struggling)

@@ -28,6 +28,7 @@ from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.types import Group
+from infra.timeline import TRAINER, span
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
 BeforeUpdate = Callable[[], Awaitable[None]]
@@ -69,7 +70,8 @@ class Loop:
         self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
     ) -> None:
         for step in steps:
-            sampled = await fill(self.producer)
+            with span(TRAINER, "wait", step=step):
+                sampled = await fill(self.producer)
             await before_update()
             result = await self._update(step, sampled)
             self._drop_stale(result)
@@ -84,7 +86,8 @@ class Loop:
         async with sampler:
             for step in steps:
                 recorded = self.takes.of(step)
-                sampled = await sampler.groups_for(recorded.tickets if recorded else None)
+                with span(TRAINER, "wait", step=step):
+                    sampled = await sampler.groups_for(recorded.tickets if recorded else None)
                 await before_update()
                 # In later steps the policy is another, so that the two cannot be compared.
                 sampled.agreement = await self.consumer.agreement(self._of_now(sampled))

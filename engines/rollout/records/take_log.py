@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 
 from engines.rollout.records.notes import Notes
+from infra.timeline import TAKES, mark
 
 TAKES_FILE = "takes.jsonl"
 """of an artifact"""
@@ -53,6 +54,7 @@ class TakeLog:
 
     async def write(self, take: Take) -> None:
         """Durable when it returns; nothing is written if the log says so already."""
+        mark(TAKES, f"step {take.step}", tickets=" ".join(map(str, take.tickets)))
         if self._takes.get(take.step) == take:
             return
         data = orjson.dumps([take.step, take.version, take.tickets])

@@ -15,7 +15,7 @@ import orjson
 
 from infra.timeline import LANES, Event, Point, Timeline
 
-TRACE_FILE = "trace.json"
+TRACE_FILE = "training/trace.json"
 """of an artifact. Other in every run: it holds times"""
 _ROWS = 1000
 """most threads of a lane"""
@@ -32,7 +32,7 @@ class Trace:
 
 
 def write_trace(timeline: Timeline, folder: Path) -> None:
-    """Write `trace.json` into a folder."""
+    """Write `training/trace.json` into an artifact's folder."""
     zero = min(
         [*(e.began for e in timeline.events), *(kept[0].at for kept in timeline.counts.values())],
         default=0.0,
@@ -42,7 +42,9 @@ def write_trace(timeline: Timeline, folder: Path) -> None:
         "otherData": {"began": zero, "dropped": timeline.dropped},
         "traceEvents": [*_of_events(timeline.events, zero), *_of_counts(timeline, zero)],
     }
-    (folder / TRACE_FILE).write_bytes(orjson.dumps(content))
+    path = folder / TRACE_FILE
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(orjson.dumps(content))
 
 
 def read_trace(data: bytes) -> Trace:

@@ -7,7 +7,7 @@
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
     tickets.json       which tickets were drawn, and which of them are still to be rolled (rl)
-    timeline.json      what took place when, for the stage's `trace.json` (rl)
+    timeline.json      what took place when, for the stage's trace (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     takes/<s>/         beside the checkpoints: the tickets that step s trains on (rl)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.roller import Roller
 from engines.types import Problem, Rollout
-from infra.errors import InfrastructureError
 from infra.timeline import EVALUATION, span
 
 _TEMPERATURE = 1.0
@@ -141,8 +140,8 @@ class Evaluator:
         if not roll.done() or roll.cancelled():
             return f"were not finished in {self._timeout_s:g} s"
         error = roll.exception()
-        if isinstance(error, InfrastructureError):
-            return f"were lost: {error}"
+        if error is not None:
+            return f"were lost: {type(error).__name__}: {error}"
         if any(rollout.weight_versions - {version} for rollout in roll.result()):
             return f"were sampled from other weights than those of version {version}"
         return ""

@@ -40,7 +40,7 @@ from tasks.stage import StageContext, Stopped
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`,
-    `takes.jsonl`, `curve.json` and `trace.json`.
+    `takes.jsonl`, `training/curve.json` and `training/trace.json`.
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """

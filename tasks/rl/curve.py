@@ -1,6 +1,6 @@
 """The curve of a policy that trains: what its own samples scored, and what held-out problems say.
 
-Written into the artifact as `curve.json`, and read by the report.
+Written into the artifact as `training/curve.json`, and read by the report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from infra.config import Config
 
-CURVE_FILE = "curve.json"
+CURVE_FILE = "training/curve.json"
 """of an artifact"""
 
 
@@ -47,4 +47,6 @@ class Curve(Config):
         return {p.step: p.outcome for p in points if p.outcome is not None}
 
     def write(self, folder: Path) -> None:
-        (folder / CURVE_FILE).write_text(self.model_dump_json(indent=1))
+        path = folder / CURVE_FILE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(self.model_dump_json(indent=1))

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 
 from engines.rollout.records.gallery import read_rollouts
 from infra.errors import AgreementError
-from infra.trace_file import read_trace
+from infra.trace_file import TRACE_FILE, read_trace
 from tasks.rl.body import run as run_rl
-from tasks.rl.curve import Curve
+from tasks.rl.curve import CURVE_FILE, Curve
 from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
 from tests.parts.stage_parts import ListReporter
@@ -101,14 +101,14 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert fifth["rollouts_recovered"] == 4 * fifth["groups_rolled"], "none is made twice"
     check_same(whole, rest)  # which also shows that evaluations change nothing
 
-    assert not Curve.model_validate_json((whole.out / "curve.json").read_bytes()).held_out
-    curve = Curve.model_validate_json((rest.out / "curve.json").read_bytes())
+    assert not Curve.model_validate_json((whole.out / CURVE_FILE).read_bytes()).held_out
+    curve = Curve.model_validate_json((rest.out / CURVE_FILE).read_bytes())
     points = curve.held_out["general"]
     assert [(p.step, p.version, p.problems) for p in points] == [
         (0, 0, 8), (2, 2, 8), (4, 4, 8), (5, 5, 8),
     ]  # fmt: skip
     assert len({p.outcome for p in points}) > 1
-    trace = read_trace((rest.out / "trace.json").read_bytes())
+    trace = read_trace((rest.out / TRACE_FILE).read_bytes())
     assert {e.part for e in trace.events if e.name == "train"} == {1, 2, 3}, "of each checkpoint"
 
 

@@ -187,7 +187,7 @@ async def test_a_lost_engine_leaves_training_to_find_out():
 
     point, reporter = await scored(evaluator_with(say)[0])
     assert (point.outcome, point.problems) == (1.0, 2)
-    assert "1 problems were lost: all servers are gone" in reporter.warnings[0]
+    assert "1 problems were lost: EngineError: all servers are gone" in reporter.warnings[0]
 
 
 async def test_without_a_finished_problem_there_is_no_score():

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -134,8 +134,8 @@ class Timeline:
             "part": self.part,
             "dropped": self.dropped,
             "apart": self._apart,
-            "events": [asdict(event) for kept in self._events.values() for event in kept],
-            "points": {name: [asdict(p) for p in kept] for name, kept in self._points.items()},
+            "events": [event for kept in self._events.values() for event in kept],
+            "points": self._points,
         }
         (folder / _FILE).write_bytes(orjson.dumps(state))
 

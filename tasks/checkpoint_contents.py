@@ -98,6 +98,8 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_samples": "spec",
         "_timeout_s": "spec",
         "_running": "lost",
+        "_rolls": "lost",
+        "_got_on": "lost",
     },
     "infra/timeline.py:Timeline": {
         "most": "spec",

@@ -17,7 +17,7 @@ from infra.trace_file import TRACE_FILE, Trace
 
 _MOST_STEPS = 40
 """steps in one picture: of more, each would be too narrow to see"""
-_WIDTH, _LEFT, _RIGHT = 900.0, 120.0, 45.0
+_WIDTH, _LEFT, _RIGHT = 900.0, 120.0, 60.0
 _LANE, _GAP, _AXIS = 22.0, 6.0, 20.0
 _COLOURS = {
     (TRAINER, "wait"): "#e3e8ec",
@@ -192,7 +192,7 @@ def _area(name: str, place: int, points: Sequence[Point], length: float, scale: 
     path += f"V{base:g}Z"
     return (
         f'{_title(name, place)}<path d="{path}" fill="{_OTHER}" fill-opacity="0.6"/>'
-        f'<text x="{_WIDTH - _RIGHT + 6:g}" y="{base - 7:g}" font-size="12">{highest:g}</text>'
+        f'<text x="{_WIDTH - _RIGHT + 6:g}" y="{base - 7:g}" font-size="12">max {highest:g}</text>'
     )
 
 

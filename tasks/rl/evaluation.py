@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.evaluator import Evaluator, HeldOut
-from engines.rollout.protocols import PolicyVersion
+from engines.rollout.published_policy import PublishedPolicy
 from engines.rollout.roller import Roller
 from infra.timeline import TRAINER, span
 from tasks.policy import Evaluation
@@ -46,7 +46,7 @@ class EvaluationSchedule:
         evaluator: Evaluator | None,
         context: StageContext,
         record: RlRecord,
-        policy: PolicyVersion,
+        policy: PublishedPolicy,
     ) -> None:
         self._every = settings.every if settings else 0
         self._evaluator = evaluator
@@ -75,7 +75,8 @@ class EvaluationSchedule:
             return
         began = time.monotonic()
         with self._pulse.waiting(), span(TRAINER, "hold"):
-            evaluated = await self._evaluator.finish()
+            # A server that is lost now gets weights with the next publish, and none before it.
+            evaluated = await self._evaluator.finish(lambda: self._policy.is_repairing)
         if evaluated.failure:
             self._reporter.warn(
                 f"evaluation after step {evaluated.step}: {evaluated.failure}. The score is of the"

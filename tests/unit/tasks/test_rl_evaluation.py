@@ -51,6 +51,7 @@ class Stage:
         self.schedule = EvaluationSchedule(
             settings, evaluator, context, self.record, self.parts.policy
         )
+        self.parts.policy.is_repairing = False
 
     async def finish(self):
         await self.schedule.finish()
@@ -141,12 +142,12 @@ def evaluator_with(say, timeout_s=5.0, problems=3, samples=1):
     return made, policy
 
 
-async def scored(evaluator, step=4, version=0):
+async def scored(evaluator, step=4, version=0, is_repairing=False):
     reporter = ListReporter()
     record = record_of(reporter)
     context = SimpleNamespace(pulse=Pulse(), reporter=reporter)
     record.step = step
-    policy = SimpleNamespace(version=version)
+    policy = SimpleNamespace(version=version, is_repairing=is_repairing)
     schedule = EvaluationSchedule(Evaluation(every=1), evaluator, context, record, policy)
     await schedule.begin_if_due()
     await schedule.finish()
@@ -188,6 +189,17 @@ async def test_a_lost_engine_leaves_training_to_find_out():
     point, reporter = await scored(evaluator_with(say)[0])
     assert (point.outcome, point.problems) == (1.0, 2)
     assert "1 problems were lost: EngineError: all servers are gone" in reporter.warnings[0]
+
+
+async def test_a_server_that_cannot_come_back_before_the_publish_does_not_hold_it_up(monkeypatch):
+    monkeypatch.setattr("engines.rollout.evaluator._STUCK_S", 0.05)
+    monkeypatch.setattr("engines.rollout.evaluator._LOOK_S", 0.01)
+    evaluator, policy = evaluator_with(lambda *_: "1", timeout_s=600.0)
+    policy.free_calls = 1
+    policy.may_answer.clear()
+    point, reporter = await asyncio.wait_for(scored(evaluator, is_repairing=True), 5)
+    assert (point.outcome, point.problems) == (1.0, 1)
+    assert "2 problems were not finished" in reporter.warnings[0]
 
 
 async def test_without_a_finished_problem_there_is_no_score():

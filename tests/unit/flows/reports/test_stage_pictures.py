@@ -74,12 +74,12 @@ def test_the_picture_puts_attempts_end_to_end(two_attempts: Timeline, tmp_path: 
     assert "all steps" in page
     svg = ElementTree.fromstring(page[page.index("<svg") :].replace("width=100% role=img", ""))
     texts = [text.text for text in svg.iter("text")]
-    assert texts[:5] == ["trainer", "servers", "checkpoints", "turns in flight", "8"]
+    assert texts[:5] == ["trainer", "servers", "checkpoints", "turns in flight", "max 8"]
     assert texts[-5:] == ["0 s", "5 s", "10 s", "15 s", "20 s"]
     trained = [r for r in svg.iter("rect") if (r[0].text or "").startswith("train ")]
-    # 735 units for 20 s, from 120 on
-    assert [float(r.attrib["x"]) for r in trained] == pytest.approx([267, 634.5])
-    assert [float(r.attrib["width"]) for r in trained] == pytest.approx([110.25, 183.75])
+    # 720 units for 20 s, from 120 on
+    assert [float(r.attrib["x"]) for r in trained] == pytest.approx([264, 624])
+    assert [float(r.attrib["width"]) for r in trained] == pytest.approx([108, 180])
 
 
 def test_of_a_long_stage_the_last_steps_are_drawn(tmp_path: Path) -> None:

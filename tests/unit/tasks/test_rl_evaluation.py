@@ -15,6 +15,7 @@ from tasks.policy import Evaluation
 from tasks.rl.curve import ScorePoint
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
+from tasks.rl.spec import RlSettings
 from tasks.stage import Pulse
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, Policy, domain, roller
@@ -72,6 +73,12 @@ class Stage:
 
 
 EVERY_2 = Evaluation(every=2, problems=6, samples=2, timeout_s=5.0)
+
+
+def test_check_draws_the_held_out_problems_too():
+    settings = RlSettings(steps=3, problems_per_step=4, optimizer={"lr": 1e-4})
+    assert settings.drawn == {"rl": 4}
+    assert settings.model_copy(update={"evaluate": EVERY_2}).drawn == {"rl": 4, "heldout": 6}
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])

@@ -10,6 +10,7 @@
                        data source of its own was told (rl)
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
+    timeline.json      what took place when, for the stage's trace (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     turns/<n>/         beside the checkpoints: turns of rollouts that are not finished, by ticket
@@ -36,6 +37,7 @@ Where = Literal[
     "buffer.bin",
     "taken.json",
     "tickets.json",
+    "timeline.json",
     "notes",
     "spec",
     "handle",
@@ -45,7 +47,8 @@ Where = Literal[
 """`trainer`: in `trainer/` or `critic/`, by role. `spec`: made again from the stage's spec.
 `handle`: a reference to another object or process.
 `empty`: holds nothing when a checkpoint is taken. `lost`: what the step under way would have
-reported of rollouts that were finished before the checkpoint"""
+reported of rollouts that were finished before the checkpoint, and an evaluation under way: it is
+made again"""
 
 CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/train/training.py:Training": {
@@ -79,11 +82,40 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_totals": "state.json",
         "_kept": "state.json",
         "_unsaved": "state.json",
+        "_training": "state.json",
+        "_held_out": "state.json",
         "_watch": "handle",
         "_gallery": "handle",
         "_reporter": "handle",
         "_steps": "spec",
         "solved": "empty",
+    },
+    "tasks/rl/evaluation.py:EvaluationSchedule": {
+        "_record": "handle",
+        "_every": "spec",
+        "_evaluator": "handle",
+        "_pulse": "handle",
+        "_reporter": "handle",
+        "_policy": "handle",
+        "_begun": "lost",
+    },
+    "engines/rollout/evaluator.py:Evaluator": {
+        "_roller": "handle",
+        "_held_out": "spec",
+        "_samples": "spec",
+        "_timeout_s": "spec",
+        "_running": "lost",
+        "_rolls": "lost",
+        "_got_on": "lost",
+    },
+    "infra/timeline.py:Timeline": {
+        "most": "spec",
+        "part": "timeline.json",
+        "dropped": "timeline.json",
+        "_events": "timeline.json",
+        "_points": "timeline.json",
+        "_apart": "timeline.json",
+        "_open": "empty",
     },
     "tasks/sft/record.py:SftRecord": {
         "step": "state.json",
@@ -226,6 +258,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_algorithm": "spec",
         "_critic": "handle",
         "_critic_only_steps": "spec",
+        "_before_publish": "handle",
     },
     "engines/rollout/published_policy.py:PublishedPolicy": {
         "_version": "state.json",

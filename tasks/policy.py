@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from engines.algorithms.spec import Algorithm
 from engines.megatron.spec import Optimizer, TrainerSettings
 from engines.sglang.spec import FleetSpec
-from infra.config import RESULT_NEUTRAL, Config, PerStep, Steps
+from engines.types import Split
+from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
 
 
 class Bounds(Config):
@@ -25,6 +27,21 @@ class Bounds(Config):
     """if the share of failed samples in a step is above this, the run stops"""
 
 
+class Evaluation(Config):
+    """Scores of the policy on held-out problems while it trains; nothing is trained on them."""
+
+    every: PositiveInt = 10
+    """steps from one evaluation to the next; there is one before the first step and one after the
+    last step too"""
+    problems: Count = 64
+    """held-out problems per domain: the first ones of those that the stage `evaluate` draws"""
+    samples: PerStep = 1
+    """samples per problem, at temperature 1"""
+    timeout_s: PositiveFloat = Field(default=300.0, allow_inf_nan=False)
+    """time limit in seconds of one evaluation, which the next publish waits for; after it the
+    rollouts that are finished are scored"""
+
+
 class PolicySettings(Config):
     """How a policy learns from what it samples itself: shared by `rl` and `opd`."""
 
@@ -37,7 +54,15 @@ class PolicySettings(Config):
     trainer: TrainerSettings = TrainerSettings()
     fleet: FleetSpec = FleetSpec()
     bounds: Bounds = Bounds()
+    evaluate: Evaluation | None = None
+    """scores on held-out problems while it trains; None: none"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 10
     """steps"""
     keep_rollouts: Annotated[bool, RESULT_NEUTRAL] = False
     """whether the artifact keeps what each step was trained on, for `tributary replay`"""
+
+    @property
+    def drawn(self) -> Mapping[Split, int]:
+        """How many problems of a domain's split it needs at once."""
+        held_out: dict[Split, int] = {"heldout": self.evaluate.problems} if self.evaluate else {}
+        return {"rl": self.problems_per_step, **held_out}

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from infra.timeline import CHECKPOINTS, TRAINER, span
 from tasks.stage import Checkpoints, StageContext
 
 Snapshot = Callable[[Path], Coroutine[Any, Any, object]]
@@ -57,7 +58,7 @@ class Saving:
             folder.mkdir(parents=True)
             self._snapshot = asyncio.create_task(snapshot(folder))
             save = partial(self._checkpoints.save, step, folder, score, rollouts_from)
-            self._save = asyncio.create_task(_after(self._snapshot, save))
+            self._save = asyncio.create_task(_after(self._snapshot, save, step))
 
     async def wait_for_snapshot(self) -> None:
         """Returns when nothing on its way needs the ranks as they are. Raises a save's error."""
@@ -78,11 +79,13 @@ class Saving:
     def _timed(self) -> Generator[None]:
         began = time.monotonic()
         try:
-            yield
+            with span(TRAINER, "checkpoint"):
+                yield
         finally:
             self._blocked(time.monotonic() - began)
 
 
-async def _after(snapshot: asyncio.Task[object], save: Callable[[], None]) -> None:
-    await snapshot
-    await asyncio.to_thread(save)
+async def _after(snapshot: asyncio.Task[object], save: Callable[[], None], step: int) -> None:
+    with span(CHECKPOINTS, f"step {step}"):
+        await snapshot
+        await asyncio.to_thread(save)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.algorithms.sample_rules import trains
@@ -21,9 +21,15 @@ from engines.step_inputs import StepInputs
 from engines.types import Group, Sample
 from engines.weight_versions import NO_VERSION
 from infra.run_both import run_both
+from infra.timeline import TRAINER, span
 
+BeforePublish = Callable[[], Awaitable[object]]
 _MIN_SHARE = 0.25
 """with fewer than this share of the required groups an update would be noise: it is skipped"""
+
+
+async def at_once() -> None:
+    """Nothing has to happen before a publish."""
 
 
 @dataclass(slots=True)
@@ -86,14 +92,19 @@ class Consumer:
         groups_per_step: int,
         critic: ValueTrainer | None = None,
         critic_only_steps: int = 0,
+        before_publish: BeforePublish = at_once,
     ) -> None:
-        """In the first `critic_only_steps` steps of the stage the policy stays as it is."""
+        """In the first `critic_only_steps` steps of the stage the policy stays as it is.
+
+        `before_publish` is awaited while servers still have the weights that will be replaced.
+        """
         self._trainer = trainer
         self._policy = policy
         self._critic = critic
         self._critic_only_steps = critic_only_steps
         self._algorithm = algorithm
         self._wanted = groups_per_step
+        self._before_publish = before_publish
 
     async def agreement(self, groups: Sequence[Group]) -> dict[str, float]:
         """Metrics of the engine against the trainer, on groups that the present weights sampled.
@@ -122,10 +133,13 @@ class Consumer:
         inputs = StepInputs(samples, self._algorithm, gate, before)
         async with self._policy.changing():
             began = time.monotonic()
-            result.trained, result.critic = await self._train(step, inputs)
+            with span(TRAINER, "train", step=step):
+                result.trained, result.critic = await self._train(step, inputs)
             result.train_seconds = time.monotonic() - began
             if result.trained:
-                await self._publish(result)
+                await self._before_publish()
+                with span(TRAINER, "publish", version=before + 1):
+                    await self._publish(result)
         return result
 
     async def _train(

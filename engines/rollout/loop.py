@@ -22,20 +22,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engines.rollout.background_sampler import BackgroundSampler
-from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.consumer import Consumer, StepResult, at_once
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
 from engines.types import Group
+from infra.timeline import TRAINER, span
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
 BeforeUpdate = Callable[[], Awaitable[None]]
-
-
-async def _at_once() -> None:
-    """Nothing has to happen before an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Loop:
         first: int,
         last: int,
         after_step: AfterStep,
-        before_update: BeforeUpdate = _at_once,
+        before_update: BeforeUpdate = at_once,
     ) -> None:
         """Run steps `first` to `last`, or until `after_step` answers True.
 
@@ -72,7 +69,8 @@ class Loop:
         self, steps: range, after_step: AfterStep, before_update: BeforeUpdate
     ) -> None:
         for step in steps:
-            sampled = await fill(self.producer)
+            with span(TRAINER, "wait", step=step):
+                sampled = await fill(self.producer)
             await before_update()
             result = await self._update(step, sampled)
             self._drop_stale(result)
@@ -87,7 +85,8 @@ class Loop:
         async with sampler:
             for step in steps:
                 recorded = self.takes.of(step)
-                sampled = await sampler.groups_for(recorded.tickets if recorded else None)
+                with span(TRAINER, "wait", step=step):
+                    sampled = await sampler.groups_for(recorded.tickets if recorded else None)
                 await before_update()
                 # In later steps the policy is another, so that the two cannot be compared.
                 sampled.agreement = await self.consumer.agreement(self._of_now(sampled))

@@ -87,7 +87,8 @@ def step_metrics(result: StepResult) -> dict[str, float]:
         "step_seconds": sampled.waited_seconds + result.train_seconds + result.publish_seconds,
     }
     values |= _filtered(sampled.filtered)
-    values |= _lag_shares(result.token_lags)
+    values |= _shares("tokens_lag", result.token_lags)
+    values |= _shares("staleness", Counter(staleness))
     if sampled.groups:
         values |= _of_rollouts(sampled.groups)
     values |= sampled.agreement
@@ -110,11 +111,11 @@ def num_tokens(groups: Iterable[Group]) -> int:
     return sum(s.num_trained_tokens for group in groups for s in group.samples)
 
 
-def _lag_shares(lags: Mapping[int, int]) -> dict[str, float]:
-    """Of the tokens trained on, by how many versions old they are; nothing where all are new."""
-    tokens = sum(lags.values())
-    shares = {f"tokens_lag_{lag}": count / tokens for lag, count in sorted(lags.items())}
-    return shares if max(lags, default=0) else {}
+def _shares(name: str, by_age: Mapping[int, int]) -> dict[str, float]:
+    """Of what is trained on, by how many versions old it is; nothing where all of it is new."""
+    total = sum(by_age.values())
+    shares = {f"{name}_{age}": count / total for age, count in sorted(by_age.items())}
+    return shares if max(by_age, default=0) else {}
 
 
 def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:

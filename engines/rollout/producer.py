@@ -25,6 +25,7 @@ from engines.rollout.roller import Roller
 from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import TRAINABLE, Group
 from engines.weight_versions import NO_VERSION, WeightVersions
+from infra.timeline import TICKETS, span
 
 
 @dataclass(slots=True)
@@ -110,17 +111,18 @@ class Producer:
 
     async def roll(self, ticket: Ticket) -> Group:
         """A ticket's rollouts, judged, and durable soon. Raises EngineError."""
-        rollouts = await self._roller.roll_group(
-            ticket.domain,
-            ticket.problem,
-            self._group_size,
-            temperature=self._temperature,
-            group_id=ticket.group_id,
-            seed_name=ticket.group_id,
-            known=self._known_of(ticket),
-            on_finished=lambda rollout: self._keep(ticket, rollout),
-            engine_of=lambda rollout, engine: self._engine_of(ticket, rollout, engine),
-        )
+        with span(TICKETS, f"ticket {ticket.number}", problem=ticket.problem.id):
+            rollouts = await self._roller.roll_group(
+                ticket.domain,
+                ticket.problem,
+                self._group_size,
+                temperature=self._temperature,
+                group_id=ticket.group_id,
+                seed_name=ticket.group_id,
+                known=self._known_of(ticket),
+                on_finished=lambda rollout: self._keep(ticket, rollout),
+                engine_of=lambda rollout, engine: self._engine_of(ticket, rollout, engine),
+            )
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         return Group(ticket.problem, samples, ticket.number)
 

@@ -61,6 +61,11 @@ class PublishedPolicy:
         """Whether a lost server has to wait for its weights."""
         return self._weights.locked()
 
+    @property
+    def is_repairing(self) -> bool:
+        """Whether a server that was lost waits for its weights."""
+        return self._repairing is not None and not self._repairing.done()
+
     @asynccontextmanager
     async def changing(self) -> AsyncGenerator[None]:
         """While the trainer's weights are not those of the version: no server is repaired."""

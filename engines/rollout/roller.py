@@ -19,6 +19,7 @@ from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError
+from infra.timeline import JUDGES, span
 
 _CANCEL_S = 5.0
 """what a driver may take to end when it is told to"""
@@ -140,7 +141,8 @@ async def _judge(domain: LiveDomain, rollout: Rollout) -> None:
         return
     if rollout.status in (Status.FAILED, Status.ABORTED):
         return
-    judgement = await domain.judge.judge(rollout.transcript)
+    with span(JUDGES, rollout.id):
+        judgement = await domain.judge.judge(rollout.transcript)
     reason = judgement.reason or rollout.transcript.reason
     if judgement.failed:
         _write(rollout.samples, reason=reason, status=Status.FAILED)

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from engines.sglang import last_turn
+from engines.sglang.in_flight import InFlight
 from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
 from engines.types import Finish, Generation, Sampling, TokenIds
@@ -80,15 +81,8 @@ class GenerationClient:
         self._queue: list[Pending] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusal: Exception | None = None
-        self._turns = 0
-        """under way"""
-        self._idle_s, self._idle_since = 0.0, time.monotonic()
-
-    @property
-    def idle_seconds(self) -> float:
-        """Time in which no turn was under way, since the client was made."""
-        now = 0.0 if self._turns else time.monotonic() - self._idle_since
-        return self._idle_s + now
+        self.in_flight = InFlight()
+        """the turns under way"""
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         """One turn. Raises EngineError when the engine refuses it or stays away.
@@ -104,11 +98,8 @@ class GenerationClient:
         if not self._queue:
             loop.call_soon(self._flush)
         self._queue.append((prompt_ids, sampling, future))
-        self._idle_s, self._turns = self.idle_seconds, self._turns + 1
-        try:
+        with self.in_flight.turn():
             return await future
-        finally:
-            self._turns, self._idle_since = self._turns - 1, time.monotonic()
 
     def refuse(self, reason: Exception) -> None:
         """Fail every turn asked for from now on: the servers may be someone else's by now."""

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from flows.plan import PlannedStage
+from flows.reports.curve_chart import curve_table
 from flows.reports.page import report_path
 from flows.reports.report import build_report, notes, score_table, training_table
 from flows.running.records import RunRecord, StageRecord
@@ -92,6 +93,12 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     if report.gains:
         header, rows = training_table(report)
         table = Table(*header, title="first and last version, with 95% intervals")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    header, rows = curve_table(report.curves)
+    if rows:
+        table = Table(*header, title="on held-out problems while training")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 
+from flows.reports.curve_chart import curve_chart, curve_table
 from flows.reports.report import (
     Report,
     markdown_table,
     mean,
     notes,
+    read_file,
     score_table,
     stage_table,
     training_table,
 )
+from flows.reports.timeline_picture import timeline_picture
 from flows.running.records import RunRecord, StageRecord
 from infra.home import home
+from infra.trace_file import TRACE_FILE, Trace, read_trace
 
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}code{background:#eef2f6;padding:.1rem .3rem}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
+h3{font-size:1rem;margin:1rem 0 0}code{background:#eef2f6;padding:.1rem .3rem}
 table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:left;
 border-bottom:1px solid #dde4ea}td:not(:first-child){font-variant-numeric:tabular-nums}
 .bar,.span{background:#dde8f0;border-radius:3px;position:relative;height:1.1rem;min-width:8rem}
@@ -36,15 +42,25 @@ def write_page(record: RunRecord, report: Report) -> Path:
     """Write the page to the home; returns its path."""
     path = report_path(report.run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(report, record.stages(), record.state().links, notes(report, record.recipe()))
-    path.write_text(page)
+    stages = record.stages()
+    traces = {
+        name: read_trace(data)
+        for name in report.curves
+        if (data := read_file(record, stages[name], TRACE_FILE)) is not None
+    }
+    said = notes(report, record.recipe())
+    path.write_text(render(report, stages, record.state().links, said, traces))
     return path
 
 
 def render(
-    report: Report, stages: dict[str, StageRecord], links: dict[str, str], said: list[str]
+    report: Report,
+    stages: dict[str, StageRecord],
+    links: dict[str, str],
+    said: list[str],
+    traces: Mapping[str, Trace],
 ) -> str:
-    """The page; `said` are the notes below the scores."""
+    """The page; `said` are the notes below the scores, `traces` the timelines of stages by name."""
     parts = [
         f"<h1>{_text(report.run)}</h1><p>{_text(report.state)} in {report.seconds:.0f} s</p>",
         "<p>"
@@ -59,8 +75,13 @@ def render(
         "<h2>First and last version, with 95% intervals</h2>",
         _table(*training_table(report)),
         "<h2>Notes</h2><ul>" + "".join(f"<li>{_text(n)}</li>" for n in said) + "</ul>",
+        "<h2>Scores while training</h2>",
+        _curves(report),
         "<h2>Timeline</h2>",
         _timeline(report, stages),
+        "<h2>Timelines of stages</h2>",
+        "".join(f"<h3>{_text(n)}</h3>{timeline_picture(t)}" for n, t in traces.items())
+        or "<p>none</p>",
         "<h2>Stages</h2>",
         _table(*stage_table(report)),
         f"<p>Again as text: <code>tributary report {_text(report.run)}</code></p>",
@@ -82,11 +103,17 @@ def markdown(report: Report, said: list[str]) -> str:
             markdown_table(*score_table(report.greedy)),
             "#### First and last version, with 95% intervals",
             markdown_table(*training_table(report)),
+            *_markdown_curves(report),
             "#### Stages",
             markdown_table(*stage_table(report)),
             "\n".join(f"- {note}" for note in said),
         ]
     )
+
+
+def _markdown_curves(report: Report) -> list[str]:
+    header, rows = curve_table(report.curves)
+    return ["#### Scores while training", markdown_table(header, rows)] if rows else []
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
@@ -104,6 +131,14 @@ def _bars(report: Report) -> str:
         for model, row in report.scores.items()
     )
     return f"<table>{rows}</table>"
+
+
+def _curves(report: Report) -> str:
+    charts = [
+        f"<h3>{_text(name)}</h3>{curve_chart(curve)}" for name, curve in report.curves.items()
+    ]
+    header, rows = curve_table(report.curves)
+    return ("".join(charts) or "<p>none</p>") + (_table(header, rows) if rows else "")
 
 
 def _timeline(report: Report, stages: dict[str, StageRecord]) -> str:

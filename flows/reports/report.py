@@ -20,6 +20,7 @@ from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.evaluate.statistics import paired_gain
+from tasks.rl.curve import CURVE_FILE, Curve
 
 Scores = dict[str, dict[str, float]]
 Intervals = dict[str, dict[str, tuple[float, float]]]
@@ -65,6 +66,8 @@ class Report(Config):
     """by expert: its last version against its first, on the same problems of its domain"""
     versions: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
     """by model: what scores call its versions, in the order of its path"""
+    curves: dict[str, Curve] = Field(default_factory=dict[str, Curve])
+    """by finished stage whose policy learned from its own samples"""
 
 
 def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
@@ -95,6 +98,12 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         intervals=content.get("intervals", {}),
         gains=_gains(content, record.recipe(), versions) if content else {},
         versions=versions,
+        curves={
+            planned.name: Curve.model_validate_json(data)
+            for planned in plan
+            if planned.spec.policy is not None
+            and (data := read_file(record, stages.get(planned.name), CURVE_FILE)) is not None
+        },
     )
 
 
@@ -110,6 +119,13 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
             f"create it again with `tributary resume {record.run}`"
         )
     return json.loads((artifacts.local(found) / "scores.json").read_text())
+
+
+def read_file(record: RunRecord, stage: StageRecord | None, name: str) -> bytes | None:
+    """A small file of a stage's artifact; None while there is none."""
+    if stage is None or not stage.artifact:
+        return None
+    return ArtifactStore(record.store, home() / "cache").read(stage.kind, stage.digest, name)
 
 
 def _gains(

@@ -15,6 +15,7 @@ the others read its artifact. Checkpoints belong to a stage, not to an attempt, 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import shutil
@@ -70,9 +71,10 @@ class ArtifactStore:
         try:
             manifest = Manifest.model_validate_json(unseal(data))
         except ValueError as error:
-            raise self._damaged(path, f"cannot be read: {error}") from error
+            raise self._damaged(kind, digest, path, f"cannot be read: {error}") from error
         if (manifest.kind, manifest.digest) != (kind, digest):
-            raise self._damaged(path, f"is of {manifest.kind} {manifest.digest}, not of {digest}")
+            what = f"is of {manifest.kind} {manifest.digest}, not of {digest}"
+            raise self._damaged(kind, digest, path, what)
         return manifest
 
     def commit(
@@ -145,6 +147,24 @@ class ArtifactStore:
             self.store, place, manifest.files, self._cache / place, self._verified
         )
 
+    def read(self, kind: str, digest: str, name: str) -> bytes | None:
+        """One small file of a finished artifact, without the others; None where there is none.
+
+        Raises CorruptArtifact.
+        """
+        manifest = self.manifest(kind, digest)
+        file = next((f for f in manifest.files if f.path == name), None) if manifest else None
+        if manifest is None or file is None:
+            return None
+        path = f"{_folder(kind, digest)}/{manifest.folder}/{name}"
+        try:
+            data = self.store.read(path)
+        except FileNotFoundError as error:
+            raise self._damaged(kind, digest, path, "is missing") from error
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise self._damaged(kind, digest, path, "is not what its manifest says")
+        return data
+
     def list(self) -> list[ArtifactRecord]:
         """All finished artifacts, newest first; damaged ones are left out with a warning."""
         kinds = self.store.listdir("artifacts")
@@ -175,11 +195,11 @@ class ArtifactStore:
             seconds=manifest.seconds, created=manifest.created,
         )  # fmt: skip
 
-    def _damaged(self, path: str, what: str) -> CorruptArtifact:
-        url = self.store.url(path)
+    def _damaged(self, kind: str, digest: str, path: str, what: str) -> CorruptArtifact:
+        folder = self.store.url(_folder(kind, digest))
         return CorruptArtifact(
-            f"{url} {what}. Delete the folder {url.rsplit('/', 1)[0]} and run again: the stage is "
-            "redone"
+            f"{self.store.url(path)} {what}. Delete the folder {folder} and run again: the stage is"
+            " redone"
         )
 
 

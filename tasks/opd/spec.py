@@ -54,7 +54,7 @@ class OpdSpec(StageSpec):
 
     @property
     def drawn(self) -> Mapping[Split, int]:
-        return {"rl": self.settings.problems_per_step}
+        return self.settings.drawn
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

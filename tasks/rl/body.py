@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines.chat import Chat
 from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.bounds import StopRule
-from engines.rollout.consumer import StepResult
+from engines.rollout.consumer import BeforePublish, StepResult
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.filters.verdict import AskFilter
 from engines.rollout.loop import Loop
 from engines.rollout.producer import Producer
 from engines.rollout.published_policy import PublishedPolicy
+from engines.rollout.queue_depths import counting
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
@@ -28,8 +28,11 @@ from engines.rollout.records.turn_journal import TurnJournal
 from engines.rollout.roller import Roller
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
+from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
+from infra.trace_file import write_trace
 from tasks.resources import context_length, lease_fleet, open_parts
 from tasks.rl import live_parts
+from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
@@ -39,7 +42,8 @@ from tasks.stage import StageContext, Stopped
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`,
-    `takes.jsonl` and, with `keep_rollouts`, `trained/`.
+    `takes.jsonl`, `training/curve.json`, `training/trace.json` and, with `keep_rollouts`,
+    `trained/`.
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
@@ -55,6 +59,8 @@ async def train(
         (roles, fleet), (chat, domains) = await run_both(
             _lease(stack, spec, context, model), open_parts(stack, model, spec.domains)
         )
+        timeline = Timeline()
+        stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())
         record = RlRecord(
             watch=watch,
@@ -70,18 +76,31 @@ async def train(
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
         group_filter = await live_parts.open_filter(stack, spec.settings)
-        loop = _loop(spec, context, chat, domains, roles, fleet, policy, group_filter)
-        await _resume(context, record, loop, roles, policy)
+        roller = Roller(
+            generate=fleet.client.generate,
+            chat=chat,
+            context_length=context_length(spec.settings.fleet, model),
+            seed=spec.seed,
+        )
+        asked = spec.settings.evaluate
+        evaluator = evaluator_of(asked, roller, domains, spec.seed)
+        evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)
+        stack.push_async_callback(evaluation.close)
+        loop = _loop(spec, context, domains, roller, roles, policy, group_filter, evaluation.finish)
+        await _resume(context, record, loop, roles, policy, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, record, loop, saving, roles, fleet)
+        await _train(spec, context, record, loop, saving, roles, fleet, evaluation, timeline)
         worked = time.monotonic() - began
         await roles.export(context.out, model)
+        await evaluation.finish()
         record.write_rollouts(context.out)
+        record.curve.write(context.out)
         takes = await loop.takes.export(context.out)
         missing = await loop.trained.export(context.out, takes) if loop.trained else []
         if missing:
             context.reporter.warn(f"no rollouts are kept: steps {missing} were trained without")
+        write_trace(timeline, context.out)
         return {**record.summary(), "work_seconds": worked}
 
 
@@ -99,12 +118,12 @@ async def _lease(
 def _loop(
     spec: RlSpec,
     context: StageContext,
-    chat: Chat,
     domains: list[LiveDomain],
+    roller: Roller,
     roles: Roles,
-    fleet: Fleet,
     policy: PublishedPolicy,
     group_filter: AskFilter,
+    before_publish: BeforePublish,
 ) -> Loop:
     """The parts of the stage's loop, as at its beginning."""
     settings = spec.settings
@@ -118,12 +137,7 @@ def _loop(
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,
         ),
-        roller=Roller(
-            generate=fleet.client.generate,
-            chat=chat,
-            context_length=context_length(settings.fleet, context.inputs["model"]),
-            seed=spec.seed,
-        ),
+        roller=roller,
         buffer=buffer,
         policy=policy,
         group_size=settings.group_size,
@@ -132,7 +146,7 @@ def _loop(
         journal=RolloutJournal(context.checkpoints),
         turns=TurnJournal(context.checkpoints),
     )
-    consumer = consumer_of(roles, settings, policy)
+    consumer = consumer_of(roles, settings, policy, before_publish)
     sampler = BackgroundSampler(producer, buffer, policy, settings.steps, settings.on_stale)
     trained = TrainedRollouts(context.checkpoints) if settings.keep_rollouts else None
     takes = TakeLog(context.checkpoints)
@@ -145,6 +159,7 @@ async def _resume(
     loop: Loop,
     roles: Roles,
     policy: PublishedPolicy,
+    timeline: Timeline,
 ) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
@@ -153,6 +168,7 @@ async def _resume(
         record.restore(folder)
         loop.buffer.restore(folder)
         loop.sampler.restore(folder)
+        timeline.restore(folder)
         await roles.load(folder)
         await policy.go_on(record.version)
     await loop.takes.recover(record.step + 1)
@@ -168,18 +184,29 @@ async def _train(
     saving: Saving,
     roles: Roles,
     fleet: Fleet,
+    evaluation: EvaluationSchedule,
+    timeline: Timeline,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
-    settings, idle_before = spec.settings, fleet.client.idle_seconds
+    settings, in_flight = spec.settings, fleet.client.in_flight
+    in_flight.since_last()
+
+    def depths() -> dict[str, float]:
+        return {
+            "tickets rolling": timeline.under_way(TICKETS),
+            "groups waiting": len(loop.buffer),
+            "turns in flight": in_flight.turns,
+        }
 
     async def after_step(result: StepResult) -> bool:
-        nonlocal idle_before
-        idle, idle_before = fleet.client.idle_seconds - idle_before, fleet.client.idle_seconds
-        record.observe(result, idle)
+        for group in result.dropped:
+            mark(TAKES, f"drops ticket {group.ticket}", step=result.step)
+        record.observe(result, in_flight.since_last())
         over = record.solved or record.step == settings.steps
+        await evaluation.begin_if_due(is_over=over)
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            snapshot = partial(_snapshot, record, loop, roles)
+            snapshot = partial(_snapshot, record, loop, roles, timeline)
             await saving.begin(record.step, record.score, snapshot, loop.sampler.first_open)
         if stopping:
             raise Stopped(
@@ -187,20 +214,23 @@ async def _train(
             )
         return over
 
-    await loop.run(
-        first=record.step + 1,
-        last=settings.steps,
-        after_step=after_step,
-        before_update=saving.wait_for_snapshot,
-    )
+    await evaluation.begin_if_due()
+    async with counting(timeline, depths):
+        await loop.run(
+            first=record.step + 1,
+            last=settings.steps,
+            after_step=after_step,
+            before_update=saving.wait_for_snapshot,
+        )
 
 
 def _snapshot(
-    record: RlRecord, loop: Loop, roles: Roles, folder: Path
+    record: RlRecord, loop: Loop, roles: Roles, timeline: Timeline, folder: Path
 ) -> Coroutine[Any, Any, object]:
-    """Record, groups and tickets as they are now; the ranks stay as they are until the next
+    """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
     write_rollouts = record.save(folder)
+    timeline.save(folder)
     loop.buffer.save(folder)
     loop.sampler.save(folder)
     return run_both(roles.save(folder), asyncio.to_thread(write_rollouts))

@@ -11,9 +11,13 @@ from typing import Any
 
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
+from engines.rollout.evaluator import Evaluated
 from engines.rollout.metrics import first_samples, mean, most_frequent_reason, step_metrics
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.notes import Notes
+from engines.sglang.in_flight import ServerUse
+from tasks.rl.curve import Curve, ScorePoint
+from tasks.rl.held_out_scores import point_metrics, score_points
 from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
@@ -31,6 +35,10 @@ _TOTALS = (
 )
 _WINDOW = 3
 """number of steps at the start and at the end whose means the summary compares"""
+_SHOWN = 4
+"""number of held-out problems of a domain whose first rollout is kept for browsing"""
+NEVER = -1
+"""the step of an evaluation that was not made"""
 
 
 class RlRecord:
@@ -56,14 +64,20 @@ class RlRecord:
             name: []
             for name in ("mismatch_mean", "mismatch_max", "mfu", "mfu_stated", "teacher_kl")
         }
-        self._unsaved: dict[int, dict[str, float]] = {}
+        self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._training: dict[int, float] = {}
+        self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
         self.step = 0
         self.version = 0
         self.solved = False
 
-    def observe(self, result: StepResult, servers_idle_seconds: float = 0.0) -> None:
+    def observe(self, result: StepResult, servers: ServerUse) -> None:
         """Take one step in and report it. Raises TrainingStopped when a bound is broken."""
-        metrics = step_metrics(result) | {"servers_idle_seconds": servers_idle_seconds}
+        metrics = step_metrics(result) | {
+            "servers_idle_seconds": servers.idle_seconds,
+            "turns_in_flight_mean": servers.mean_turns,
+            "turns_in_flight_max": float(servers.most_turns),
+        }
         self.step, self.version = result.step, result.version
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)
@@ -71,8 +85,9 @@ class RlRecord:
             if name in metrics:
                 values.append(metrics[name])
         self._gallery.add_step(f"step {result.step}", result.sampled.groups)
-        self._unsaved[result.step] = metrics
-        self._reporter.metrics(result.step, metrics)
+        if "outcome_mean" in metrics:
+            self._training[result.step] = metrics["outcome_mean"]
+        self._report(result.step, metrics)
         self._reporter.progress(
             result.step,
             self._steps,
@@ -85,6 +100,30 @@ class RlRecord:
         for fault in filter(None, (result.sampled.filter_fault, result.buffer_fault)):
             self._reporter.warn(f"step {result.step}: {fault}")
         self.solved = self._watch.observe(result.step, metrics, reason)
+
+    def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
+        """Take scores on held-out problems in and report them; the publish waited so long."""
+        points = score_points(evaluated)
+        for domain, groups in evaluated.groups.items():
+            self._held_out[domain].append(points[domain])
+            shown = [sample for group in groups[:_SHOWN] for sample in group[0].samples]
+            self._gallery.add(f"evaluation after step {evaluated.step}", shown)
+        times = {"eval_seconds": evaluated.seconds, "eval_held_seconds": held_seconds}
+        self._report(evaluated.step, point_metrics(points) | times)
+
+    @property
+    def last_evaluated(self) -> int:
+        """The step of the newest scores on held-out problems."""
+        return max((p[-1].step for p in self._held_out.values()), default=NEVER)
+
+    @property
+    def curve(self) -> Curve:
+        """Of all steps so far."""
+        return Curve(training=self._training, held_out=self._held_out)
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        self._unsaved[step] |= metrics
+        self._reporter.metrics(step, metrics)
 
     def checkpointed(self, seconds: float) -> None:
         """Take in how long checkpoints stopped the run."""
@@ -109,6 +148,7 @@ class RlRecord:
             **{name: totals[name] for name in _TOTALS},
             **self._stated(),
             **self._distance(),
+            **self._scores(),
         }
 
     def _stated(self) -> dict[str, float]:
@@ -122,6 +162,16 @@ class RlRecord:
         if not kl:
             return {}
         return {"teacher_kl_first": mean(kl[:_WINDOW]), "teacher_kl_last": mean(kl[-_WINDOW:])}
+
+    def _scores(self) -> dict[str, float]:
+        """On held-out problems at either end, mean over domains, where any were scored."""
+        curves = [list(self.curve.outcomes(domain).values()) for domain in self._held_out]
+        if not curves or not all(curves):
+            return {}
+        return {
+            "eval_outcome_first": mean(outcomes[0] for outcomes in curves),
+            "eval_outcome_last": mean(outcomes[-1] for outcomes in curves),
+        }
 
     @property
     def score(self) -> float:
@@ -150,9 +200,14 @@ class RlRecord:
             "totals": self._totals,
             "kept": self._kept,
             "metrics": self._unsaved,
+            "training": self._training,
+            "held_out": {
+                domain: [point.model_dump() for point in points]
+                for domain, points in self._held_out.items()
+            },
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
-        self._unsaved = {}
+        self._unsaved = defaultdict(dict)
         return partial(self._note_shown, self.step, self._gallery.take())
 
     def _note_shown(self, step: int, rows: Gallery) -> None:
@@ -168,6 +223,9 @@ class RlRecord:
         self._totals.update(state["totals"])
         self._kept.update(state["kept"])
         self._shown = state["shown"]
+        self._training = {int(step): outcome for step, outcome in state["training"].items()}
+        for domain, points in state["held_out"].items():
+            self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
         for step, values in state["metrics"].items():
             self._reporter.metrics(int(step), values)
 

@@ -10,7 +10,7 @@ from engines.megatron.ranks import critic_group
 from engines.megatron.ranks.critic_group import CriticGroup
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
-from engines.rollout.consumer import Consumer
+from engines.rollout.consumer import BeforePublish, Consumer, at_once
 from engines.rollout.protocols import PublishedWeights
 from infra.run_both import run_both
 from tasks.rl.spec import RlSettings
@@ -49,7 +49,12 @@ class Roles:
             await self.critic.export(out / CRITIC_FOLDER, model)
 
 
-def consumer_of(roles: Roles, settings: RlSettings, policy: PublishedWeights) -> Consumer:
+def consumer_of(
+    roles: Roles,
+    settings: RlSettings,
+    policy: PublishedWeights,
+    before_publish: BeforePublish = at_once,
+) -> Consumer:
     """What makes a stage's optimizer steps."""
     critic = settings.critic_role
     return Consumer(
@@ -59,6 +64,7 @@ def consumer_of(roles: Roles, settings: RlSettings, policy: PublishedWeights) ->
         groups_per_step=settings.problems_per_step,
         critic=roles.critic,
         critic_only_steps=critic.warmup_steps if critic else 0,
+        before_publish=before_publish,
     )
 
 

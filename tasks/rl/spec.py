@@ -96,7 +96,7 @@ class RlSpec(StageSpec):
 
     @property
     def drawn(self) -> Mapping[Split, int]:
-        return {"rl": self.settings.problems_per_step}
+        return self.settings.drawn
 
     @property
     def most_problems(self) -> int:

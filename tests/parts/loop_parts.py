@@ -87,13 +87,18 @@ class Notes:
         return [data for n, data in self.kept[kind] if first <= n <= end]
 
 
+async def at_once():
+    """Before a publish."""
+
+
 class Parts:
     """A loop with its trainer; the trainer's policy is the one that answers."""
 
     def __init__(
         self, say, *, max_staleness=0, slow=0, wanted=4, oversample=1.0, version=0, notes=None,
         critic=None, critic_only_steps=0, algorithm=None, on_stale="drop",
-        delay=lambda _: 1, waves=1, journal=None, keeps=False, domains=None, **more,
+        delay=lambda _: 1, waves=1, journal=None, keeps=False, domains=None,
+        before_publish=at_once, **more,
     ):  # fmt: skip
         self.policy = Policy(say, delay)
         self.policy.version = version
@@ -111,6 +116,7 @@ class Parts:
             groups_per_step=wanted,
             critic=critic,
             critic_only_steps=critic_only_steps,
+            before_publish=before_publish,
         )
         self.takes = TakeLog(self.notes)
         self.sampler = BackgroundSampler(
@@ -131,11 +137,12 @@ class Parts:
         self.policy.may_answer.clear()
         self.trainer.answers_meanwhile = True
 
-    async def run(self, steps, stop_after=None, first=1, **more):
+    async def run(self, steps, stop_after=None, first=1, after_each=at_once, **more):
         results = []
 
         async def after_step(result):
             results.append(result)
+            await after_each()
             return result.step == stop_after
 
         self.sampler.steps = steps

@@ -43,7 +43,7 @@ class ListReporter:
     verbose: bool = False
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self.steps[step] = dict(values)
+        self.steps.setdefault(step, {}).update(values)
 
     def progress(self, done: int, total: int, message: str = "") -> None:
         if self.verbose:

@@ -16,6 +16,7 @@ import orjson
 
 from engines.rollout.records.notes import Notes
 from infra.errors import InputError
+from infra.timeline import TAKES, mark
 
 TAKES_FILE = "takes.jsonl"
 """of an artifact"""
@@ -54,6 +55,7 @@ class TakeLog:
 
     async def write(self, take: Take) -> None:
         """Durable when it returns; nothing is written if the log says so already."""
+        mark(TAKES, f"step {take.step}", tickets=" ".join(map(str, take.tickets)))
         if self._takes.get(take.step) == take:
             return
         data = orjson.dumps([take.step, take.version, take.tickets])

@@ -23,9 +23,10 @@ MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-train
 step 4; of step 5"""
 LIMIT_S = 120.0
 
-# A critic that is alone in the first step; sampling beside training; a coarser engine.
+# Scores on held-out problems; a critic that is alone in the first step; sampling beside training;
+# a coarser engine.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "grpo": {},
+    "grpo": {"evaluate": {"every": 2, "problems": 8}},
     "ppo": {"algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
     "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
     "bf16": {

@@ -18,25 +18,29 @@ from safetensors.numpy import load_file
 
 from engines.rollout.records.gallery import read_rollouts
 from infra.errors import AgreementError
+from infra.trace_file import TRACE_FILE, read_trace
 from tasks.rl.body import run as run_rl
+from tasks.rl.curve import CURVE_FILE, Curve
 from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
 from tests.parts.stage_parts import ListReporter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-_TIMES = ("seconds", "_per_s", "mfu", "recovered")
+_NOT_COMPARED = ("seconds", "_per_s", "mfu", "recovered", "in_flight", "eval_")
 
 
 def result(context: StageContext) -> tuple[list[bytes], list[Any], dict[int, dict[str, float]]]:
-    """Weights of all roles, shown rollouts and metrics, less what a clock says."""
+    """Weights of all roles, shown rollouts and metrics of training, less what a clock says."""
     reporter = context.reporter
     assert isinstance(reporter, ListReporter)
     steps = {
-        step: {k: v for k, v in values.items() if not any(t in k for t in _TIMES)}
+        step: kept
         for step, values in reporter.steps.items()
+        if (kept := {k: v for k, v in values.items() if not any(t in k for t in _NOT_COMPARED)})
     }
-    shown = list(read_rollouts(context.out / "rollouts.parquet"))
+    rows = read_rollouts(context.out / "rollouts.parquet")
+    shown = [row for row in rows if row.label.startswith("step")]
     weights = sorted(context.out.rglob("*.safetensors"))
     return [file.read_bytes() for file in weights], shown, steps
 
@@ -77,7 +81,9 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     whole = context_of(stage_root, "whole", small_base)
-    await run_rl(rl_spec(), whole)
+    spec = rl_spec()
+    unwatched = spec.settings.model_copy(update={"evaluate": None})
+    await run_rl(spec.model_copy(update={"settings": unwatched}), whole)
     _, _, steps = result(whole)
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all(step["update_skipped"] == 0 for step in steps.values())
@@ -93,7 +99,17 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert isinstance(rest.reporter, ListReporter)
     fifth = rest.reporter.steps[5]
     assert fifth["rollouts_recovered"] == 4 * fifth["groups_rolled"], "none is made twice"
-    check_same(whole, rest)
+    check_same(whole, rest)  # which also shows that evaluations change nothing
+
+    assert not Curve.model_validate_json((whole.out / CURVE_FILE).read_bytes()).held_out
+    curve = Curve.model_validate_json((rest.out / CURVE_FILE).read_bytes())
+    points = curve.held_out["general"]
+    assert [(p.step, p.version, p.problems) for p in points] == [
+        (0, 0, 8), (2, 2, 8), (4, 4, 8), (5, 5, 8),
+    ]  # fmt: skip
+    assert len({p.outcome for p in points}) > 1
+    trace = read_trace((rest.out / TRACE_FILE).read_bytes())
+    assert {e.part for e in trace.events if e.name == "train"} == {1, 2, 3}, "of each checkpoint"
 
 
 async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(

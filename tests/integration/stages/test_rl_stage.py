@@ -15,6 +15,8 @@ from engines.rollout.records.saved_groups import saved_groups
 from infra.store.artifacts import StageCheckpoints
 from infra.store.retention import NoteKind
 from infra.store.store import Store
+from infra.timeline import LANES, TRAINER
+from infra.trace_file import TRACE_FILE, read_trace
 from tasks.distill.body import run as run_distill
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.body import run as run_evaluate
@@ -62,6 +64,7 @@ def rl_spec(steps: int) -> RlSpec:
         "optimizer": {"lr": 1e-2},
         "checkpoint_every": 2,
         "keep_rollouts": True,
+        "evaluate": {"every": 2, "problems": 8, "samples": 2},
     }
     return RlSpec.model_validate({"settings": settings, "domains": [DOMAIN]})
 
@@ -80,17 +83,30 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     metrics = await run_rl(rl_spec(3), second)
     reporter = second.reporter
     assert isinstance(reporter, ListReporter)
-    assert sorted(reporter.steps) == [1, 2, 3], "the checkpoint's steps are reported again"
+    assert sorted(reporter.steps) == [0, 1, 2, 3], "the checkpoint's steps are reported again"
     assert [reporter.steps[n]["version"] for n in (2, 3)] == [2.0, 3.0]
     assert metrics["steps"] == 3.0
-    for step in reporter.steps.values():
+    for number in (1, 2, 3):
+        step = reporter.steps[number]
         assert 0 < step["mismatch_mean"] <= 2e-5
         assert step["entropy"] > 0
         assert step["publish_bytes"] > 0
         assert step["groups_kept"] == 4
+        assert 0 < step["turns_in_flight_mean"] <= step["turns_in_flight_max"]
     shown = list(read_rollouts(second.out / "rollouts.parquet"))
-    assert {r.label for r in shown} == {"step 1", "step 2", "step 3"}
-    assert {v for r in shown if r.label == "step 3" for v in r.weight_versions} == {-1, 2}
+    versions = {
+        label: {v for r in shown if r.label == label for v in r.weight_versions}
+        for label in dict.fromkeys(r.label for r in shown)
+    }
+    assert versions == {
+        "evaluation after step 0": {-1, 0},
+        "step 1": {-1, 0},
+        "step 2": {-1, 1},
+        "evaluation after step 2": {-1, 2},
+        "step 3": {-1, 2},
+        "evaluation after step 3": {-1, 3},
+    }
+    _has_a_timeline(second.out)
 
     assert await _replays(root, rl_spec(3), second, {"model": model}) == 0
     step = second.out / "trained" / "00000002.bin"
@@ -99,7 +115,10 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     step.write_bytes(pack_groups(groups))
     assert await _replays(root, rl_spec(3), second, {"model": model}) > 0
     await _learns_from_saved_rollouts(root, model)
-    await _evaluates_differently(root, model, second.out)
+    scores = await _evaluates_differently(root, model, second.out)
+    assert [reporter.steps[n]["eval_outcome_general"] for n in (0, 3)] == [
+        scores["base"], scores["general"],
+    ], "as the stage that evaluates has it"  # fmt: skip
     await _distills_to_rows(root, model, second.out)
 
 
@@ -135,12 +154,22 @@ async def _learns_from_saved_rollouts(root: Path, model: Path) -> None:
     assert weight_difference(offline.out, model).differing
 
 
-async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None:
+def _has_a_timeline(trained: Path) -> None:
+    trace = read_trace((trained / TRACE_FILE).read_bytes())
+    assert {e.lane for e in trace.events} == set(LANES)
+    named = {(e.part, e.name) for e in trace.events if e.lane == TRAINER}
+    assert {(part, what) for part in (1, 2) for what in ("wait", "train", "publish")} <= named
+    assert {"turns in flight", "tickets rolling", "groups waiting"} == set(trace.counts)
+    assert max(p.value for p in trace.counts["turns in flight"]) > 1
+
+
+async def _evaluates_differently(root: Path, model: Path, trained: Path) -> dict[str, float]:
+    """-> scores of both models at temperature 1."""
     inputs = {"base": model, "general": trained}
     context = stage_context(root, "evaluate", inputs)
     spec = EvaluateSpec.model_validate(
         {
-            "settings": {"problems": 8, "samples": 2},
+            "settings": {"problems": 8, "samples": 2, "samples_elsewhere": 2},
             "domains": [scored(SHORT)],
             "home": {"general": ["general"]},
         }
@@ -152,7 +181,7 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None
         await run_evaluate(spec, cut)
     resumed = stage_context(root, "evaluate-cut", inputs)
     metrics = await run_evaluate(spec, resumed)
-    assert 0 < metrics["rollouts_recovered"] < 8 * (1 + 2 + 1)
+    assert 0 < metrics["rollouts_recovered"] < 8 * (2 + 2 + 1)
     for name in ("scores.json", "rollouts.parquet"):
         assert (resumed.out / name).read_bytes() == (context.out / name).read_bytes()
     tables = json.loads((context.out / "scores.json").read_text())
@@ -165,6 +194,7 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> None
     }
     assert by_model["base"].keys() == by_model["general"].keys()
     assert by_model["base"] != by_model["general"]
+    return {name: scores["general"] for name, scores in tables["scores"].items()}
 
 
 async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:

@@ -131,7 +131,7 @@ async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
         )
         sampler = BackgroundSampler(producer, buffer, policy, STEPS)
         loop = Loop(producer, buffer, TakeLog(notes), consumer, policy, sampler)
-        began, idle = time.monotonic(), client.idle_seconds
+        began, idle = time.monotonic(), client.in_flight.idle_seconds
         await loop.run(first=1, last=STEPS, after_step=after_step)
-        seconds, idle = time.monotonic() - began, client.idle_seconds - idle
+        seconds, idle = time.monotonic() - began, client.in_flight.idle_seconds - idle
     return Ran(seconds, sum(trainer.seen), [step_metrics(r) for r in results], idle)

@@ -11,9 +11,12 @@ from typing import Any
 
 from engines.rollout.records.take_log import TAKES_FILE
 from infra.store.store import file_sha256
+from infra.trace_file import TRACE_FILE
 
 _OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|(rollouts|tokens)_recovered")
 """metrics that are other in every run"""
+_TIMES = frozenset({TRACE_FILE})
+"""files that are other in every run"""
 _EQUAL = ("kind", "digest", "identity", "inputs", "seeds")
 
 
@@ -89,7 +92,11 @@ def _folder(manifest: Path) -> Path:
 
 
 def checksums(manifest: Path) -> dict[str, str]:
-    """Of an artifact's files, by path, as its manifest states them."""
+    """Of an artifact's files that are results, by path, as its manifest states them."""
+    return {name: sha256 for name, sha256 in _stated(manifest).items() if name not in _TIMES}
+
+
+def _stated(manifest: Path) -> dict[str, str]:
     files = json.loads(manifest.read_text())["files"]
     return {file["path"]: file["sha256"] for file in files}
 
@@ -103,7 +110,7 @@ def _differing(expected: Path, found: Path) -> Iterable[str]:
 
 
 def _damaged(manifest: Path) -> Iterable[str]:
-    for name, checksum in checksums(manifest).items():
+    for name, checksum in _stated(manifest).items():
         if file_sha256(_folder(manifest) / name) != checksum:
             yield f"{name} is not what its manifest says"
 

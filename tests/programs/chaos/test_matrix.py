@@ -13,6 +13,7 @@ from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.home import SOURCE_ROOT
+from infra.trace_file import TRACE_FILE
 from tests.programs.chaos.cells import matrix
 from tests.programs.chaos.compare import broken_promises, differences, made_from
 from tests.programs.chaos.ground import STALL_S
@@ -22,12 +23,16 @@ pytestmark = pytest.mark.unit
 
 
 def _write(store: Path, kind: str, inputs: dict[str, str], **metrics: float) -> Path:
-    """An artifact of one file, whose digest is its kind; -> the file."""
+    """An artifact of a result and a trace, whose digest is its kind; -> the result's file."""
     folder = store / "artifacts" / kind / kind
-    (folder / "a1").mkdir(parents=True)
-    data = f"weights of {kind}".encode()
-    (folder / "a1" / "model").write_bytes(data)
-    checksum = hashlib.sha256(data).hexdigest()
+    content = {"model": f"weights of {kind}", TRACE_FILE: f"times of {store.name}"}
+    for name, text in content.items():
+        (folder / "a1" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "a1" / name).write_text(text)
+    files = [
+        {"path": name, "size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        for name, text in content.items()
+    ]
     manifest: dict[str, Any] = {
         "kind": kind,
         "digest": kind,
@@ -36,7 +41,7 @@ def _write(store: Path, kind: str, inputs: dict[str, str], **metrics: float) -> 
         "inputs": inputs,
         "seeds": {},
         "metrics": metrics,
-        "files": [{"path": "model", "size": len(data), "sha256": checksum}],
+        "files": files,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder / "a1" / "model"

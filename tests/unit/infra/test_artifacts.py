@@ -103,6 +103,22 @@ def test_a_damaged_file_is_named_with_what_to_do(artifacts: ArtifactStore, tmp_p
         artifacts.local(record)
 
 
+def test_one_file_is_read_without_the_others(
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
+) -> None:
+    assert artifacts.read("sft", DIGEST, "sub/config") is None
+    commit(artifacts, folder(tmp_path / "out"))
+    assert artifacts.read("sft", DIGEST, "sub/config") == b"{}"
+    assert artifacts.read("sft", DIGEST, "other") is None
+    place = f"artifacts/sft/{DIGEST[:12]}"
+    store.write(f"{place}/a1/sub/config", b"[]")
+    with pytest.raises(CorruptArtifact, match=f"config is not what .*Delete the folder .*{place} "):
+        artifacts.read("sft", DIGEST, "sub/config")
+    store.delete_tree(f"{place}/a1/sub")
+    with pytest.raises(CorruptArtifact, match="config is missing"):
+        artifacts.read("sft", DIGEST, "sub/config")
+
+
 def test_unchanged_files_are_hashed_once(
     artifacts: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

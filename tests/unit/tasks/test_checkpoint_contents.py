@@ -21,12 +21,14 @@ LOOP = (
             "rl/body",
             "rl/record",
             "rl/roles",
+            "rl/evaluation",
             "opd/body",
             "saving",
             "sft/body",
             "sft/record",
         )
     ),
+    ROOT / "infra/timeline.py",
     *(ROOT / f"engines/megatron/train/{name}.py" for name in ("training", "trainer", "critic")),
 )
 
@@ -75,6 +77,7 @@ def test_what_is_listed_for_a_file_is_saved_and_restored() -> None:
         ("tasks/rl/record.py:RlRecord", "state.json"),
         ("tasks/sft/record.py:SftRecord", "state.json"),
         ("engines/rollout/group_buffer.py:GroupBuffer", "buffer.bin"),
+        ("infra/timeline.py:Timeline", "timeline.json"),
     ):
         file, _, which = name.partition(":")
         tree = ast.parse((ROOT / file).read_text())

@@ -10,6 +10,7 @@ from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.producer import Sampled
 from engines.rollout.records.gallery import Gallery, read_rollouts
+from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
 from tasks.rl.record import RlRecord
@@ -65,12 +66,12 @@ def step(number, *samples, teacher_kl=None):
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     notes = Notes()
     first = record(Reporter(), notes)
-    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
-    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)))
+    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
+    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
     first.checkpointed(0.5)
     write_rollouts = first.save(tmp_path)
     before = first.summary()
-    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)))
+    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)), ServerUse())
     write_rollouts()
     reporter = Reporter()
     second = record(reporter, notes)
@@ -78,7 +79,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
     assert second.summary() == before, "what came after it was begun is not in it"
-    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)))
+    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)), ServerUse())
     second.checkpointed(0.25)
     summary = second.summary()
     assert summary["checkpoint_seconds"] == 0.75
@@ -102,10 +103,10 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
 def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
     notes = Notes()
     torn = record(Reporter(), notes)
-    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)))
+    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)), ServerUse())
     torn.save(tmp_path)()
     rest = record(Reporter(), notes)
-    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)))
+    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
     rest.save(tmp_path)()
     rest.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
@@ -113,7 +114,7 @@ def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
     made = record(Reporter())
-    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)))
+    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)), ServerUse())
     made.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
 
@@ -122,13 +123,13 @@ def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():
     reporter = Reporter()
     made = record(reporter)
     failed = sample(1, 0.0, Status.FAILED, "reward 'x' raised ValueError: no")
-    made.observe(step(1, sample(0, 1.0), failed))
+    made.observe(step(1, sample(0, 1.0), failed), ServerUse())
     assert reporter.warnings == [
         "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1, the first on p)"
     ]
     assert reporter.steps[1]["failed_share"] == 0.5
     with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2, the first on p\)"):
-        made.observe(step(2, failed, failed))
+        made.observe(step(2, failed, failed), ServerUse())
     assert 2 in reporter.steps
 
 
@@ -136,19 +137,19 @@ def test_three_solved_steps_solve_the_run():
     made = record(Reporter())
     for number in (1, 2, 3):
         assert not made.solved
-        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)))
+        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)), ServerUse())
     assert made.solved
 
 
 def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(tmp_path):
     first = record(Reporter())
     for number in (1, 2):
-        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number))
+        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number), ServerUse())
     first.save(tmp_path)()
     second = record(Reporter())
     second.restore(tmp_path)
     for number in (3, 4):
-        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0))
+        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0), ServerUse())
     summary = second.summary()
     assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
     assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3

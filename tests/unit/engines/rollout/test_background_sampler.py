@@ -109,6 +109,17 @@ async def test_a_publish_leaves_turns_under_way_alone_and_each_token_has_its_ver
         assert not found or sum(found) == pytest.approx(1.0)
 
 
+async def test_a_step_tells_how_many_samples_are_how_old():
+    results = await Parts(by_seed, max_staleness=2, slow=500).run(4)
+    metrics = [step_metrics(r) for r in results]
+    ages = [{n: m[f"staleness_{n}"] for n in range(3) if f"staleness_{n}" in m} for m in metrics]
+    assert ages[0] == {}, "all are new"
+    for shares, step in zip(ages[1:], metrics[1:], strict=True):
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert step["staleness_mean"] == pytest.approx(sum(n * s for n, s in shares.items()))
+        assert step["staleness_max"] == max(shares)
+
+
 async def test_the_gate_compares_only_what_the_present_weights_wrote():
     """`Trainer.agreement` asserts it."""
     parts = Parts(by_seed, max_staleness=2, slow=10, delay=lambda call: call % 13)

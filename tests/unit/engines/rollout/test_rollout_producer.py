@@ -17,7 +17,7 @@ from engines.types import Group, Problem, Status
 from tasks.rl.body import _loop
 from tasks.rl.live_parts import open_filter
 from tasks.rl.spec import RlSettings, RlSpec
-from tests.parts.rollout_parts import AtVersion, CharChat, Policy, domain, producer_of, roller
+from tests.parts.rollout_parts import AtVersion, Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
@@ -171,19 +171,21 @@ async def stages_sampled(algorithm, group_size, policy):
     """What an RL stage samples with a policy that answers as `policy` does."""
     settings = RlSettings(
         steps=1, problems_per_step=4, group_size=group_size, oversample=2.0, refill_rounds=0,
-        algorithm=algorithm, optimizer={"lr": 1e-4}, fleet={"context_length": 200},
+        algorithm=algorithm, optimizer={"lr": 1e-4},
     )  # fmt: skip
     parts = {"curriculum": {"name": "general"}, "rewards": [{"name": "format", "outcome": True}]}
     spec = RlSpec(settings=settings, domains=[{"name": "d", **parts}])
     context = SimpleNamespace(inputs={"model": Path()}, checkpoints=NoNotes())
-    fleet = SimpleNamespace(client=policy)
     roles = SimpleNamespace(trainer=None, critic=None)
     async with AsyncExitStack() as stack:
         group_filter = await open_filter(stack, settings)
-    loop = _loop(
-        spec, context, CharChat(), [domain("d", float)], roles, fleet, AtVersion(), group_filter
-    )
+    domains = [domain("d", float)]
+    policy_roller = roller(policy)
+    loop = _loop(spec, context, domains, policy_roller, roles, AtVersion(), group_filter, nothing)
     return await fill(loop.producer)
+
+
+async def nothing(): ...
 
 
 class NoNotes:

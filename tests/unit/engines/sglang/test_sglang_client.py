@@ -147,15 +147,15 @@ async def test_servers_are_idle_while_no_turn_is_under_way() -> None:
         return await _good(body)
 
     async with _endpoint(late) as (url, _), GenerationClient(url) as client:
-        began = client.idle_seconds
+        began = client.in_flight.idle_seconds
         await asyncio.sleep(0.2)
-        waited = client.idle_seconds - began
+        waited = client.in_flight.idle_seconds - began
         both = [client.generate([i], Sampling(4)) for i in range(2)]
         await asyncio.gather(*both)
-        after = client.idle_seconds - began
+        after = client.in_flight.idle_seconds - began
         assert 0.2 <= waited <= after < waited + 0.1
         await asyncio.sleep(0.1)
-        assert client.idle_seconds - began >= after + 0.1
+        assert client.in_flight.idle_seconds - began >= after + 0.1
 
 
 async def test_nobody_at_the_address_is_an_engine_error() -> None:

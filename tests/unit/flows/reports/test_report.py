@@ -15,6 +15,9 @@ from flows.reports.report import Report, build_report, notes, score_table, train
 from flows.running.records import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
+from infra.timeline import TRAINER, Timeline
+from infra.trace_file import write_trace
+from tasks.rl.curve import Curve, ScorePoint
 
 pytestmark = pytest.mark.unit
 
@@ -79,7 +82,7 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
-        "versions",
+        "versions", "curves",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
@@ -162,12 +165,39 @@ def test_artifacts_are_looked_for_where_the_latest_run_keeps_them(
 
 
 def test_the_page_is_self_contained_and_escapes_what_it_shows(record: RunRecord) -> None:
-    page = render(_report(record), record.stages(), {"<b>": "http://x/?a=1&b=2"}, ["<b>"])
+    page = render(_report(record), record.stages(), {"<b>": "http://x/?a=1&b=2"}, ["<b>"], {})
     assert "<b>" not in page
     assert "http://x/?a=1&amp;b=2" in page
     assert "src=" not in page
     assert "0.800" in page
     assert write_page(record, _report(record)).is_file()
+
+
+def test_a_stage_that_scored_its_policy_on_the_way_is_shown_with_its_curve_and_timeline(
+    record: RunRecord, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    point = ScorePoint(step=4, version=4, outcome=0.625, stderr=0.1, problems=8, wanted=8)
+    curve = Curve(training={1: 0.5}, held_out={"agent": [point]})
+    curve.write(folder)
+    timeline = Timeline()
+    timeline.add(TRAINER, "train", 100.0, 2.0, {"step": 1})
+    write_trace(timeline, folder)
+    made = ArtifactStore(record.store, tmp_path / "cache").commit(
+        "rl", "a" * 64, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=3.0,
+    )  # fmt: skip
+    record.put_stage(
+        StageRecord(name="agent-rl", kind="rl", state="completed", digest="a" * 64,
+                    artifact=made.url, started=10.0)
+    )  # fmt: skip
+    report = _report(record)
+    assert report.curves == {"agent-rl": curve}
+    assert "| agent-rl | agent | 4: 0.625 | 0.625 ± 0.100 on 8 problems |" in markdown(report, [])
+    page = write_page(record, report).read_text()
+    assert "held out: agent" in page
+    assert "Idle: trainer 0%, servers 100%" in page
 
 
 def test_the_markdown_holds_scores_and_stages(record: RunRecord) -> None:

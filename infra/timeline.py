@@ -1,0 +1,185 @@
+"""The timeline of a stage: which of its parts did what when, for a person to look at.
+
+    with recording(timeline):                 from here on, in this task and those that it starts
+        with span(TRAINER, "train", step=3):  something that takes time
+        mark(TAKES, "step 3")                 a moment
+        timeline.count({"groups waiting": 4}) what changes now and then
+
+Times are no results: nothing is decided by them, and no digest contains them. Where nobody records,
+a span and a mark cost nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+
+TRAINER, SERVERS = "trainer", "servers"
+TICKETS, JUDGES, TAKES = "tickets", "judges", "takes"
+CHECKPOINTS, EVALUATION = "checkpoints", "evaluation"
+LANES = (TRAINER, SERVERS, TICKETS, JUDGES, TAKES, EVALUATION, CHECKPOINTS)
+
+About: TypeAlias = Mapping[str, str | int | float | bool]
+
+_MOST = 4000
+"""events of a lane, and points of a count, that are kept"""
+_FILE = "timeline.json"
+_ZERO = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Unix time, by a clock that nobody sets: what follows something else begins at its end."""
+    return _ZERO + time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Example: Event("trainer", "train", 1790000000.5, 2.25, part=1, about={"step": 3})"""
+
+    lane: str
+    name: str
+    began: float
+    """Unix time"""
+    seconds: float | None
+    """None: a moment"""
+    part: int
+    about: About
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A count from now on."""
+
+    at: float
+    """Unix time"""
+    value: float
+    part: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Of one stage, over its attempts. Of each lane the newest events are kept."""
+
+    most: int = _MOST
+    part: int = 1
+    """1 for the attempt that began the stage; one more for each that continues it"""
+    dropped: int = 0
+    """events and points that are not kept"""
+    _events: dict[str, deque[Event]] = field(default_factory=dict[str, deque[Event]])
+    _points: dict[str, list[Point]] = field(default_factory=dict[str, list[Point]])
+    _apart: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """seconds between two points of a count: twice as many whenever half of them are dropped"""
+    _open: Counter[str] = field(default_factory=Counter[str])
+    """spans of a lane that are not over"""
+
+    @property
+    def events(self) -> list[Event]:
+        """In the order in which they ended, lane by lane."""
+        return [event for lane in self._events.values() for event in lane]
+
+    @property
+    def counts(self) -> Mapping[str, list[Point]]:
+        """By name, oldest point first."""
+        return self._points
+
+    def under_way(self, lane: str) -> int:
+        """How many spans of a lane are not over."""
+        return self._open[lane]
+
+    @contextmanager
+    def span(self, lane: str, name: str, about: About) -> Generator[None]:
+        """What is done in the block."""
+        began = now()
+        self._open[lane] += 1
+        try:
+            yield
+        finally:
+            self._open[lane] -= 1
+            self.add(lane, name, began, now() - began, about)
+
+    def add(self, lane: str, name: str, began: float, seconds: float | None, about: About) -> None:
+        """`began`: Unix time."""
+        kept = self._events.setdefault(lane, deque())
+        kept.append(Event(lane, name, began, seconds, self.part, about))
+        if len(kept) > self.most:
+            kept.popleft()
+            self.dropped += 1
+
+    def count(self, values: Mapping[str, float]) -> None:
+        """The counts as they are now; those that did not change are left out."""
+        at = now()
+        for name, value in values.items():
+            kept = self._points.setdefault(name, [])
+            last = kept[-1] if kept else None
+            is_same = last is not None and (last.value, last.part) == (value, self.part)
+            if is_same or (last is not None and at - last.at < self._apart[name]):
+                continue
+            kept.append(Point(at, value, self.part))
+            if len(kept) > self.most:
+                self.dropped += len(kept) // 2
+                self._points[name] = kept[::2]
+                self._apart[name] = 2 * (at - kept[0].at) / self.most
+
+    def save(self, folder: Path) -> None:
+        """Write into a checkpoint's folder what is recorded so far."""
+        state = {
+            "part": self.part,
+            "dropped": self.dropped,
+            "apart": self._apart,
+            "events": [event for kept in self._events.values() for event in kept],
+            "points": self._points,
+        }
+        (folder / _FILE).write_bytes(orjson.dumps(state))
+
+    def restore(self, folder: Path) -> None:
+        """Go on after what was recorded up to a checkpoint."""
+        state: dict[str, Any] = orjson.loads((folder / _FILE).read_bytes())
+        self.part, self.dropped = state["part"] + 1, state["dropped"]
+        self._apart.update(state["apart"])
+        for raw in state["events"]:
+            self._events.setdefault(raw["lane"], deque()).append(Event(**raw))
+        for name, points in state["points"].items():
+            self._points[name] = [Point(**raw) for raw in points]
+
+
+_recorded: ContextVar[Timeline | None] = ContextVar("timeline", default=None)
+
+
+@contextmanager
+def recording(timeline: Timeline) -> Generator[None]:
+    """What is done in the block, and in tasks that are started in it, is recorded."""
+    token = _recorded.set(timeline)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+@contextmanager
+def span(lane: str, name: str, **about: str | int | float | bool) -> Generator[None]:
+    """What is done in the block takes place on a lane, e.g. `span(TRAINER, "train", step=3)`."""
+    timeline = _recorded.get()
+    with nullcontext() if timeline is None else timeline.span(lane, name, about):
+        yield
+
+
+def took_place(
+    lane: str, name: str, began: float, seconds: float, **about: str | int | float | bool
+) -> None:
+    """Something that is over by now; `began`: Unix time."""
+    if (timeline := _recorded.get()) is not None:
+        timeline.add(lane, name, began, seconds, about)
+
+
+def mark(lane: str, name: str, **about: str | int | float | bool) -> None:
+    """A moment."""
+    if (timeline := _recorded.get()) is not None:
+        timeline.add(lane, name, now(), None, about)

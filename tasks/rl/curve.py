@@ -1,0 +1,52 @@
+"""The curve of a policy that trains: what its own samples scored, and what held-out problems say.
+
+Written into the artifact as `training/curve.json`, and read by the report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from infra.config import Config
+
+CURVE_FILE = "training/curve.json"
+"""of an artifact"""
+
+
+class ScorePoint(Config):
+    """One version of the policy on one domain's held-out problems."""
+
+    step: int
+    """steps that were done"""
+    version: int
+    """of the weights; they wrote every token"""
+    outcome: float | None
+    """mean over problems, 0 to 1; a failed rollout counts as 0. None: no problem was finished"""
+    stderr: float
+    """standard error of the outcome, over problems"""
+    problems: int
+    """that were finished in time"""
+    wanted: int
+    """problems that were begun"""
+
+
+class Curve(Config):
+    """Example: {"training": {"1": 0.25}, "held_out": {"agent": [{"step": 0, "outcome": 0.2,
+    ...}]}}"""
+
+    training: dict[int, float] = Field(default_factory=dict[int, float])
+    """by step: mean outcome of what was sampled since the step before"""
+    held_out: dict[str, list[ScorePoint]] = Field(default_factory=dict[str, list[ScorePoint]])
+    """by domain, in the order of steps"""
+
+    def outcomes(self, domain: str) -> dict[int, float]:
+        """Of held-out problems, by step."""
+        points = self.held_out.get(domain, [])
+        return {p.step: p.outcome for p in points if p.outcome is not None}
+
+    def write(self, folder: Path) -> None:
+        path = folder / CURVE_FILE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(self.model_dump_json(indent=1))

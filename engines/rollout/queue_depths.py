@@ -1,4 +1,4 @@
-"""Has a timeline told, several times a second, how much waits and how much is under way."""
+"""Has a timeline told, many times a second, how much waits and how much is under way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from infra.timeline import Timeline
 
-_EVERY_S = 0.1
+_EVERY_S = 0.05
 
 
 @asynccontextmanager

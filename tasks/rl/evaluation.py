@@ -71,12 +71,14 @@ class EvaluationSchedule:
 
     async def finish(self) -> None:
         """Have what was begun recorded; waits for it, at most until its time is over."""
-        if self._evaluator is None or not self._evaluator.is_running:
-            return
+        if self._evaluator is not None and self._evaluator.is_running:
+            with self._pulse.waiting(), span(TRAINER, "hold"):
+                await self._take(self._evaluator)
+
+    async def _take(self, evaluator: Evaluator) -> None:
         began = time.monotonic()
-        with self._pulse.waiting(), span(TRAINER, "hold"):
-            # A server that is lost now gets weights with the next publish, and none before it.
-            evaluated = await self._evaluator.finish(lambda: self._policy.is_repairing)
+        # A server that is lost now gets weights with the next publish, and none before it.
+        evaluated = await evaluator.finish(lambda: self._policy.is_repairing)
         if evaluated.failure:
             self._reporter.warn(
                 f"evaluation after step {evaluated.step}: {evaluated.failure}. The score is of the"

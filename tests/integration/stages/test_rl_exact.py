@@ -107,7 +107,10 @@ async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_dist
     assert [(p.step, p.version, p.problems) for p in points] == [
         (0, 0, 8), (2, 2, 8), (4, 4, 8), (5, 5, 8),
     ]  # fmt: skip
-    assert len({p.outcome for p in points}) > 1
+    rows = [r for r in read_rollouts(rest.out / "rollouts.parquet") if r.label.startswith("eval")]
+    assert len(rows) == 4 * 4, "of four problems each, none twice"
+    written = {r.label: [o.response for o in rows if o.label == r.label] for r in rows}
+    assert written["evaluation after step 0"] != written["evaluation after step 5"]
     trace = read_trace((rest.out / TRACE_FILE).read_bytes())
     assert {e.part for e in trace.events if e.name == "train"} == {1, 2, 3}, "of each checkpoint"
 

@@ -39,9 +39,9 @@ from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 pytestmark = pytest.mark.integration
 
 SHORT = {**STEADY, "max_new_tokens": 12}
-# Every group gets a spread, without which no step updates.
-GRADED = {"name": "tests.parts.stage_parts:grade_of_content"}
-DOMAIN = {**SHORT, "rewards": [STEADY["rewards"][0], GRADED]}
+# Every group gets a spread, without which no step updates; and a random model scores something.
+GRADED = {"name": "tests.parts.stage_parts:grade_of_content", "outcome": True}
+DOMAIN = {**SHORT, "rewards": [{"name": "constraints"}, GRADED]}
 
 
 class StopsAfterNote(StageCheckpoints):
@@ -119,6 +119,7 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     assert [reporter.steps[n]["eval_outcome_general"] for n in (0, 3)] == [
         scores["base"], scores["general"],
     ], "as the stage that evaluates has it"  # fmt: skip
+    assert scores["base"] != scores["general"]
     await _distills_to_rows(root, model, second.out)
 
 
@@ -170,7 +171,7 @@ async def _evaluates_differently(root: Path, model: Path, trained: Path) -> dict
     spec = EvaluateSpec.model_validate(
         {
             "settings": {"problems": 8, "samples": 2, "samples_elsewhere": 2},
-            "domains": [scored(SHORT)],
+            "domains": [scored(DOMAIN)],
             "home": {"general": ["general"]},
         }
     )

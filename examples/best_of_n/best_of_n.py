@@ -1,7 +1,8 @@
 """A driver of your own: several answers to a problem, of which the best one is the rollout's.
 
 The driver judges the answers itself, with the reward of the domain's outcome. What is not chosen is
-neither trained on nor judged again.
+neither trained on nor judged again. Held-out problems are answered by the driver as well, so scores
+are those of the best of n.
 """
 
 from __future__ import annotations

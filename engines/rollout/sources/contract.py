@@ -11,6 +11,8 @@ from engines.fault import Fault, guarded
 from engines.rollout.sources.data_source import DataSource, LearningSource, Pick, TicketResult
 
 _TICKETS = 32
+_TOLD = (3, 8, 21, 32)
+"""results after which a learning source is asked"""
 
 Make = Callable[[], DataSource]
 
@@ -47,20 +49,22 @@ def _pick_checks(make: Make, domains: Sequence[str]) -> Iterator[Fault]:
 
 
 def _learning_checks(make: Make, domains: Sequence[str]) -> Iterator[Fault]:
-    often, once = make(), make()
-    if not isinstance(often, LearningSource) or not isinstance(once, LearningSource):
-        return
-    for number in range(_TICKETS):
-        often.pick(number)
-        often.told(_result(number, domains))
-    for number in range(_TICKETS):
-        once.told(_result(number, domains))
-    ahead = range(_TICKETS, 2 * _TICKETS)
-    if [often.pick(number) for number in ahead] != [once.pick(number) for number in ahead]:
-        yield Fault(
-            "learns from told() alone",
-            "one that was asked for each ticket picks others than one that was only told",
-        )
+    for told in _TOLD:
+        often, once = make(), make()
+        if not isinstance(often, LearningSource) or not isinstance(once, LearningSource):
+            return
+        for number in range(told):
+            often.pick(number)
+            often.told(_result(number, domains))
+            once.told(_result(number, domains))
+        ahead = range(told, told + _TICKETS)
+        if [often.pick(number) for number in ahead] != [once.pick(number) for number in ahead]:
+            yield Fault(
+                "learns from told() alone",
+                f"after {told} results, one that was asked for each ticket picks others than one"
+                " that was only told",
+            )
+            return
 
 
 def _result(number: int, domains: Sequence[str]) -> TicketResult:

@@ -61,6 +61,7 @@ async def lease_roles(
         spec.seed,
         (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
         context.hooks,
+        weights=context.resources.weights.within(context.folder_name),
     )
     if critic is None:
         return Roles(await lease_trainer(stack, context, policy_job))

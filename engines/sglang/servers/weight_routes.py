@@ -1,4 +1,5 @@
-"""Two requests that our servers answer beside SGLang's own: for weights that come as deltas."""
+"""What our servers answer beside SGLang's own requests: for weights that come as deltas, and for
+the choice of their transport."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from engines.weights.disk_delta.requests import (
     answer_prepare,
 )
 from engines.weights.disk_delta.served_copy import ServedCopy
+from engines.weights.reach import REACH, answer_reach
 
 
 def install() -> None:
@@ -30,5 +32,8 @@ def install() -> None:
     def confirm(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return answer_confirm(copy, body)
 
-    for path, answer in ((PREPARE, prepare), (CONFIRM, confirm)):
+    def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return answer_reach(body)
+
+    for path, answer in ((PREPARE, prepare), (CONFIRM, confirm), (REACH, reach)):
         app.post(path)(auth_level(AuthLevel.ADMIN_OPTIONAL)(answer))

@@ -7,8 +7,10 @@ from typing import Any
 
 from engines.weights.disk_delta.requests import (
     CONFIRM,
+    FORGET,
     PREPARE,
     answer_confirm,
+    answer_forget,
     answer_prepare,
 )
 from engines.weights.disk_delta.served_copy import ServedCopy
@@ -32,8 +34,12 @@ def install() -> None:
     def confirm(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return answer_confirm(copy, body)
 
+    def forget(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return answer_forget(copy)
+
     def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return answer_reach(body)
 
-    for path, answer in ((PREPARE, prepare), (CONFIRM, confirm), (REACH, reach)):
+    answers = {PREPARE: prepare, CONFIRM: confirm, FORGET: forget, REACH: reach}
+    for path, answer in answers.items():
         app.post(path)(auth_level(AuthLevel.ADMIN_OPTIONAL)(answer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,11 @@ from engines.weights.transport import CONTROL_S, Target
 from engines.weights.update import TAKE_S
 from infra.errors import EngineError, StorageError
 
-PREPARE, CONFIRM = "/tributary/prepare_weights", "/tributary/confirm_weights"
+PREPARE, CONFIRM, FORGET = (
+    "/tributary/prepare_weights",
+    "/tributary/confirm_weights",
+    "/tributary/forget_weights",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,12 @@ def confirm(url: str, held: ServerWeights) -> None:
     order(url, CONFIRM, body, timeout=CONTROL_S)
 
 
+def forget(url: str) -> None:
+    """Have the server give back the memory of its copy; one that does not answer has none."""
+    with suppress(EngineError):
+        order(url, FORGET, {}, timeout=CONTROL_S)
+
+
 def answer_prepare(copy: ServedCopy, body: dict[str, Any]) -> dict[str, Any]:
     """The server's side of `prepare`."""
     held = ServerWeights(body["version"], body["checksum"])
@@ -86,4 +97,10 @@ def answer_prepare(copy: ServedCopy, body: dict[str, Any]) -> dict[str, Any]:
 def answer_confirm(copy: ServedCopy, body: dict[str, Any]) -> dict[str, Any]:
     """The server's side of `confirm`."""
     copy.confirm(ServerWeights(body["version"], body["checksum"]))
+    return {"success": True}
+
+
+def answer_forget(copy: ServedCopy) -> dict[str, Any]:
+    """The server's side of `forget`."""
+    copy.forget()
     return {"success": True}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ServedCopy:
     """Lives in the server's HTTP process; its methods may be called from several threads."""
 
-    copy: WeightCopy = field(default_factory=WeightCopy)
+    _copy: WeightCopy = field(default_factory=WeightCopy)
     _served: Mapping[str, str] = field(default_factory=dict[str, str])
     """checksums of the tensors that the server loaded last from here"""
     _served_as: ServerWeights | None = None
@@ -35,12 +35,18 @@ class ServedCopy:
         Raises as `WeightCopy.catch_up`.
         """
         with self._lock:
-            self.copy.catch_up(Store(url), folder)
+            self._copy.catch_up(Store(url), folder)
             known = self._served if held == self._served_as else {}
-            checksums = self.copy.checksums
-            return self.copy.buckets(lambda name: known.get(name) != checksums[name])
+            checksums = self._copy.checksums
+            return self._copy.buckets(lambda name: known.get(name) != checksums[name])
 
     def confirm(self, held: ServerWeights) -> None:
         """The server has loaded what was prepared, and says now that it holds this."""
         with self._lock:
-            self._served, self._served_as = self.copy.checksums, held
+            self._served, self._served_as = self._copy.checksums, held
+
+    def forget(self) -> None:
+        """Give the memory back: the next version can only be taken whole."""
+        with self._lock:
+            self._copy.forget()
+            self._served, self._served_as = {}, None

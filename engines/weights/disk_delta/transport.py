@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta.folder import new_folder, remove_all_but
 from engines.weights.disk_delta.manifest import NAME, Base, Manifest
-from engines.weights.disk_delta.requests import Prepared, confirm, prepare
+from engines.weights.disk_delta.requests import Prepared, confirm, forget, prepare
 from engines.weights.disk_delta.share_writer import ShareWriter
 from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
@@ -57,6 +57,8 @@ class DiskDelta:
         self._store = Store(url)
         self._share = ShareWriter(self._store)
         self._written: _Written | None = None
+        self._followers: set[str] = set()
+        """URLs of servers that may have a copy; known to the leader"""
         self._is_leader = False
 
     def push(
@@ -86,9 +88,12 @@ class DiskDelta:
         )
 
     def close(self) -> None:
-        """Also removes the versions: who has not read them by now will not."""
+        """Also of the servers' copies, and remove the versions."""
         self._forget()
-        if self._is_leader:
+        if self._is_leader and self._followers:
+            with Servers(list(self._followers)) as servers:
+                servers.each(forget)
+            self._followers.clear()
             self._remove_all_but([])
 
     def _write(self, weights: TrainedWeights, version: int, *, whole: bool = False) -> Manifest:
@@ -139,6 +144,7 @@ class DiskDelta:
         folder = self._newest.folder
 
         def ask() -> dict[str, Prepared]:
+            self._followers |= {target.url for target in targets}
             ready = {url: each for url, each in before.items() if not each.lacks}
             asked = {target.url: target for target in targets if target.url not in ready}
             with Servers(list(asked)) as servers:

@@ -68,6 +68,11 @@ class WeightCopy:
             self._verify(before, store.url(chain[-1][0]))
         self._manifest = before
 
+    def forget(self) -> None:
+        """Hold no version, and no memory."""
+        self._manifest = None
+        self._flats.clear()
+
     def buckets(self, wanted: Callable[[str], bool]) -> list[list[tuple[str, Tensor]]]:
         """Names and tensors in shared memory of those wanted, by bucket; none is empty."""
         if self._manifest is None:

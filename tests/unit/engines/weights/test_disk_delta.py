@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta import difference, transport
 from engines.weights.disk_delta.difference import apply, bits_of, encode
 from engines.weights.disk_delta.folder import read_manifest
 from engines.weights.disk_delta.manifest import NAME
 from engines.weights.disk_delta.served_copy import ServedCopy
-from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.disk_delta.weight_copy import WeightCopy
 from engines.weights.server_weights import ServerWeights
 from infra.errors import CorruptArtifact
-from infra.store.store import Store
-from tests.parts.whole_weights import WholeTensor
+from tests.parts.delta_trainer import DeltaTrainer, copy_apart
 
 pytestmark = pytest.mark.unit
 
@@ -75,49 +72,18 @@ def test_three_percent_of_bf16_steps_are_a_fraction_of_the_whole() -> None:
     assert len(_both_ways(new, old)) <= 0.06 * new.nbytes
 
 
-class Trainer:
-    """Tensors that change, written by a transport without servers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.transport = DiskDelta(str(folder))
-        self.store = Store(str(folder))
-        random = torch.Generator().manual_seed(0)
-        self.tensors = {
-            "embedding": torch.randn(300, 20, generator=random).bfloat16(),
-            "norm": torch.ones(20),
-            "head": torch.randn(20, 300, generator=random).bfloat16(),
-        }
-
-    def write(self, version: int, *, whole: bool = False) -> str:
-        """The folder of the version."""
-        weights = [WholeTensor(name, tensor) for name, tensor in self.tensors.items()]
-        trained = TrainedWeights(weights, bucket_bytes=12_000)
-        self.transport._write(trained, version, whole=whole)  # pyright: ignore[reportPrivateUsage]
-        return self.transport._newest.folder  # pyright: ignore[reportPrivateUsage]
-
-    def step(self, *names: str) -> None:
-        for name in names:
-            self.tensors[name].view(-1)[::37] *= 1.01
-
-    def holds(self, copy: WeightCopy) -> bool:
-        found = {name: t for bucket in copy.buckets(lambda _: True) for name, t in bucket}
-        return found.keys() == self.tensors.keys() and all(
-            torch.equal(found[name], tensor) for name, tensor in self.tensors.items()
-        )
-
-
 @pytest.fixture
-def trainer(tmp_path: Path) -> Trainer:
-    return Trainer(tmp_path / "shared")
+def trainer(tmp_path: Path) -> DeltaTrainer:
+    return DeltaTrainer(str(tmp_path / "shared"))
 
 
 @pytest.fixture
 def copy() -> WeightCopy:
-    return WeightCopy(lambda size: torch.empty(size, dtype=torch.uint8))
+    return copy_apart()
 
 
 def test_a_copy_follows_from_version_to_version_and_over_those_it_missed(
-    trainer: Trainer, copy: WeightCopy
+    trainer: DeltaTrainer, copy: WeightCopy
 ) -> None:
     first = trainer.write(1)
     copy.catch_up(trainer.store, first)
@@ -131,16 +97,16 @@ def test_a_copy_follows_from_version_to_version_and_over_those_it_missed(
     copy.catch_up(trainer.store, folder)
     assert trainer.holds(copy)
     assert copy.identity == (4, manifest.checksum)
-    late = WeightCopy(lambda size: torch.empty(size, dtype=torch.uint8))
+    late = copy_apart()
     late.catch_up(trainer.store, folder)
     assert trainer.holds(late)
 
 
 def test_a_restarted_trainer_has_no_base_and_writes_the_version_whole(
-    trainer: Trainer, copy: WeightCopy, tmp_path: Path
+    trainer: DeltaTrainer, copy: WeightCopy, tmp_path: Path
 ) -> None:
     copy.catch_up(trainer.store, trainer.write(1))
-    again = Trainer(tmp_path / "shared")
+    again = DeltaTrainer(str(tmp_path / "shared"))
     again.step("head")
     folder = again.write(2)
     assert read_manifest(again.store, folder).base is None
@@ -149,7 +115,7 @@ def test_a_restarted_trainer_has_no_base_and_writes_the_version_whole(
 
 
 def test_every_so_many_versions_one_is_whole(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: DeltaTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "WHOLE_EVERY", 3)
     whole: list[bool] = []
@@ -159,7 +125,7 @@ def test_every_so_many_versions_one_is_whole(
     assert whole == [True, False, False, True, False, False, True]
 
 
-def test_a_delta_that_saves_nothing_is_written_whole(trainer: Trainer) -> None:
+def test_a_delta_that_saves_nothing_is_written_whole(trainer: DeltaTrainer) -> None:
     trainer.write(1)
     random = torch.Generator().manual_seed(1)
     for tensor in trainer.tensors.values():
@@ -168,7 +134,7 @@ def test_a_delta_that_saves_nothing_is_written_whole(trainer: Trainer) -> None:
     assert read_manifest(trainer.store, trainer.write(2)).base is None
 
 
-def test_a_version_without_its_manifest_is_none(trainer: Trainer, copy: WeightCopy) -> None:
+def test_a_version_without_its_manifest_is_none(trainer: DeltaTrainer, copy: WeightCopy) -> None:
     copy.catch_up(trainer.store, trainer.write(1))
     held = copy.identity
     trainer.step("head")
@@ -181,7 +147,7 @@ def test_a_version_without_its_manifest_is_none(trainer: Trainer, copy: WeightCo
 
 @pytest.mark.parametrize("damaged", ["file", "manifest"])
 def test_damage_is_noticed_and_a_whole_version_repairs_the_copy(
-    damaged: str, trainer: Trainer, copy: WeightCopy
+    damaged: str, trainer: DeltaTrainer, copy: WeightCopy
 ) -> None:
     copy.catch_up(trainer.store, trainer.write(1))
     trainer.step("head", "embedding")
@@ -197,7 +163,7 @@ def test_damage_is_noticed_and_a_whole_version_repairs_the_copy(
 
 
 def test_a_copy_that_is_not_the_base_does_not_become_the_new_version(
-    trainer: Trainer, copy: WeightCopy
+    trainer: DeltaTrainer, copy: WeightCopy
 ) -> None:
     copy.catch_up(trainer.store, trainer.write(1))
     copy.buckets(lambda name: name == "head")[0][0][1].view(-1)[5] += 1  # its memory was damaged
@@ -211,7 +177,7 @@ def test_a_copy_that_is_not_the_base_does_not_become_the_new_version(
 
 
 def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
-    trainer: Trainer, copy: WeightCopy
+    trainer: DeltaTrainer, copy: WeightCopy
 ) -> None:
     served = ServedCopy(copy)
 

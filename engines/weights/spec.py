@@ -9,7 +9,6 @@ from pydantic import model_validator
 from infra.config import Config
 
 TransportName = Literal["auto", "shared_memory", "broadcast", "disk", "disk_delta"]
-_NEED_A_FOLDER = ("disk", "disk_delta")
 
 
 class WeightTransport(Config):
@@ -24,12 +23,13 @@ class WeightTransport(Config):
 
     @model_validator(mode="after")
     def _has_a_folder_if_it_needs_one(self) -> Self:
-        if self.transport in _NEED_A_FOLDER and not self.url:
+        needs_a_folder = self.transport in ("disk", "disk_delta")
+        if needs_a_folder and not self.url:
             raise ValueError(
                 f"transport `{self.transport}` needs `url`: a folder that all ranks and servers "
                 "reach, e.g. /shared/weights or s3://bucket/weights"
             )
-        if self.transport not in ("auto", *_NEED_A_FOLDER) and self.url:
+        if self.transport != "auto" and not needs_a_folder and self.url:
             raise ValueError(f"transport `{self.transport}` uses no folder: leave `url` out")
         if self.transport == "disk" and "://" in self.url and not self.url.startswith("file://"):
             raise ValueError(
@@ -37,10 +37,3 @@ class WeightTransport(Config):
                 "on a file system; for other URLs choose `disk_delta`"
             )
         return self
-
-    def within(self, folder: str) -> Self:
-        """The same with a folder in `url`, if there is one."""
-        return self.model_copy(update={"url": self.url and f"{self.url.rstrip('/')}/{folder}"})
-
-
-AUTO = WeightTransport()

@@ -18,7 +18,7 @@ from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs
-from engines.weights.spec import AUTO
+from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 
@@ -37,7 +37,7 @@ class RankGroup:
         use: RankUse = lease.use[first : first + count]
         self._lease = lease
         self._state_s = STATE_S
-        self._weights = AUTO
+        self._weights = WeightTransport()
         self._rates: dict[str, WorkRate] = {}
         """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]

@@ -20,11 +20,12 @@ from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs
 from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
-from engines.weights.spec import AUTO, WeightTransport
+from engines.weights.spec import WeightTransport
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
+_AUTO = WeightTransport()
 
 
 class RlTrainer(SftTrainer):
@@ -84,7 +85,7 @@ class RlTrainer(SftTrainer):
             yield from self.teachers.weights()
 
     def publish(
-        self, endpoints: Sequence[str], version: int, how: WeightTransport = AUTO
+        self, endpoints: Sequence[str], version: int, how: WeightTransport = _AUTO
     ) -> PublishReport:
         """Give the current weights to generation servers as `version`; all ranks take part.
         `how` counts at the first publish.

@@ -17,7 +17,7 @@ from engines.weights import choice
 from engines.weights.choice import transport_to
 from engines.weights.ranks import ALONE
 from engines.weights.reach import answer_reach, reaches_this_host, reads_folder
-from engines.weights.spec import AUTO, WeightTransport
+from engines.weights.spec import WeightTransport
 from engines.weights.transport import Target
 from infra.errors import EngineError
 
@@ -65,14 +65,14 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_one_host_it_is_shared_memory() -> None:
     here = Target("http://127.0.0.1:30000", 1, "0")
-    assert transport_to([here], ALONE, AUTO).name == "shared memory"
+    assert transport_to([here], ALONE, WeightTransport()).name == "shared memory"
 
 
 @pytest.mark.usefixtures("far")
 def test_elsewhere_it_is_broadcast_for_servers_that_reach_the_trainer() -> None:
     with served(answer_reach) as ours, served(lambda _: None) as foreign:
         assert reaches_this_host(ours.url)
-        assert transport_to([ours, foreign], ALONE, AUTO).name == "broadcast"
+        assert transport_to([ours, foreign], ALONE, WeightTransport()).name == "broadcast"
 
 
 @pytest.mark.usefixtures("far")
@@ -82,7 +82,7 @@ def test_through_the_folder_where_a_server_does_not_reach_the_trainer(tmp_path: 
         assert transport_to([ours, distant], ALONE, wanted).name == "disk delta"
         assert list(tmp_path.iterdir()) == [], "nothing of the try stays"
         with pytest.raises(EngineError, match=f"{distant.url}: no connection .* resources give no"):
-            transport_to([ours, distant], ALONE, AUTO)
+            transport_to([ours, distant], ALONE, WeightTransport())
     with (
         served(lambda body: cut_off(body | {"file": "none"} if "file" in body else body)) as lost,
         pytest.raises(EngineError, match="not all servers read"),
@@ -99,7 +99,7 @@ def test_a_server_of_others_is_not_known_to_read_a_folder(tmp_path: Path) -> Non
 def test_what_is_named_is_taken_or_refused(tmp_path: Path) -> None:
     target = Target("http://192.0.2.1:1", 1, "0")
     for transport in ("disk", "disk_delta"):
-        wanted = WeightTransport(transport=transport, url=str(tmp_path)).within("stage")
+        wanted = WeightTransport(transport=transport, url=str(tmp_path))
         assert transport_to([target], ALONE, wanted).name == transport.replace("_", " ")
     wanted = WeightTransport(transport="broadcast")
     assert transport_to([target], ALONE, wanted).name == "broadcast"
@@ -119,8 +119,3 @@ def test_what_is_named_is_taken_or_refused(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(fields: Any, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         WeightTransport.model_validate(fields)
-
-
-def test_a_stage_has_a_folder_of_its_own() -> None:
-    assert WeightTransport(url="s3://b/w/").within("rl-3f").url == "s3://b/w/rl-3f"
-    assert AUTO.within("rl-3f") == AUTO

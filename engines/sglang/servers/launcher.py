@@ -28,6 +28,7 @@ _PRELOADED = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",  # imports the model files
+    "engines.weights.disk_delta.requests",
 )
 
 

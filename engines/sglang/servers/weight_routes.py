@@ -5,17 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from engines.weights.disk_delta.requests import (
-    CONFIRM,
-    FORGET,
-    PREPARE,
-    answer_confirm,
-    answer_forget,
-    answer_prepare,
-)
-from engines.weights.disk_delta.served_copy import ServedCopy
-from engines.weights.reach import REACH, answer_reach
-
 
 def install() -> None:
     """Add them to SGLang's application, under the same key as its requests that change weights.
@@ -26,20 +15,29 @@ def install() -> None:
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
+    from engines.weights.disk_delta import requests
+    from engines.weights.disk_delta.served_copy import ServedCopy
+    from engines.weights.reach import REACH, answer_reach
+
     copy = ServedCopy()
 
     def prepare(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        return answer_prepare(copy, body)
+        return requests.answer_prepare(copy, body)
 
     def confirm(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        return answer_confirm(copy, body)
+        return requests.answer_confirm(copy, body)
 
     def forget(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        return answer_forget(copy)
+        return requests.answer_forget(copy)
 
     def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return answer_reach(body)
 
-    answers = {PREPARE: prepare, CONFIRM: confirm, FORGET: forget, REACH: reach}
+    answers = {
+        requests.PREPARE: prepare,
+        requests.CONFIRM: confirm,
+        requests.FORGET: forget,
+        REACH: reach,
+    }
     for path, answer in answers.items():
         app.post(path)(auth_level(AuthLevel.ADMIN_OPTIONAL)(answer))

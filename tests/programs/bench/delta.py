@@ -85,7 +85,7 @@ def _deltas(
         copy.catch_up(store, base.folder)
         for version in range(1, rounds + 1):
             for bits in weights:
-                at = random.choice(VALUES, round(CHANGED * VALUES), replace=False)
+                at = np.flatnonzero(random.random(VALUES, np.float32) < CHANGED)
                 bits[at] = change(bits[at])
             before = base
             encoding.append(timed(lambda v=version, b=before: _write(writer, trained, v, b)).wall)

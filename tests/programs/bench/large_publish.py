@@ -1,5 +1,5 @@
 """300 MB of weights into a running server: by shared memory against a memcpy of the same bytes, by
-broadcast against a bare gloo broadcast of them from one process to another."""
+broadcast against a bare gloo broadcast of them from one process to another, and by disk delta."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ import torch
 
 from engines.weights import PublishReport, Transport
 from engines.weights.broadcast import Broadcast
+from engines.weights.buckets import TrainedWeights
+from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.server_weights import server_weights
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import find_targets
 from infra.processes.ports import free_ports
@@ -35,13 +38,16 @@ def measure() -> list[Row]:
         model = tiny_model(Path(name) / "model", **SHAPE)
         with servers(Path(name) / "logs") as engines:
             _, urls = engines.serve(model, 1)
-            shared, copying = _published(SharedMemory(), model, urls)
-            broadcast, _ = _published(Broadcast(), model, urls)
-    size = shared[0].bytes
-    sending = _bare_broadcast_seconds(size)
-    note = f"{size / 1e6:.0f} MB to 1 server, median of {ROUNDS}"
+            trained = whole_weights(model)
+            shared, copying = _published(SharedMemory(), trained, urls)
+            broadcast, _ = _published(Broadcast(), trained, urls)
+            delta, _ = _published(DiskDelta(f"{name}/deltas"), trained, urls)
+            _require_same_bits(trained, urls)
+    sending = _bare_broadcast_seconds(shared[0].bytes)
+    note = f"{shared[0].bytes / 1e6:.0f} MB to 1 server, median of {ROUNDS}"
     times = f"{note}; {_median(shared):.2f} s, memcpy {copying:.2f} s"
     against = f"{note}; {_median(broadcast):.2f} s, gloo alone {sending:.2f} s"
+    changed = f"{note}; fp32, 3% of the values changed"
     return [
         Row("memcpy / publish by shared memory", copying / _median(shared), "ratio", FLOOR,
             note=times),
@@ -51,14 +57,15 @@ def measure() -> list[Row]:
             note),
         Row("pause by broadcast / memcpy", _pause(broadcast) / copying, "ratio", MOST_PAUSE, True,
             note),
+        Row("publish by disk delta", _median(delta), "s", note=changed),
+        Row("pause by disk delta / memcpy", _pause(delta) / copying, "ratio", note=changed),
     ]  # fmt: skip
 
 
 def _published(
-    transport: Transport, model: Path, urls: Sequence[str]
+    transport: Transport, trained: TrainedWeights, urls: Sequence[str]
 ) -> tuple[list[PublishReport], float]:
     """Reports of the rounds after the first, and the median of a memcpy before each of them."""
-    trained = whole_weights(model)
     sources = [weight.local for weight in trained.weights]
     targets = [torch.empty_like(tensor) for tensor in sources]
 
@@ -70,11 +77,21 @@ def _published(
     copying: list[float] = []
     try:
         for version in range(1, ROUNDS + 2):
+            for tensor in sources:
+                tensor.view(-1)[version::33] *= 1.001
             copying.append(timed(memcpy).wall)
             reports.append(transport.push(trained, find_targets(urls), version))
     finally:
         transport.close()
     return reports[1:], statistics.median(copying[1:])
+
+
+def _require_same_bits(trained: TrainedWeights, urls: Sequence[str]) -> None:
+    """What the servers hold is what shared memory gives them."""
+    before = [server_weights(url).checksum for url in urls]
+    SharedMemory().push(trained, find_targets(urls), 0)
+    if before != [server_weights(url).checksum for url in urls]:
+        raise RuntimeError("the servers' weights are not the trainer's after deltas")
 
 
 def _median(reports: Sequence[PublishReport]) -> float:

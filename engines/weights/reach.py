@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engines.rendezvous import listen
-from engines.sglang.http import Refused, call
+from engines.sglang.http import UnknownRequest, call
 from infra.errors import StorageError
 from infra.store.store import Store
 
@@ -79,7 +79,5 @@ def _reads(folder: str, file: str) -> bool:
 def _asked(url: str, body: dict[str, Any], *, unknown: bool) -> bool:
     try:
         return bool(call(url, REACH, body, timeout=_ANSWER_S)["reaches"])
-    except Refused as error:
-        if "(404)" in str(error):
-            return unknown
-        raise
+    except UnknownRequest:
+        return unknown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.devices.waiting_time import transfer_bound_s
-from engines.sglang.http import Refused, call, order
+from engines.sglang.http import UnknownRequest, call, order
 from engines.weights.disk_delta.served_copy import ServedCopy
 from engines.weights.server_weights import ServerWeights
 from engines.weights.shared_tensors import handles
@@ -54,9 +54,7 @@ def prepare(target: Target, url: str, folder: str, held: ServerWeights, num_byte
     }
     try:
         reply = call(target.url, PREPARE, body, timeout=transfer_bound_s(2 * num_bytes, TAKE_S))
-    except Refused as error:
-        if "(404)" not in str(error):
-            raise
+    except UnknownRequest as error:
         raise EngineError(
             f"{target.url} keeps no copy of its weights, so it can take no delta: it is no server"
             " of Tributary. Choose `broadcast` or `disk` as the transport"

@@ -20,7 +20,7 @@ from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import find_targets
 from infra.store.store import Store
 from tests.integration.conftest import SglangPair
-from tests.integration.megatron.megatron_ranks import LAYOUTS, Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import TP2_PP2, Ranks, TrainerArgs
 from tests.parts.whole_weights import push
 
 pytestmark = pytest.mark.integration
@@ -174,11 +174,10 @@ def _push_twice_from_ranks(trainer: Any, folder: Path, urls: Sequence[str]) -> A
         shared.close()
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2"])
 async def test_ranks_that_share_a_model_write_their_shares_of_a_delta(
-    layout: str, ranks: Ranks, sglang_pair: SglangPair, tmp_path: Path
+    ranks: Ranks, sglang_pair: SglangPair, tmp_path: Path
 ) -> None:
-    args = TrainerArgs(sglang_pair.model, LAYOUTS[layout])
+    args = TrainerArgs(sglang_pair.model, TP2_PP2)
     after_delta, after_all, report = await asyncio.to_thread(
         ranks.run, _push_twice_from_ranks, args, tmp_path, sglang_pair.urls
     )

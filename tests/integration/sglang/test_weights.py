@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
@@ -22,7 +23,7 @@ from engines.weights.transport import find_targets
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
-from tests.integration.megatron.megatron_ranks import LAYOUTS, Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import LAYOUTS, TP2_PP2, Ranks, TrainerArgs
 from tests.parts.whole_weights import TRANSPORTS, push, whole_weights
 
 pytestmark = pytest.mark.integration
@@ -103,17 +104,19 @@ def _push_from_ranks(
         transport.close()
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS["tp2"], LAYOUTS["pp2"], TP2_PP2], ids=["tp2", "pp2", "tp2 pp2"]
+)
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_ranks_that_share_a_model_push_the_same_bits(
     name: str,
-    layout: str,
+    layout: Parallel,
     ranks: Ranks,
     expected: Expected,
     sglang_pair: SglangPair,
     tmp_path: Path,
 ) -> None:
-    args = TrainerArgs(sglang_pair.other_model, LAYOUTS[layout])
+    args = TrainerArgs(sglang_pair.other_model, layout)
     how = (name, tmp_path, sglang_pair.urls, 5)
     report = await asyncio.to_thread(ranks.run, _push_from_ranks, args, *how)
     assert _held(sglang_pair) == [ServerWeights("5", expected.checksum)] * 2

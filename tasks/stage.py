@@ -18,6 +18,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import Parallel
+from engines.weights.spec import WeightTransport
 from infra.config import Config
 from infra.errors import InputError
 from infra.store.retention import NoteKind, Retention
@@ -138,6 +139,8 @@ class StageResources(Config):
     """SGLang servers leased for generation"""
     tp_per_server: PositiveInt = 1
     """devices of one server"""
+    weights: WeightTransport = WeightTransport()
+    """how the policy's weights reach the servers"""
     checkpoints: Retention = Retention()
     """which checkpoints are kept while the stage is not done"""
     stall_seconds: PositiveFloat = 1800.0
@@ -219,6 +222,12 @@ class StageContext:
     pulse: Pulse = field(default_factory=lambda: Pulse())
     hooks: UserFiles = field(default_factory=UserFiles)
     """the user's own files, for processes that the stage starts"""
+
+    @property
+    def folder_name(self) -> str:
+        """For what the stage keeps beside the store; the same for each of its attempts, which are
+        numbered at the end of the holder's name."""
+        return self.holder.rpartition("-a")[0] or self.holder
 
 
 class Reporter(Protocol):

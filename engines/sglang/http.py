@@ -26,6 +26,10 @@ class Refused(EngineError):
     """The answer is a status of 400 or more."""
 
 
+class UnknownRequest(Refused):
+    """The process does not know the path: a status of 404."""
+
+
 class ServerReply(dict[str, Any]):
     """A JSON object that a server answered. A missing key raises EngineError, not KeyError."""
 
@@ -95,5 +99,6 @@ def _exchange(
     finally:
         connection.close()
     if response.status >= 400:
-        raise Refused(f"{origin} was refused ({response.status}): {text[:500]}")
+        error = UnknownRequest if response.status == 404 else Refused
+        raise error(f"{origin} was refused ({response.status}): {text[:500]}")
     return text, origin

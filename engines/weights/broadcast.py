@@ -14,7 +14,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from engines.devices.waiting_time import transfer_bound_s
@@ -23,6 +22,7 @@ from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
+from engines.weights.reach import address_towards
 from engines.weights.report import PublishReport
 from engines.weights.stream import stream
 from engines.weights.transport import CONTROL_S, Target
@@ -88,7 +88,7 @@ class _Group:
         # A server takes each name once in its life.
         self._name = name = f"tributary-{uuid4().hex}"
         self._urls = [target.url for target in targets]
-        host = _address_towards(self._urls[0])
+        host = address_towards(self._urls[0])
         listener = listen(host)
         address, port = f"tcp://{host}:{listener.getsockname()[1]}", listener.getsockname()[1]
         world_size = 1 + sum(target.num_ranks for target in targets)
@@ -150,14 +150,6 @@ class _Group:
         from torch.distributed import distributed_c10d as c10d
 
         c10d.destroy_process_group(self._group)
-
-
-def _address_towards(url: str) -> str:
-    """This host's own address on the way to a server."""
-    parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname, parts.port))  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])
 
 
 def _joined(

@@ -1,31 +1,62 @@
-"""Which transport a trainer uses: it follows from where its ranks and the servers run."""
+"""Which transport a trainer uses: the one that its recipe names, or what `auto` finds by asking
+where the ranks and the servers run and what the servers reach."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from engines.weights.broadcast import Broadcast
+from engines.weights.disk import Disk
+from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.ranks import Ranks
+from engines.weights.reach import is_on_this_host, reaches_this_host, reads_folder
 from engines.weights.shared_memory import SharedMemory
+from engines.weights.spec import TransportName, WeightTransport
 from engines.weights.transport import Target, Transport
+from infra.errors import EngineError
+from infra.store.store import Store
+
+_MAKE: Mapping[TransportName, Callable[[str], Transport]] = {
+    "shared_memory": lambda _: SharedMemory(),
+    "broadcast": lambda _: Broadcast(),
+    "disk": lambda url: Disk(_path(url)),
+    "disk_delta": DiskDelta,
+}
 
 
-def transport_to(targets: Sequence[Target], ranks: Ranks) -> Transport:
-    """Shared memory where all ranks and servers are on one host, broadcast elsewhere.
+def transport_to(targets: Sequence[Target], ranks: Ranks, wanted: WeightTransport) -> Transport:
+    """All ranks call it, and get the same. Raises EngineError if none can work, StorageError."""
+    is_near = all(ranks.gather(all(is_on_this_host(target.url) for target in targets)))
+    if wanted.transport == "auto":
+        name = "shared_memory" if is_near else ranks.from_leader(lambda: _far(targets, wanted.url))
+    else:
+        name = wanted.transport
+    if name == "shared_memory" and not is_near:
+        raise EngineError(
+            "weights.transport is `shared_memory`, but not all trainer ranks and servers are on"
+            " one host: set it to `auto`, or to another transport"
+        )
+    return _MAKE[name](wanted.url)
 
-    All ranks call it, and get the same.
-    """
-    near = all(_is_here(target.url) for target in targets)
-    return SharedMemory() if all(ranks.gather(near)) else Broadcast()
+
+def _far(targets: Sequence[Target], url: str) -> TransportName:
+    """For servers on other hosts: the first way that all of them can go."""
+    cut_off = [target.url for target in targets if not reaches_this_host(target.url)]
+    if not cut_off:
+        return "broadcast"
+    if url and all(reads_folder(target.url, url) for target in targets):
+        return "disk_delta"
+    tried = f"and not all servers read {url}" if url else "and resources give no `weights.url`"
+    raise EngineError(
+        f"weights cannot reach {', '.join(cut_off)}: no connection from there to the trainer's"
+        f" host, {tried}. Set `weights.url` in the stage's resources to a folder that the ranks and"
+        " the servers reach, e.g. s3://bucket/weights"
+    )
 
 
-def _is_here(url: str) -> bool:
-    """Whether a server's address is one of this host's."""
-    try:
-        with socket.socket() as probe:
-            probe.bind((urlsplit(url).hostname, 0))
-    except OSError:
-        return False
-    return True
+def _path(url: str) -> Path:
+    path = Store(url).local_path("")
+    if path is None:
+        raise EngineError(f"transport `disk` needs a path, not {url}")
+    return path

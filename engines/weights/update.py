@@ -81,10 +81,15 @@ class Update:
         if self._in_parts:
             self._servers.order("/begin_weight_update", {})
 
-    def end(self) -> None:
-        """The servers serve the new version; raises EngineError if one does not."""
+    def end(self, check: Callable[[], None] | None = None) -> None:
+        """The servers serve the new version; raises EngineError if one does not.
+
+        `check` is called when all have loaded it and none serves it, and raises if it is not right.
+        """
         if self._in_parts:
             self._servers.order("/end_weight_update", {})
+        if check is not None:
+            check()
         self._servers.each(flush)
         named = {"new_version": str(self._version), "abort_all_requests": False}
         self._servers.order("/update_weight_version", named)

@@ -12,6 +12,7 @@ from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.rollout.consumer import BeforePublish, Consumer, at_once
 from engines.rollout.protocols import PublishedWeights
+from engines.weights.spec import WeightTransport
 from infra.run_both import run_both
 from tasks.rl.spec import RlSettings
 from tasks.stage import StageContext
@@ -82,6 +83,7 @@ async def lease_roles(
         seed,
         (settings.steps - (critic.warmup_steps if critic else 0)) * mini_batches,
         context.hooks,
+        weights=_weights(context),
     )
     if critic is None:
         return Roles(await lease_trainer(stack, context, policy_job))
@@ -96,6 +98,13 @@ async def lease_roles(
         critic,
     )
     return Roles(*await _lease_with_critic(stack, context, policy_job, critic_job))
+
+
+def _weights(context: StageContext) -> WeightTransport:
+    """How they reach the servers, in a folder of the stage's own."""
+    wanted = context.resources.weights
+    url = wanted.url and f"{wanted.url.rstrip('/')}/{context.folder_name}"
+    return wanted.model_copy(update={"url": url})
 
 
 async def _lease_with_critic(

@@ -11,6 +11,7 @@ from engines.weights import PublishReport, Transport
 from engines.weights.broadcast import Broadcast
 from engines.weights.buckets import BUCKET_BYTES, Size, TrainedWeights
 from engines.weights.disk import Disk
+from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import find_targets
 
@@ -18,6 +19,7 @@ TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "shared memory": lambda _: SharedMemory(),
     "broadcast": lambda _: Broadcast(),
     "disk": Disk,
+    "disk delta": lambda folder: DiskDelta(str(folder)),
 }
 """every transport, made with a folder that it may use"""
 

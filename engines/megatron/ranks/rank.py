@@ -23,6 +23,7 @@ from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen
 from engines.types import Sample
+from engines.weights.spec import WeightTransport
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder
@@ -49,6 +50,8 @@ class TrainerJob:
     """the user's own files; a custom loss or advantage is one of them"""
     critic: CriticSettings | None = None
     """how the model learns values, if that is its role; None: it is a policy"""
+    weights: WeightTransport = field(default_factory=WeightTransport)
+    """how a policy's weights reach servers"""
     learns_from_rewards: bool = True
     """whether a policy is in reinforcement learning; False: in supervised training"""
 

@@ -18,6 +18,7 @@ from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs
+from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 
@@ -36,6 +37,7 @@ class RankGroup:
         use: RankUse = lease.use[first : first + count]
         self._lease = lease
         self._state_s = STATE_S
+        self._weights = WeightTransport()
         self._rates: dict[str, WorkRate] = {}
         """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]
@@ -74,7 +76,7 @@ class RankGroup:
 
     async def start(self, job: TrainerJob) -> None:
         """Have every rank join the group and build its share of the model."""
-        ranks, places = self._ranks, self._places
+        ranks, places, self._weights = self._ranks, self._places, job.weights
         size = folder_bytes(job.model)
         # Weights, moments and master weights, as a checkpoint has them.
         self._state_s = transfer_bound_s(9 * size, STATE_S)

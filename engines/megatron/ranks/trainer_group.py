@@ -95,7 +95,9 @@ class TrainerGroup(RankGroup):
 
         Raises EngineError if a server does not take them; the ranks work on, it can be repeated.
         """
-        report = await self._call("publish", endpoints, version, timeout_s=self._state_s)
+        report = await self._call(
+            "publish", endpoints, version, self._weights, timeout_s=self._state_s
+        )
         if report.refused:
             raise EngineError(report.refused)
         return report

@@ -20,10 +20,12 @@ from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs
 from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
+from engines.weights.spec import WeightTransport
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
+_AUTO = WeightTransport()
 
 
 class RlTrainer(SftTrainer):
@@ -82,8 +84,11 @@ class RlTrainer(SftTrainer):
         if self.teachers is not None:
             yield from self.teachers.weights()
 
-    def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
+    def publish(
+        self, endpoints: Sequence[str], version: int, how: WeightTransport = _AUTO
+    ) -> PublishReport:
         """Give the current weights to generation servers as `version`; all ranks take part.
+        `how` counts at the first publish.
 
         A server that refuses is in the report: the ranks stay in step, and the publish can be
         repeated.
@@ -91,7 +96,7 @@ class RlTrainer(SftTrainer):
         weights = self.trained_weights()
         try:
             targets = weights.ranks.from_leader(lambda: find_targets(endpoints))
-            self._transport = self._transport or transport_to(targets, weights.ranks)
+            self._transport = self._transport or transport_to(targets, weights.ranks, how)
             return self._transport.push(weights, targets, version)
         except EngineError as error:
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))

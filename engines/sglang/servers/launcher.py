@@ -16,7 +16,7 @@ from typing import Any
 
 from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
-from engines.sglang.servers import server_files
+from engines.sglang.servers import server_files, weight_routes
 from engines.sglang.servers.host import prepare_environment
 from infra.access import LOOPBACK, required_key
 from infra.cuda import has_cuda
@@ -28,6 +28,7 @@ _PRELOADED = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",  # imports the model files
+    "engines.weights.disk_delta.requests",
 )
 
 
@@ -95,6 +96,7 @@ def serve(options: dict[str, Any]) -> None:
     if key:
         keep_from_logs(key)
     server_files.adopt()
+    weight_routes.install()
     try:
         run_server(ServerArgs(**options, **keys))
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.weights.disk_delta.folder import remove_all_but
 from infra.errors import CorruptArtifact, FencedOut, StorageError
 from infra.processes.ports import free_ports
 from infra.store.artifacts import ArtifactStore, StageCheckpoints
@@ -18,6 +19,7 @@ from infra.store.store import Store, file_sha256
 from tasks.base.import_folder import import_model
 from tasks.durable.identity import folder_fingerprint
 from tests.parts.chat_parts import random_base
+from tests.parts.delta_trainer import DeltaTrainer, copy_apart
 from tests.parts.s3_services import Service, moto, rgw
 
 pytestmark = pytest.mark.integration
@@ -195,3 +197,15 @@ def test_a_model_folder_is_imported_from_s3_with_its_empty_files(
     assert folder_fingerprint(store.url("models/small")) == folder_fingerprint(str(made))
     for file in made.iterdir():
         assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_weights_travel_as_what_changed(store: Store) -> None:
+    trainer, copy = DeltaTrainer(store.url("weights")), copy_apart()
+    copy.catch_up(trainer.store, trainer.write(1))
+    trainer.step("head", "embedding")
+    trainer.write(2)
+    trainer.step("norm")
+    copy.catch_up(trainer.store, trainer.write(3))
+    assert trainer.holds(copy)
+    remove_all_but(trainer.store, trainer.store.listdir("")[:1])
+    assert [name[:8] for name in trainer.store.listdir("")] == ["00000001"]

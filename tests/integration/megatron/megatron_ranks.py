@@ -22,6 +22,8 @@ LAYOUTS = {
     "cp2": Parallel(cp=2),
     "dp2": Parallel(dp=2),
 }
+TP2_PP2 = Parallel(tp=2, pp=2)
+"""two more processes, for what has to be shown of both together"""
 LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
 """of the sequences that are trained in each of them"""
 SPEC = TrainerSettings(micro_batch_tokens=96)
@@ -43,15 +45,19 @@ class TrainerArgs:
 
 
 class Ranks:
-    """Two warm processes; a layout of one uses the first of them only."""
+    """Two warm processes, and more from the first layout on that needs them; a layout of one uses
+    the first of them only."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(2):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._grow(2)
+
+    def _grow(self, count: int) -> None:
+        for _ in range(len(self._pipes), count):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -60,6 +66,7 @@ class Ranks:
         """`job(trainer, *rest)` on every rank of the layout; returns rank 0's answer, or raises
         the error of the first rank that had one."""
         world = args.parallel.world_size
+        self._grow(world)
         rendezvous = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         for rank, pipe in enumerate(self._pipes[:world]):
             pipe.send((job, args, rest, rank, rendezvous))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
@@ -22,7 +23,7 @@ from engines.weights.transport import find_targets
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
-from tests.integration.megatron.megatron_ranks import LAYOUTS, Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import LAYOUTS, TP2_PP2, Ranks, TrainerArgs
 from tests.parts.whole_weights import TRANSPORTS, push, whole_weights
 
 pytestmark = pytest.mark.integration
@@ -44,14 +45,21 @@ class Expected:
     """What a server with the other weights generates and holds, by the engine's own loader."""
 
     token_ids: list[int]
+    logprobs: list[float]
     checksum: str
+
+    def is_said_by(self, generation: Generation) -> bool:
+        """To the bit."""
+        said = generation.token_ids.tolist(), generation.logprobs.tolist()
+        return said == (self.token_ids, self.logprobs)
 
 
 @pytest.fixture
 async def expected(sglang_pair: SglangPair) -> Expected:
     await asyncio.to_thread(load_folder, sglang_pair.other_model, sglang_pair.urls, 1)
     url = sglang_pair.urls[0]
-    found = Expected((await _greedy(url)).token_ids.tolist(), server_weights(url).checksum)
+    said, held = await _greedy(url), server_weights(url)
+    found = Expected(said.token_ids.tolist(), said.logprobs.tolist(), held.checksum)
     await asyncio.to_thread(sglang_pair.reset)
     return found
 
@@ -76,8 +84,8 @@ async def test_pushed_weights_are_the_folders_to_the_bit_and_serve_as_the_versio
     report = await asyncio.to_thread(transport.push, weights, targets, 7)
     assert _held(sglang_pair) == [ServerWeights("7", expected.checksum)] * 2
     after = await _on_each(sglang_pair)
-    assert all(g.token_ids.tolist() != expected.token_ids for g in before)
-    assert all(g.token_ids.tolist() == expected.token_ids for g in after)
+    assert not any(expected.is_said_by(g) for g in before)
+    assert all(expected.is_said_by(g) for g in after)
     assert all(g.weight_versions.sampled == {7} for g in after)
     size = sum(weight.local.nbytes for weight in weights.weights)
     assert (report.bytes, report.servers, report.version) == (size, 2, 7)
@@ -96,17 +104,19 @@ def _push_from_ranks(
         transport.close()
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS["tp2"], LAYOUTS["pp2"], TP2_PP2], ids=["tp2", "pp2", "tp2 pp2"]
+)
 @pytest.mark.parametrize("name", TRANSPORTS)
 async def test_ranks_that_share_a_model_push_the_same_bits(
     name: str,
-    layout: str,
+    layout: Parallel,
     ranks: Ranks,
     expected: Expected,
     sglang_pair: SglangPair,
     tmp_path: Path,
 ) -> None:
-    args = TrainerArgs(sglang_pair.other_model, LAYOUTS[layout])
+    args = TrainerArgs(sglang_pair.other_model, layout)
     how = (name, tmp_path, sglang_pair.urls, 5)
     report = await asyncio.to_thread(ranks.run, _push_from_ranks, args, *how)
     assert _held(sglang_pair) == [ServerWeights("5", expected.checksum)] * 2
@@ -146,7 +156,7 @@ async def test_a_push_that_breaks_off_leaves_weights_of_no_version_and_the_next_
     sglang_pair: SglangPair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(self: update.Update) -> None:
+    def fail(self: update.Update, check: object = None) -> None:
         raise RuntimeError("the trainer died")
 
     with monkeypatch.context() as patch:

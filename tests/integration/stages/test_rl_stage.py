@@ -12,6 +12,7 @@ from engines.rollout.records.dataset import read_dataset
 from engines.rollout.records.gallery import read_rollouts
 from engines.rollout.records.packed_groups import pack_groups, unpack_groups
 from engines.rollout.records.saved_groups import saved_groups
+from engines.weights.spec import WeightTransport
 from infra.store.artifacts import StageCheckpoints
 from infra.store.retention import NoteKind
 from infra.store.store import Store
@@ -32,7 +33,7 @@ from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tasks.rollout.body import run as run_rollout
 from tasks.rollout.spec import RolloutSpec
-from tasks.stage import StageContext, StageSpec, Stopped
+from tasks.stage import StageContext, StageResources, StageSpec, Stopped
 from tests.integration.megatron.megatron_models import varied
 from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 
@@ -79,13 +80,17 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     with pytest.raises(Stopped, match="after step 1"):
         await run_rl(rl_spec(3), first)
 
-    second = stage_context(root, "rl", {"model": model})
+    folder = root / "weights"
+    by_delta = WeightTransport(transport="disk_delta", url=str(folder))
+    resources = StageResources(weights=by_delta)
+    second = stage_context(root, "rl", {"model": model}, resources=resources)
     metrics = await run_rl(rl_spec(3), second)
     reporter = second.reporter
     assert isinstance(reporter, ListReporter)
     assert sorted(reporter.steps) == [0, 1, 2, 3], "the checkpoint's steps are reported again"
     assert [reporter.steps[n]["version"] for n in (2, 3)] == [2.0, 3.0]
     assert metrics["steps"] == 3.0
+    assert [path.name for path in folder.iterdir()] == ["test-rl"], "published through the folder"
     for number in (1, 2, 3):
         step = reporter.steps[number]
         assert 0 < step["mismatch_mean"] <= 2e-5

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engines.weights.broadcast import Broadcast
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights, planned
-from engines.weights.choice import transport_to
 from engines.weights.ranks import ALONE
-from engines.weights.shared_memory import SharedMemory
 from engines.weights.stream import _send_all  # pyright: ignore[reportPrivateUsage]
-from engines.weights.transport import Target
 from infra.errors import EngineError
 from tests.parts.whole_weights import WholeTensor
 
@@ -117,9 +113,3 @@ def test_a_rank_alone_settles_at_once() -> None:
     assert ALONE.gather(5) == [5]
     with pytest.raises(ValueError, match="no"):
         ALONE.settle(lambda: int("no"))
-
-
-def test_shared_memory_needs_every_server_on_this_host() -> None:
-    here, elsewhere = Target("http://127.0.0.1:30000", 1, "0"), Target("http://192.0.2.1:1", 1, "0")
-    assert isinstance(transport_to([here], ALONE), SharedMemory)
-    assert isinstance(transport_to([here, elsewhere], ALONE), Broadcast)

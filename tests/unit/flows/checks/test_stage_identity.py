@@ -76,6 +76,7 @@ DOMAIN = "experts.general.domain"
         (f"{RL}.fleet.sglang.log_level=info", set()),
         ("unified.path.sft.demonstrations=7", set()),
         ("resources.concurrent_stages=1", set()),
+        ("resources.default.weights={transport: disk_delta, url: s3://bucket/weights}", set()),
         ("name=another", set()),
     ],
 )

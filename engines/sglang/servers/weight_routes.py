@@ -1,0 +1,43 @@
+"""What our servers answer beside SGLang's own requests: for weights that come as deltas, and for
+the choice of their transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def install() -> None:
+    """Add them to SGLang's application, under the same key as its requests that change weights.
+
+    They are plain functions, which the application runs in threads: it generates on meanwhile.
+    """
+    from fastapi import Body
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    from engines.weights.disk_delta import requests
+    from engines.weights.disk_delta.served_copy import ServedCopy
+    from engines.weights.reach import REACH, answer_reach
+
+    copy = ServedCopy()
+
+    def prepare(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return requests.answer_prepare(copy, body)
+
+    def confirm(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return requests.answer_confirm(copy, body)
+
+    def forget(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return requests.answer_forget(copy)
+
+    def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return answer_reach(body)
+
+    answers = {
+        requests.PREPARE: prepare,
+        requests.CONFIRM: confirm,
+        requests.FORGET: forget,
+        REACH: reach,
+    }
+    for path, answer in answers.items():
+        app.post(path)(auth_level(AuthLevel.ADMIN_OPTIONAL)(answer))

@@ -1,0 +1,147 @@
+"""The tensors of one version in the host memory of a server, kept up to date from a folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from engines.weights.disk_delta.difference import apply
+from engines.weights.disk_delta.folder import chain_to
+from engines.weights.disk_delta.manifest import (
+    BucketRecord,
+    Identity,
+    Manifest,
+    checksum_of,
+)
+from engines.weights.disk_delta.share_writer import as_array, tensor_checksum
+from engines.weights.shared_tensors import allocate
+from infra.errors import CorruptArtifact
+from infra.store.store import TRANSFERS, Store
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Allocate = Callable[[int], "Tensor"]
+
+
+class WeightCopy:
+    """Holds one version whole, or none. Not for two threads at once.
+
+    A change is made in place. If it fails, the copy holds no version, and the next one has to be
+    whole.
+    """
+
+    def __init__(self, allocate: Allocate = allocate) -> None:
+        """`allocate`: so many bytes of type uint8; shared memory unless said otherwise."""
+        self._allocate = allocate
+        self._flats: list[Tensor] = []
+        self._manifest: Manifest | None = None
+
+    @property
+    def identity(self) -> Identity | None:
+        return None if self._manifest is None else self._manifest.identity
+
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """By tensor; empty without a version."""
+        return {} if self._manifest is None else self._manifest.checksums
+
+    def catch_up(self, store: Store, folder: str) -> None:
+        """Become the version of `folder`, over the versions between, and verify every tensor that
+        changed. Does nothing if it is that version already.
+
+        Raises FileNotFoundError, CorruptArtifact or StorageError if it cannot: a file is missing,
+        damaged or out of reach.
+        """
+        chain = chain_to(store, folder, self.identity)
+        before, self._manifest = self._manifest, None
+        if chain and chain[0][1].base is None:
+            before = None
+            self._make_room(chain[0][1])
+        for at, manifest in chain:
+            self._apply(store, at, manifest, before)
+            before = manifest
+        if chain and before is not None:
+            self._verify(before, store.url(chain[-1][0]))
+        self._manifest = before
+
+    def forget(self) -> None:
+        """Hold no version, and no memory."""
+        self._manifest = None
+        self._flats.clear()
+
+    def buckets(self, wanted: Callable[[str], bool]) -> list[list[tuple[str, Tensor]]]:
+        """Names and tensors in shared memory of those wanted, by bucket; none is empty."""
+        if self._manifest is None:
+            return []
+        found = [
+            [(name, tensor) for name, tensor in self._tensors(index, bucket) if wanted(name)]
+            for index, bucket in enumerate(self._manifest.buckets)
+        ]
+        return [bucket for bucket in found if bucket]
+
+    def _make_room(self, whole: Manifest) -> None:
+        sizes = [bucket.num_bytes for bucket in whole.buckets]
+        if [flat.nbytes for flat in self._flats] != sizes:
+            self._flats.clear()  # never both at once
+            self._flats = [self._allocate(size) for size in sizes]
+        for flat in self._flats:
+            flat.zero_()
+
+    def _apply(
+        self, store: Store, folder: str, manifest: Manifest, before: Manifest | None
+    ) -> None:
+        if before is not None and _contents(before) != _contents(manifest):
+            raise CorruptArtifact(f"{store.url(folder)} has other tensors than its base")
+
+        def change(index: int) -> None:
+            bucket = manifest.buckets[index]
+            name = f"{folder}/{bucket.file}"
+            data = store.read(name)
+            if checksum_of(data) != bucket.checksum:
+                raise CorruptArtifact(
+                    f"{store.url(name)} has another checksum than its manifest says: it was"
+                    " changed or damaged after it was written"
+                )
+            apply(data, as_array(self._flats[index]).view(f"u{bucket.width}"))
+
+        _each(change, range(len(manifest.buckets)))
+
+    def _verify(self, manifest: Manifest, origin: str) -> None:
+        def check(index: int) -> None:
+            bucket = manifest.buckets[index]
+            named = zip(bucket.tensors, self._tensors(index, bucket), strict=True)
+            for record, (name, tensor) in named:
+                if tensor_checksum(tensor) != record.checksum:
+                    raise CorruptArtifact(f"{origin} does not give {name} as its manifest says")
+
+        _each(check, range(len(manifest.buckets)))
+
+    def _tensors(self, index: int, bucket: BucketRecord) -> list[tuple[str, Tensor]]:
+        rest = self._flats[index].view(_dtype(bucket))
+        found: list[tuple[str, Tensor]] = []
+        for tensor in bucket.tensors:
+            count = math.prod(tensor.shape)
+            found.append((tensor.name, rest[:count].view(tensor.shape)))
+            rest = rest[count:]
+        return found
+
+
+def _each(work: Callable[[int], None], items: Sequence[int]) -> None:
+    """Side by side: the compression, the arithmetic and the network wait for each other little."""
+    with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="weights") as pool:
+        for _ in pool.map(work, items):
+            pass
+
+
+def _contents(manifest: Manifest) -> list[object]:
+    return [bucket.contents for bucket in manifest.buckets]
+
+
+def _dtype(bucket: BucketRecord) -> torch.dtype:
+    import torch
+
+    return getattr(torch, bucket.dtype)

@@ -107,8 +107,12 @@ def test_servers_that_a_failed_push_left_half_new_get_their_own_weights_back(
 
 
 def test_servers_in_use_are_left_alone(
-    theirs: SglangPair, publish: Publish, capsys: pytest.CaptureFixture[str]
+    theirs: SglangPair,
+    publish: Publish,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("engines.sglang.external.publish._WAIT_S", 0.0)
     held = HeldServers(theirs.urls, 0)
     held.hold(0.0)
     try:

@@ -24,8 +24,8 @@ from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
 from engines.types import Finish, Generation, Sampling, TokenIds
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
-from infra.access import bearer
 from infra.errors import EngineError
+from infra.server_keys import bearer_of
 
 _TRIES = 5
 """without a connection, or lost on the way: the router ended, and a new one has another address"""
@@ -206,7 +206,7 @@ class GenerationClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                headers={"Content-Type": "application/json"} | bearer(),
+                headers={"Content-Type": "application/json"} | bearer_of(self.router_url),
             )
         self.counts.requests += 1
         url = f"{self.router_url}/generate"

@@ -108,9 +108,10 @@ async def _lease(
     stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
 ) -> tuple[Roles, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other."""
-    # An owner of devices that hangs is given a time of its own before it is replaced.
-    with context.pulse.waiting():
-        await prewarm(context.pool.servers)
+    if not spec.settings.fleet.external:
+        # An owner of devices that hangs is given a time of its own before it is replaced.
+        with context.pulse.waiting():
+            await prewarm(context.pool.servers)
     roles = await lease_roles(stack, spec.settings, spec.seed, context, model)
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 

@@ -60,8 +60,7 @@ def _check(*changes: str, recipe: str = "cpu-smoke") -> None:
         (["data_source.name=weihted"], "data_source: unknown data source 'weihted'. Did you mean"),
         (
             ["data_source={name: weighted, options: {weights: {agent: 2}}}"],
-            "weights are given to agent; the stage's domains are agent,"
-            " general, reasoning",
+            "weights are given to agent; the stage's domains are agent, general, reasoning",
         ),
         (["data_source={name: in-turns, options: {a: 1}}"], "has no options; remove a"),
         (["data_source={name: 'mine:Learns'}", "max_staleness=1"], "learns from results"),

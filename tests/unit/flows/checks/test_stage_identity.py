@@ -73,6 +73,7 @@ DOMAIN = "experts.general.domain"
         (f"{RL}.trainer.micro_batch_tokens=1024", set()),
         (f"{RL}.trainer.megatron.recompute_granularity=selective", set()),
         (f"{RL}.fleet.max_total_tokens=9000", set()),
+        (f"{RL}.fleet.external=[http://10.0.0.2:30000]", set()),
         (f"{RL}.fleet.sglang.log_level=info", set()),
         ("unified.path.sft.demonstrations=7", set()),
         ("resources.concurrent_stages=1", set()),

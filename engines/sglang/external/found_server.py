@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.sglang.http import NoConnection, Refused, call, read_text
-from engines.weights.server_weights import server_weights
+from engines.weights.server_weights import CHECK_S
 from engines.weights.transport import CONTROL_S
 from infra.errors import EngineError, InputError
 
@@ -62,13 +62,7 @@ def look_at(url: str) -> FoundServer:
     """Ask a server all that there is to know. Raises EngineError if it does not answer."""
     model = call(url, "/model_info", timeout=CONTROL_S)
     info = call(url, "/server_info", timeout=CONTROL_S)
-    checksum = ""
-    names: set[str] = set()
-    try:
-        checksum = server_weights(url).checksum
-        names = _tensor_names(url)
-    except Refused:
-        pass  # an older SGLang, or one whose checker is off
+    checksum, names = _weights(url)
     layers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
     return FoundServer(
         url=url,
@@ -113,10 +107,14 @@ def _servers_at(address: str) -> list[str]:
     return [str(worker["url"]).rstrip("/") for worker in workers]
 
 
-def _tensor_names(url: str) -> set[str]:
-    """Names of the tensors in its memory; empty where it does not name them."""
-    checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=CONTROL_S)
-    return {name for rank in checked.get("ranks") or () for name in rank.get("checksums") or ()}
+def _weights(url: str) -> tuple[str, set[str]]:
+    """Checksum and names of the tensors in its memory; empty where it does not tell."""
+    try:
+        checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=CHECK_S)
+    except Refused:  # an older SGLang
+        return "", set()
+    names = {name for rank in checked.get("ranks") or () for name in rank.get("checksums") or ()}
+    return str(checked.get("per_engine_checksum") or ""), names
 
 
 def _vocabulary(url: str) -> int | None:

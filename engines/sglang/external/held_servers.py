@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,6 @@ from infra.server_keys import EXTERNAL_KEY_VARIABLE, forget_key, note_key
 
 _TTL_S = 60.0
 """how long the right to a server lasts without renewal, for weights of no size"""
-_LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -38,43 +36,48 @@ class HeldServers:
         self.found: dict[str, FoundServer] = {}
         self._urls = tuple(sorted(urls))  # in one order for everybody, or two would wait for ever
         self._num_bytes = num_bytes
+        self._dropped: dict[str, FoundServer] = {}
         self._locks: dict[str, ServerLock] = {}
         self._guard = Guard()
 
-    def hold(self, wait_s: float) -> None:
-        """Get the right to all servers. Raises EngineError if another run has one for `wait_s`."""
-        deadline = time.monotonic() + wait_s
+    def hold(self) -> str:
+        """Get the right to all servers, or to none: returns one that another run has, else ""."""
         try:
             for url in self._urls:
-                while not self.take(url):
-                    if time.monotonic() > deadline:
-                        raise EngineError(
-                            f"{url} is in use by another run of Tributary, of this home or of"
-                            " another one: wait for its end, or give other servers. If that run"
-                            f" was killed with its host, the server is free within"
-                            f" {self.ttl_s:.0f} s"
-                        )
-                    self.renew()
-                    time.sleep(_LOOK_S)
+                if not self._lock(url):
+                    self.give_back()
+                    return url
+            for url in self._urls:
+                self._look_and_guard(url)
         except BaseException:
             self.give_back()
             raise
+        return ""
 
-    def take(self, url: str) -> bool:
-        """The right to one server, and a new look at it; False if somebody else has it."""
-        lock = ServerLock(url, self.ttl_s)
-        if not lock.acquire():
+    def in_use(self, url: str) -> EngineError:
+        return EngineError(
+            f"{url} is in use by another run of Tributary, of this home or of another one: wait for"
+            " its end, or give other servers. If that run was killed with its host, the server is"
+            f" free within {self.ttl_s:.0f} s"
+        )
+
+    def take_back(self, url: str) -> bool:
+        """The right to a server that was dropped; False if somebody else has it."""
+        if not self._lock(url):
             return False
-        self._locks[url] = lock
-        self.found[url] = look_at(url)
-        self._guard.watch(self._own_weights(url), lock)
+        try:
+            self._look_and_guard(url)
+        except BaseException:
+            self.drop(url)
+            raise
         return True
 
     def drop(self, url: str) -> None:
         """Do without a server that is lost: it is not ours, or it is not there."""
         if (lock := self._locks.pop(url, None)) is not None:
             lock.release()
-        self.found.pop(url, None)
+        if (found := self.found.pop(url, None)) is not None:
+            self._dropped[url] = found
         self._guard.leave(url)
 
     def renew(self) -> list[str]:
@@ -90,7 +93,7 @@ class HeldServers:
         return lost
 
     def check_restorable(self) -> None:
-        """Raise InputError if the weights that a server holds could not be given back to it."""
+        """Raise InputError for a server that could not be left as it was found."""
         for found in self.found.values():
             if not found.can_be_restored:
                 raise InputError(
@@ -98,6 +101,12 @@ class HeldServers:
                     " were pushed to it and are in no folder (it was started with"
                     f" {found.started_version!r}), so it could not be left as it was found:"
                     " restart it, or give it a folder's weights with `tributary publish --by disk`"
+                )
+            if found.started_version.isdecimal():
+                raise InputError(
+                    f"fleet.external: {found.url} was started with --weight-version"
+                    f" {found.started_version}; a stage counts its own versions and could not tell"
+                    " whether it was restarted: start it without, or with a word"
                 )
 
     def restore(self) -> list[str]:
@@ -111,6 +120,20 @@ class HeldServers:
         for url in list(self._locks):
             self.drop(url)
         self._guard.end()
+
+    def _lock(self, url: str) -> bool:
+        lock = ServerLock(url, self.ttl_s)
+        if not lock.acquire():
+            return False
+        self._locks[url] = lock
+        return True
+
+    def _look_and_guard(self, url: str) -> None:
+        found, before = look_at(url), self._dropped.get(url)
+        if before is not None and found.version != found.started_version:
+            found = before  # it only hung, and still has weights of ours
+        self.found[url] = found
+        self._guard.watch(self._own_weights(url), self._locks[url])
 
     def _own_weights(self, url: str) -> OwnWeights:
         found = self.found[url]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Self
 
 from engines.devices.child_processes import ChildProcesses
@@ -18,22 +20,24 @@ from engines.sglang.external.held_servers import HeldServers, forget_keys, note_
 from engines.sglang.external.served_weights import ServedWeights
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server_units import ServerTerms, ServerUse
-from infra.errors import EngineError, InputError, LeaseLost
+from infra.errors import EngineError, LeaseLost
 from infra.home import home
 
 _WATCH_S = 1.0
+_ASK_AGAIN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class ExternalLease:
     """Made by `take`, ended by `release`."""
 
-    def __init__(self, held: HeldServers, terms: ServerTerms, holder: str) -> None:
+    def __init__(
+        self, held: HeldServers, terms: ServerTerms, children: ChildProcesses, router: Router
+    ) -> None:
         self.on_lost: Callable[[LeaseLost], None] = lambda _: None
-        self._held = held
-        self._children = ChildProcesses(home() / "logs" / "external" / holder)
-        self._router = Router(self._children, "router")
-        self._served = ServedWeights(held, terms, self._router)
+        """never called: servers are lost one by one"""
+        self._held, self._children, self._router = held, children, router
+        self._served = ServedWeights(held, terms, router)
         self._takes_batches = True
         self._noted = (*terms.spec.external, *held.found)
         self._tasks: list[asyncio.Task[None]] = []
@@ -51,24 +55,24 @@ class ExternalLease:
         Raises InputError for servers that cannot do what the stage needs, EngineError if another
         run has them for `wait_s` seconds or they refuse.
         """
-        held = await asyncio.to_thread(_held, terms, wait_s)
-        lease = cls(held, terms, holder)
+        held = await _hold(terms, wait_s)
+        children = ChildProcesses(home() / "logs" / "external" / holder)
         try:
-            lease._takes_batches = await asyncio.to_thread(_checked, held, terms)
-            await lease._served.give()
-            await asyncio.to_thread(lease._router.wait_ready)
-            await lease._served.route()
+            router = await asyncio.to_thread(Router, children, "router")
+        except BaseException:
+            await asyncio.to_thread(children.close)
+            await asyncio.to_thread(held.give_back)
+            raise
+        lease = cls(held, terms, children, router)
+        try:
+            await lease._begin(terms)
         except BaseException:
             await lease.release()
             raise
-        lease._tasks = [
-            asyncio.create_task(lease._repeat(_WATCH_S, lease._served.look_after)),
-            asyncio.create_task(lease._repeat(held.ttl_s / 6, lease._served.renew)),
-        ]
         return lease
 
     async def prepare(self, terms: ServerTerms, timeout_s: float) -> None:
-        """Let the servers serve other terms; each has `timeout_s` seconds at most."""
+        """Let the servers serve other terms. Raises EngineError if that takes too long."""
         if terms.is_asleep:
             raise EngineError("servers of others do not sleep: they are not ours")
         try:
@@ -98,38 +102,56 @@ class ExternalLease:
         await asyncio.to_thread(self._held.give_back)
         await asyncio.to_thread(forget_keys, self._noted)
 
+    async def _begin(self, terms: ServerTerms) -> None:
+        self._takes_batches = await asyncio.to_thread(_all_take_batches, self._held, terms)
+        await self._served.give()
+        await asyncio.to_thread(self._router.wait_ready)
+        await self._served.route()
+        self._tasks = [
+            asyncio.create_task(self._repeat(_WATCH_S, self._served.look_after)),
+            asyncio.create_task(self._repeat(self._held.ttl_s / 6, self._served.renew)),
+        ]
+
     async def _repeat(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
         """Until the lease is over. What is under way then is finished."""
         while not self._over.is_set():
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._over.wait()
-            except TimeoutError:
-                try:
-                    await work()
-                except (EngineError, InputError) as error:
-                    _log.warning("servers of others: %s; trying again", error)
+                return
+            try:
+                await work()
+            except Exception as error:
+                _log.warning("a check of servers of others failed; it will be repeated: %s", error)
 
 
-def _held(terms: ServerTerms, wait_s: float) -> HeldServers:
+async def _hold(terms: ServerTerms, wait_s: float) -> HeldServers:
     """The right to all servers that the addresses stand for."""
-    note_keys(terms.spec.external)
-    urls: tuple[str, ...] = ()
+    noted = list(terms.spec.external)
     try:
-        urls = find_servers(terms.spec.external)
-        note_keys(urls)
-        for url in urls:  # before a wait that may be long
-            check_server(look_at(url), terms)
+        note_keys(noted)
+        urls = await asyncio.to_thread(find_servers, terms.spec.external)
+        noted += urls
+        note_keys(noted)
+        await asyncio.to_thread(_check, urls, terms)  # before a wait that may be long
         held = HeldServers(urls, folder_bytes(terms.model))
-        held.hold(wait_s)
+        deadline = time.monotonic() + wait_s
+        while in_use := await asyncio.to_thread(held.hold):
+            if time.monotonic() > deadline:
+                raise held.in_use(in_use)
+            await asyncio.sleep(_ASK_AGAIN_S)
         return held
     except BaseException:
-        forget_keys([*terms.spec.external, *urls])
+        forget_keys(noted)
         raise
 
 
-def _checked(held: HeldServers, terms: ServerTerms) -> bool:
-    """Whether all of them take batches, once their weights are what we leave them with."""
+def _check(urls: tuple[str, ...], terms: ServerTerms) -> None:
+    for url in urls:
+        check_server(look_at(url), terms)
+
+
+def _all_take_batches(held: HeldServers, terms: ServerTerms) -> bool:
     held.check_restorable()
     batches = [takes_batches(url, terms) for url in held.found]
     return all(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from infra.errors import EngineError
 
 _WAIT_S = 5.0
 """for somebody who looks whether the servers are free; a stage holds them for hours"""
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,11 @@ def publish(folder: Path, addresses: Sequence[str], way: Way) -> Published:
 
 def _publish(folder: Path, urls: tuple[str, ...], way: Way) -> Published:
     held = HeldServers(urls, folder_bytes(folder))
-    held.hold(_WAIT_S)
+    deadline = time.monotonic() + _WAIT_S
+    while in_use := held.hold():
+        if time.monotonic() > deadline:
+            raise held.in_use(in_use)
+        time.sleep(_LOOK_S)
     try:
         report = give_weights(folder, urls, _next_version(held.found.values()), way)
         checksums = _checksums(held.found)

@@ -25,6 +25,7 @@ from infra.errors import EngineError
 _ANSWER_S = 10.0
 _HUNG_S = 60.0
 """how long a server may leave a question open, apart from reading its weights"""
+_RETRY_S = 15.0
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +58,8 @@ class ServedWeights:
         """version that was seen served"""
         self._answered: dict[str, float] = {}
         """when each server answered last"""
+        self._not_before: dict[str, float] = {}
+        """when to look again at a lost server that could not be taken back"""
         self._changing = asyncio.Lock()
         """held by who gives weights, or changes what the router knows"""
         self._giving: set[asyncio.Task[object]] = set()
@@ -88,8 +91,11 @@ class ServedWeights:
     async def look_after(self) -> None:
         """Drop lost servers, take back what answers again, tell the router; every second."""
         await self.drop_lost()
+        await self.route()  # or the router would take one that comes back for one that stayed
         for url in self._all:
-            if url not in self._up and (await _look(url)).version:
+            is_due = time.monotonic() > self._not_before.get(url, 0.0)
+            if url not in self._up and is_due and (await _look(url)).version:
+                self._not_before[url] = time.monotonic() + _RETRY_S
                 async with self._changing:
                     await self._take_back(url)
         await self.route()
@@ -99,6 +105,7 @@ class ServedWeights:
         for url in await asyncio.to_thread(self._held.renew):
             _log.warning("the right to %s is lost: it was restarted, or another run has it", url)
             await self._lose(url)
+        await self.route()
 
     async def drop_lost(self) -> None:
         """Look at every server as it is now."""
@@ -128,7 +135,7 @@ class ServedWeights:
 
     async def _take_back(self, url: str) -> None:
         """A server that was lost and answers again, if nobody else has taken it."""
-        if not await asyncio.to_thread(self._held.take, url):
+        if not await asyncio.to_thread(self._held.take_back, url):
             return
         try:
             check_server(self._held.found[url], self._terms)
@@ -138,6 +145,7 @@ class ServedWeights:
             await asyncio.to_thread(self._held.drop, url)
             raise
         _log.warning("%s is back", url)
+        self._not_before.pop(url, None)
         self._up = (*self._up, url)
 
     async def _give(self, urls: tuple[str, ...]) -> None:

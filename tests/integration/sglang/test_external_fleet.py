@@ -33,7 +33,7 @@ from pathlib import Path
 from engines.sglang.external.held_servers import HeldServers
 from engines.weights.disk import load_folder
 held = HeldServers(sys.argv[2:], 0)
-held.hold(0.0)
+assert not held.hold()
 load_folder(Path(sys.argv[1]), sys.argv[2:], 5)
 print("pushed", flush=True)
 sys.stdin.read()

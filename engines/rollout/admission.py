@@ -20,6 +20,8 @@ OnStale: TypeAlias = Literal["drop", "requeue"]
 
 _PARTS_OF_A_STEP = 4
 """in which tickets start, while others are under way"""
+_MOST_AT_ONCE = 8
+"""tickets that are worth waiting for to start them together: their turns fill a few requests"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Admission:
     waves: int = 1
     """most waves before an update; then it takes what there is"""
     max_staleness: int = 0
+    most_rolling: int | None = None
+    """tickets under way beside training; None: no other limit than `max_staleness` sets"""
 
     def in_turns(self, waiting: int, waves: int) -> int:
         """How many may start, when `waiting` groups wait to be trained on and `waves` waves were
@@ -49,8 +53,11 @@ class Admission:
         of_later_steps = max(0, ahead * self.groups_per_step - waiting) - of_next_step
         wanted = self._wave(waiting) + of_later_steps
         limit = (trained + ahead) * self.waves * self._wave(0)
+        if self.most_rolling is not None:
+            wanted = min(wanted, self.most_rolling)
         count = max(0, min(wanted - rolling, limit - drawn))
-        return 0 if rolling and count < self.groups_per_step / _PARTS_OF_A_STEP else count
+        together = min(self.groups_per_step / _PARTS_OF_A_STEP, _MOST_AT_ONCE)
+        return 0 if rolling and count < together else count
 
     def _wave(self, waiting: int) -> int:
         missing = max(0, self.groups_per_step - waiting)

@@ -137,7 +137,7 @@ class GenerationClient:
         queue, self._queue = self._queue, []
         num_batches = -(-len(queue) // self._max_batch)
         for first in range(num_batches):
-            task = asyncio.create_task(self._settle(queue[first::num_batches]))
+            task = asyncio.create_task(self._settle(queue[first*self._max_batch:(first+1)*self._max_batch]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

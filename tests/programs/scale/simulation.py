@@ -1,0 +1,240 @@
+"""One simulated RL stage: the real loop over simulated servers and a simulated trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from engines.algorithms.spec import Algorithm
+from engines.rollout.admission import OnStale
+from engines.rollout.background_sampler import BackgroundSampler
+from engines.rollout.consumer import Consumer, StepResult
+from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.loop import Loop
+from engines.rollout.published_policy import PublishedPolicy
+from engines.rollout.records.take_log import TakeLog
+from engines.rollout.roller import Roller
+from tests.parts.loop_parts import Notes
+from tests.parts.rollout_parts import producer_of
+from tests.programs.scale import virtual_time
+from tests.programs.scale.fleet import SimulatedClient, SimulatedFleet
+from tests.programs.scale.server import ServerSpeed
+from tests.programs.scale.trainer import SimulatedTrainer, TrainerSpeed
+from tests.programs.scale.workload import (
+    MOST_TOKENS,
+    PROMPT_TOKENS,
+    TOKENS_EACH,
+    Length,
+    SimulatedChat,
+    SimulatedJudge,
+    SimulatedProblems,
+    log_normal,
+    mean_tokens,
+)
+
+GROUP_SIZE = 8
+WARM_UP_STEPS, STEPS = 3, 6
+"""steps until things run evenly, and those that are measured"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated."""
+
+    servers: int
+    staleness: int
+    trainer_share: float = 1.0
+    """rate of the trainer, with its publish, divided by that of the servers"""
+    rollouts_a_place: float = 4.0
+    """of a step, divided by the sequences that all servers together can run"""
+    oversample: float = 1.0
+    easy_share: float = 0.0
+    """of problems whose groups teach nothing"""
+    length: Length = log_normal()
+    turns_a_request: int = 16
+    rolling_a_place: float | None = 3.0
+    """rollouts of the tickets that may be under way, divided by the sequences that can run; None:
+    no limit but that of the staleness"""
+    on_stale: OnStale = "drop"
+    hours_to_failure: float | None = None
+    """of one server, on average"""
+    seed: int = 0
+    speed: ServerSpeed = ServerSpeed()
+
+    @property
+    def groups_per_step(self) -> int:
+        places = self.servers * self.speed.places
+        return round(places * self.rollouts_a_place / GROUP_SIZE)
+
+    @property
+    def most_rolling(self) -> int | None:
+        places = self.servers * self.speed.places
+        share = self.rolling_a_place
+        return None if share is None else round(places * share / GROUP_SIZE)
+
+    @property
+    def servers_tokens_per_s(self) -> float:
+        """That can be trained on, with all places taken all the time."""
+        of_one = self.speed.tokens_per_s(mean_tokens(self.length), PROMPT_TOKENS)
+        return self.servers * of_one * (1 - self.easy_share)
+
+    @property
+    def tokens_a_step(self) -> float:
+        return self.groups_per_step * GROUP_SIZE * mean_tokens(self.length)
+
+    @property
+    def trainer(self) -> TrainerSpeed:
+        """So fast that with its publish it has the share of the servers' rate."""
+        publish_s = TrainerSpeed(1.0).publish_s
+        seconds = self.tokens_a_step / (self.trainer_share * self.servers_tokens_per_s)
+        return TrainerSpeed(self.tokens_a_step / (seconds - publish_s), publish_s)
+
+    @property
+    def bound(self) -> float:
+        """Tokens a second that no schedule can surpass."""
+        return min(1.0, self.trainer_share) * self.servers_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of the steps after the warm-up."""
+
+    tokens_per_s: float
+    """trained on"""
+    step_s: float
+    trainer_idle: float
+    """share of its time"""
+    places_taken: float
+    """share of all servers' places, over time"""
+    used: float
+    """tokens trained on, divided by those that servers wrote"""
+    staleness: float
+    """mean over samples"""
+    lost_servers: int
+    rollouts: int
+    """started in the whole simulation"""
+    cpu_s: float
+    """that the whole simulation took"""
+
+
+def simulate(setup: Setup) -> Measured:
+    """Deterministic: it depends on nothing but `setup`, apart from `cpu_s`."""
+    with _no_garbage_collection():
+        return virtual_time.run(_Stage.run(setup))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where the stage stands after a step."""
+
+    at: float
+    busy_s: float
+    written: float
+    idle_s: float = 0.0
+    """of the trainer, in this step"""
+    staleness: float = 0.0
+
+
+class _Stage:
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.fleet = SimulatedFleet(setup.servers, setup.speed)
+        self.trainer = SimulatedTrainer(setup.trainer, self.fleet)
+        self.policy = PublishedPolicy(self.trainer, self.fleet, 0)
+        self.client = SimulatedClient(self.fleet, setup.length, setup.turns_a_request)
+        self.client.on_trouble = self.policy.repair
+        self.marks: list[_Mark] = []
+
+    @staticmethod
+    async def run(setup: Setup) -> Measured:
+        began = time.process_time()
+        stage = _Stage(setup)
+        failures = asyncio.create_task(stage.lose_servers())
+        # more steps than are run: a stage's last ones admit fewer rollouts
+        last = WARM_UP_STEPS + STEPS + setup.staleness + 1
+        loop = stage.loop(last)
+        await loop.run(first=1, last=last, after_step=stage.after_step)
+        failures.cancel()
+        await stage.client.close()
+        await stage.policy.close()
+        rollouts = loop.producer.source.next * GROUP_SIZE
+        return stage.measured(rollouts, time.process_time() - began)
+
+    async def lose_servers(self) -> None:
+        if self.setup.hours_to_failure is not None:
+            await self.fleet.lose_servers(self.setup.hours_to_failure, self.setup.seed)
+
+    def loop(self, steps: int) -> Loop:
+        setup = self.setup
+        judge = SimulatedJudge(setup.easy_share)
+        domain = LiveDomain(
+            "simulated", SimulatedProblems(), judge, Conversation(None), MOST_TOKENS // TOKENS_EACH
+        )
+        producer, buffer = producer_of(
+            Roller(
+                generate=self.client.generate, chat=SimulatedChat(),
+                context_length=1 << 20, seed=setup.seed,
+            ),
+            [domain],
+            groups_per_step=setup.groups_per_step, group_size=GROUP_SIZE,
+            oversample=setup.oversample, waves=2,
+            max_staleness=setup.staleness, most_rolling=setup.most_rolling,
+            policy=self.policy,
+        )  # fmt: skip
+        consumer = Consumer(
+            trainer=self.trainer,
+            policy=self.policy,
+            algorithm=Algorithm(),
+            groups_per_step=setup.groups_per_step,
+        )
+        sampler = BackgroundSampler(producer, buffer, self.policy, steps, setup.on_stale)
+        return Loop(producer, buffer, TakeLog(Notes()), consumer, self.policy, sampler)
+
+    async def after_step(self, result: StepResult) -> bool:
+        servers = self.fleet.servers.values()
+        self.marks.append(
+            _Mark(
+                asyncio.get_running_loop().time(),
+                sum(server.busy_s for server in servers),
+                sum(server.written for server in servers),
+                result.sampled.waited_seconds,
+                statistics.mean(result.staleness),
+            )
+        )
+        return result.step == WARM_UP_STEPS + STEPS
+
+    def measured(self, rollouts: int, cpu_s: float) -> Measured:
+        first, last = self.marks[WARM_UP_STEPS - 1], self.marks[-1]
+        steps = self.marks[WARM_UP_STEPS:]
+        seconds = last.at - first.at
+        tokens = sum(self.trainer.trained[WARM_UP_STEPS:])
+        places = self.setup.servers * self.setup.speed.places
+        return Measured(
+            tokens_per_s=tokens / seconds,
+            step_s=seconds / len(steps),
+            trainer_idle=sum(step.idle_s for step in steps) / seconds,
+            places_taken=(last.busy_s - first.busy_s) / (places * seconds),
+            used=tokens / (last.written - first.written),
+            staleness=statistics.mean(step.staleness for step in steps),
+            lost_servers=self.fleet.lost,
+            rollouts=rollouts,
+            cpu_s=cpu_s,
+        )
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Generator[None]:
+    """Looking through millions of objects again and again would take most of the time."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()

@@ -20,7 +20,7 @@ from engines.weight_versions import WeightVersions
 class ServerSpeed:
     """What a server can do; times in seconds."""
 
-    places: int = 16
+    places: int = 8
     """sequences that run at the same time"""
     step_s: float = 0.010
     """of a decode step, whatever runs"""

@@ -25,7 +25,7 @@ from tests.parts.rollout_parts import producer_of
 from tests.programs.scale import virtual_time
 from tests.programs.scale.fleet import SimulatedClient, SimulatedFleet
 from tests.programs.scale.server import ServerSpeed
-from tests.programs.scale.trainer import SimulatedTrainer, TrainerSpeed
+from tests.programs.scale.trainer import PUBLISH_S, SimulatedTrainer
 from tests.programs.scale.workload import (
     MOST_TOKENS,
     PROMPT_TOKENS,
@@ -50,7 +50,7 @@ class Setup:
     servers: int
     staleness: int
     trainer_share: float = 1.0
-    """rate of the trainer, with its publish, divided by that of the servers"""
+    """rate of the trainer divided by that of the servers, both with the publish"""
     rollouts_a_place: float = 4.0
     """of a step, divided by the sequences that all servers together can run"""
     oversample: float = 1.0
@@ -58,7 +58,7 @@ class Setup:
     """of problems whose groups teach nothing"""
     length: Length = log_normal()
     turns_a_request: int = 16
-    rolling_a_place: float | None = 3.0
+    rolling_a_place: float | None = 5.0
     """rollouts of the tickets that may be under way, divided by the sequences that can run; None:
     no limit but that of the staleness"""
     on_stale: OnStale = "drop"
@@ -73,32 +73,32 @@ class Setup:
         return round(places * self.rollouts_a_place / GROUP_SIZE)
 
     @property
-    def most_rolling(self) -> int | None:
+    def max_rolling(self) -> int | None:
         places = self.servers * self.speed.places
         share = self.rolling_a_place
         return None if share is None else round(places * share / GROUP_SIZE)
 
     @property
-    def servers_tokens_per_s(self) -> float:
-        """That can be trained on, with all places taken all the time."""
-        of_one = self.speed.tokens_per_s(mean_tokens(self.length), PROMPT_TOKENS)
-        return self.servers * of_one * (1 - self.easy_share)
-
-    @property
     def tokens_a_step(self) -> float:
+        """That are trained on."""
         return self.groups_per_step * GROUP_SIZE * mean_tokens(self.length)
 
     @property
-    def trainer(self) -> TrainerSpeed:
-        """So fast that with its publish it has the share of the servers' rate."""
-        publish_s = TrainerSpeed(1.0).publish_s
-        seconds = self.tokens_a_step / (self.trainer_share * self.servers_tokens_per_s)
-        return TrainerSpeed(self.tokens_a_step / (seconds - publish_s), publish_s)
+    def sampling_s(self) -> float:
+        """Of a step's tokens and of those of groups that teach nothing, where all places are taken
+        all the time, and of the pause for a publish."""
+        rate = self.servers * self.speed.tokens_per_s(mean_tokens(self.length), PROMPT_TOKENS)
+        return self.tokens_a_step / (1 - self.easy_share) / rate + PUBLISH_S
+
+    @property
+    def training_s(self) -> float:
+        """Of a step, with its publish."""
+        return self.sampling_s / self.trainer_share
 
     @property
     def bound(self) -> float:
         """Tokens a second that no schedule can surpass."""
-        return min(1.0, self.trainer_share) * self.servers_tokens_per_s
+        return self.tokens_a_step / max(self.sampling_s, self.training_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Stage:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.fleet = SimulatedFleet(setup.servers, setup.speed)
-        self.trainer = SimulatedTrainer(setup.trainer, self.fleet)
+        self.trainer = SimulatedTrainer(setup.tokens_a_step / (setup.training_s - PUBLISH_S), self.fleet)
         self.policy = PublishedPolicy(self.trainer, self.fleet, 0)
         self.client = SimulatedClient(self.fleet, setup.length, setup.turns_a_request)
         self.client.on_trouble = self.policy.repair
@@ -184,7 +184,7 @@ class _Stage:
             [domain],
             groups_per_step=setup.groups_per_step, group_size=GROUP_SIZE,
             oversample=setup.oversample, waves=2,
-            max_staleness=setup.staleness, most_rolling=setup.most_rolling,
+            max_staleness=setup.staleness, max_rolling=setup.max_rolling,
             policy=self.policy,
         )  # fmt: skip
         consumer = Consumer(

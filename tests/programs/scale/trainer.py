@@ -16,33 +16,28 @@ from tests.programs.scale.workload import TOKENS_EACH
 
 FORWARD_SHARE = 1 / 3
 """of a step's time; the rest is the backward pass"""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSpeed:
-    tokens_per_s: float
-    publish_s: float = 2.0
-    """servers pause for it"""
+PUBLISH_S = 2.0
+"""of a publish: servers pause for it"""
 
 
 @dataclass
 class SimulatedTrainer:
     """Its clock is the event loop's."""
 
-    speed: TrainerSpeed
+    tokens_per_s: float
     fleet: SimulatedFleet
     trained: list[int] = field(default_factory=list[int])
     """tokens of each step"""
 
     async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
         tokens = num_tokens(inputs.samples)
-        await asyncio.sleep(tokens / self.speed.tokens_per_s)
+        await asyncio.sleep(tokens / self.tokens_per_s)
         self.trained.append(tokens)
         return {"tokens": float(tokens)}
 
     async def agreement(self, inputs: StepInputs) -> dict[str, float]:
         tokens = num_tokens(inputs.samples)
-        await asyncio.sleep(FORWARD_SHARE * tokens / self.speed.tokens_per_s)
+        await asyncio.sleep(FORWARD_SHARE * tokens / self.tokens_per_s)
         return {}
 
     async def token_rewards(self, inputs: StepInputs) -> Values:
@@ -52,11 +47,10 @@ class SimulatedTrainer:
         servers = self.fleet.reachable(endpoints)
         for server in servers:
             server.pause()
-        await asyncio.sleep(self.speed.publish_s)
+        await asyncio.sleep(PUBLISH_S)
         for server in servers:
             server.resume(version)
-        seconds = self.speed.publish_s
-        return PublishReport(version, "simulated", 0, len(servers), seconds, seconds)
+        return PublishReport(version, "simulated", 0, len(servers), PUBLISH_S, PUBLISH_S)
 
 
 def num_tokens(samples: Sequence[Sample]) -> int:

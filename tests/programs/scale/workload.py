@@ -27,7 +27,7 @@ TOKENS_EACH = 64
 PROMPT_TOKENS = 512
 MEAN_TOKENS = 2000
 """of an answer"""
-MOST_TOKENS = 16_000
+MOST_TOKENS = 8_000
 _SEEDS = 1 << 31
 _NORMAL = statistics.NormalDist()
 

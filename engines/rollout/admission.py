@@ -59,7 +59,7 @@ class Admission:
         if self.max_rolling is not None:
             wanted, full = min(wanted, self.max_rolling), min(full, self.max_rolling)
         count = max(0, min(wanted - rolling, limit - drawn))
-        together = min(full / _PARTS_OF_FULL, _MOST_AT_ONCE)
+        together = min(full / _PARTS_OF_FULL, _MOST_AT_ONCE, limit - drawn)
         return 0 if rolling and count < together else count
 
     def _wave(self, waiting: int) -> int:

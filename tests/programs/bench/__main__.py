@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.programs.bench.workbench import Workbench
 
 RESULT = Path("build/bench.json")
-ALONE = ("batching", "loss_path", "driver")
+ALONE = ("batching", "loss_path", "driver", "in_flight")
 """need no trained model"""
 SECTIONS = (
     *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
@@ -58,9 +58,9 @@ def main(wanted: Sequence[str]) -> int:
 
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
-    from tests.programs.bench import batching, driver, loss_path
+    from tests.programs.bench import batching, driver, in_flight, loss_path
 
-    alone = (batching.measure, loss_path.measure, driver.measure)
+    alone = (batching.measure, loss_path.measure, driver.measure, in_flight.measure)
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:
             yield _section(name, measure)

@@ -27,6 +27,7 @@ from tests.programs.scale.fleet import SimulatedClient, SimulatedFleet
 from tests.programs.scale.server import ServerSpeed
 from tests.programs.scale.trainer import PUBLISH_S, SimulatedTrainer
 from tests.programs.scale.workload import (
+    LOG_NORMAL,
     MOST_TOKENS,
     PROMPT_TOKENS,
     TOKENS_EACH,
@@ -34,13 +35,11 @@ from tests.programs.scale.workload import (
     SimulatedChat,
     SimulatedJudge,
     SimulatedProblems,
-    log_normal,
     mean_tokens,
 )
 
 GROUP_SIZE = 8
-WARM_UP_STEPS, STEPS = 3, 6
-"""steps until things run evenly, and those that are measured"""
+SPEED = ServerSpeed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,12 @@ class Setup:
     staleness: int
     trainer_share: float = 1.0
     """rate of the trainer divided by that of the servers, both with the publish"""
-    rollouts_a_place: float = 4.0
+    rollouts_a_place: float = 5.0
     """of a step, divided by the sequences that all servers together can run"""
     oversample: float = 1.0
     easy_share: float = 0.0
     """of problems whose groups teach nothing"""
-    length: Length = log_normal()
+    length: Length = LOG_NORMAL
     turns_a_request: int = 16
     rolling_a_place: float | None = 5.0
     """rollouts of the tickets that may be under way, divided by the sequences that can run; None:
@@ -64,8 +63,12 @@ class Setup:
     on_stale: OnStale = "drop"
     hours_to_failure: float | None = None
     """of one server, on average"""
+    warm_up: int = 3
+    """steps until things run evenly"""
+    steps: int = 6
+    """that are measured after these"""
     seed: int = 0
-    speed: ServerSpeed = ServerSpeed()
+    speed: ServerSpeed = SPEED
 
     @property
     def groups_per_step(self) -> int:
@@ -106,7 +109,7 @@ class Measured:
     """Of the steps after the warm-up."""
 
     tokens_per_s: float
-    """trained on"""
+    """trained on, or more waiting at the end than at the beginning"""
     step_s: float
     trainer_idle: float
     """share of its time"""
@@ -136,16 +139,20 @@ class _Mark:
     at: float
     busy_s: float
     written: float
-    idle_s: float = 0.0
+    waiting: int
+    """groups"""
+    idle_s: float
     """of the trainer, in this step"""
-    staleness: float = 0.0
+    staleness: float
 
 
 class _Stage:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.fleet = SimulatedFleet(setup.servers, setup.speed)
-        self.trainer = SimulatedTrainer(setup.tokens_a_step / (setup.training_s - PUBLISH_S), self.fleet)
+        self.trainer = SimulatedTrainer(
+            setup.tokens_a_step / (setup.training_s - PUBLISH_S), self.fleet
+        )
         self.policy = PublishedPolicy(self.trainer, self.fleet, 0)
         self.client = SimulatedClient(self.fleet, setup.length, setup.turns_a_request)
         self.client.on_trouble = self.policy.repair
@@ -157,7 +164,7 @@ class _Stage:
         stage = _Stage(setup)
         failures = asyncio.create_task(stage.lose_servers())
         # more steps than are run: a stage's last ones admit fewer rollouts
-        last = WARM_UP_STEPS + STEPS + setup.staleness + 1
+        last = setup.warm_up + setup.steps + setup.staleness + 1
         loop = stage.loop(last)
         await loop.run(first=1, last=last, after_step=stage.after_step)
         failures.cancel()
@@ -203,17 +210,20 @@ class _Stage:
                 asyncio.get_running_loop().time(),
                 sum(server.busy_s for server in servers),
                 sum(server.written for server in servers),
+                result.waiting,
                 result.sampled.waited_seconds,
                 statistics.mean(result.staleness),
             )
         )
-        return result.step == WARM_UP_STEPS + STEPS
+        return result.step == self.setup.warm_up + self.setup.steps
 
     def measured(self, rollouts: int, cpu_s: float) -> Measured:
-        first, last = self.marks[WARM_UP_STEPS - 1], self.marks[-1]
-        steps = self.marks[WARM_UP_STEPS:]
+        before = self.setup.warm_up
+        first, last, steps = self.marks[before - 1], self.marks[-1], self.marks[before:]
         seconds = last.at - first.at
-        tokens = sum(self.trainer.trained[WARM_UP_STEPS:])
+        of_a_group = GROUP_SIZE * mean_tokens(self.setup.length)
+        saved = (last.waiting - first.waiting) * of_a_group
+        tokens = sum(self.trainer.trained[before:]) + saved
         places = self.setup.servers * self.setup.speed.places
         return Measured(
             tokens_per_s=tokens / seconds,

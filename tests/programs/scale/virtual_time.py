@@ -25,9 +25,7 @@ class _NothingElse(selectors.SelectSelector):
         self.now = 0.0
         """seconds since the simulation began"""
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("every task waits for something that will never happen")
         self.now += max(timeout, 0.0)

@@ -48,6 +48,10 @@ def pareto(alpha: float = 1.5) -> Length:
     return lambda seed: _cut(least * (1 - _share(seed)) ** (-1 / alpha))
 
 
+LOG_NORMAL = log_normal()
+PARETO = pareto()
+
+
 def mean_tokens(length: Length) -> float:
     """Of answers that are cut at the longest."""
     count = 1 << 14

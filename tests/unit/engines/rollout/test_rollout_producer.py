@@ -146,6 +146,9 @@ def test_a_large_step_starts_tickets_a_few_at_a_time():
         )
 
     assert (count(1993), count(1992)) == (0, 8)
+    assert admission.beside_training(waiting=9, rolling=99, drawn=1999, trained=0, steps=2) == 1, (
+        "there will be no more to start it with"
+    )
 
 
 async def test_domains_take_turns_also_across_draws():

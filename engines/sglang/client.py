@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -122,13 +123,14 @@ class GenerationClient:
     def _flush(self) -> None:
         """Send what was asked for since the last tick, in batches of equal size.
 
-        Neighbours are dealt out in turn: samples of one prompt end at similar lengths, and a
-        batch's answer waits for its longest.
+        Neighbours stay together: a batch's answer waits for its longest turn, and samples of one
+        prompt wait for each other anyway. A server prefills their prompt once.
         """
         queue, self._queue = self._queue, []
         num_batches = -(-len(queue) // self._max_batch)
-        for first in range(num_batches):
-            task = asyncio.create_task(self._settle(queue[first::num_batches]))
+        ends = [len(queue) * batch // num_batches for batch in range(num_batches + 1)]
+        for begin, end in pairwise(ends):
+            task = asyncio.create_task(self._settle(queue[begin:end]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -1,7 +1,8 @@
 """Ten thousand rollouts under way in one process: what a token costs it, and what memory it takes.
 
 The loop samples beside a trainer that does nothing, so that `IN_FLIGHT` rollouts are under way
-until the last have started. Loop, producer, roller, sessions, chat, client and journal are the real ones;
+until the last have started. Loop, producer, roller, sessions, chat, client and journal are the real
+ones;
 the server, which is a process of its own, and the judge cost next to nothing.
 
 `python -m tests.programs.bench.in_flight BATCH` is the process that is measured.

@@ -28,7 +28,7 @@ class StepInputs:
     samples: Sequence[Sample]
     algorithm: Algorithm
     gate: bool = False
-    """the present weights sampled the batch: the engine must agree with the trainer"""
+    """the engine must agree with the trainer on tokens that the present weights wrote"""
     version: int | None = None
     """the policy's; None: the newest sample's"""
     values: Values | None = None

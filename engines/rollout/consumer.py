@@ -106,16 +106,6 @@ class Consumer:
         self._wanted = groups_per_step
         self._before_publish = before_publish
 
-    async def agreement(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Metrics of the engine against the trainer, on groups that the present weights sampled.
-
-        Raises AgreementError beyond the gate.
-        """
-        samples = self._trainable(groups)
-        if not samples:
-            return {}
-        return await self._trainer.agreement(StepInputs(samples, self._algorithm))
-
     def _trainable(self, groups: Sequence[Group]) -> list[Sample]:
         """Empty where nothing of the batch has a token to train on."""
         samples = [s for group in groups for s in trainable(group).samples]
@@ -129,8 +119,7 @@ class Consumer:
         too_few = len(groups) < _MIN_SHARE * self._wanted
         if too_few or not samples:
             return result
-        gate = all(s.oldest_version == before for s in samples)
-        inputs = StepInputs(samples, self._algorithm, gate, before)
+        inputs = StepInputs(samples, self._algorithm, gate=True, version=before)
         async with self._policy.changing():
             began = time.monotonic()
             with span(TRAINER, "train", step=step):

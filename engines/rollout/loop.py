@@ -28,7 +28,6 @@ from engines.rollout.producer import Producer, Sampled
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
-from engines.types import Group
 from infra.timeline import TRAINER, span
 
 AfterStep = Callable[[StepResult], Awaitable[bool]]
@@ -88,21 +87,11 @@ class Loop:
                 with span(TRAINER, "wait", step=step):
                     sampled = await sampler.groups_for(recorded.tickets if recorded else None)
                 await before_update()
-                # In later steps the policy is another, so that the two cannot be compared.
-                sampled.agreement = await self.consumer.agreement(self._of_now(sampled))
                 result = await self._update(step, sampled)
                 self._drop_stale(result)
                 sampler.step_done()
                 if await after_step(result):
                     return
-
-    def _of_now(self, sampled: Sampled) -> list[Group]:
-        """A step's groups that the present weights alone wrote."""
-        now = {self.policy.version}
-        groups = [
-            g for g in sampled.kept if all(s.weight_versions.sampled <= now for s in g.samples)
-        ]
-        return groups[: self.buffer.groups_per_step]
 
     async def _update(self, step: int, sampled: Sampled) -> StepResult:
         """Take the step's groups, say so, and train on them."""

@@ -91,7 +91,6 @@ def step_metrics(result: StepResult) -> dict[str, float]:
     values |= _shares("staleness", Counter(staleness))
     if sampled.groups:
         values |= _of_rollouts(sampled.groups)
-    values |= sampled.agreement
     # the trainer's own clock is inside `train_seconds`; its names are prefixed where ours say more
     renamed = {"tokens": "train_tokens", "tokens_per_s": "train_tokens_per_s"}
     renamed |= {"seconds": "trainer_seconds", "cpu_seconds": "train_cpu_seconds"}

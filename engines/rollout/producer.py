@@ -54,8 +54,6 @@ class Sampled:
     """groups that may not teach, by the reason"""
     filter_fault: str = ""
     """what the filter did wrong first"""
-    agreement: dict[str, float] = field(default_factory=dict[str, float])
-    """the engine compared with the weights that it sampled with, where that was done at once"""
 
 
 class Producer:

@@ -81,8 +81,6 @@ class PolicyTrainer(Protocol):
 
     async def token_rewards(self, inputs: StepInputs) -> Values: ...
 
-    async def agreement(self, inputs: StepInputs) -> dict[str, float]: ...
-
 
 class PolicyVersion(Protocol):
     """Where the counter of published weights is read."""

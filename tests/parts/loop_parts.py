@@ -27,7 +27,6 @@ class Trainer:
         """whether the policy answers only during updates"""
         self.trained: list[list[int]] = []
         self.tokens: list[list[list[int]]] = []
-        self.gated: list[bool] = []
         self.events: list[str] = []
         self.answered_meanwhile: list[int] = []
         """turns that ended during each update"""
@@ -46,15 +45,8 @@ class Trainer:
         self.answered_meanwhile.append(self.policy.answered - answered)
         self.trained.append([s.oldest_version for s in samples])
         self.tokens.append([s.tokens.tolist() for s in samples])
-        self.gated.append(inputs.gate)
         self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
         return {"entropy": 0.5, "tokens": 10.0}
-
-    async def agreement(self, inputs):
-        samples = inputs.samples
-        self.events.append(f"sampled {samples[0].oldest_version}")
-        assert {s.oldest_version for s in samples} == {self.policy.version}
-        return {"engine_mismatch_mean": self.policy.version / 100}
 
     async def token_rewards(self, inputs):
         return "token rewards"

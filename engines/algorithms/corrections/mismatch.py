@@ -14,7 +14,8 @@ def mismatch_metrics(trainer_R: Tensor, engine_R: Tensor, lag_R: Tensor) -> dict
     With d = trainer's - engine's logprob: `mismatch_mean` and `_max` of |d|; `mismatch_k1` and
     `_k3` estimate KL(engine || trainer) in nats a token; `mismatch_ess` is the effective share of
     the sample under weights exp(d), 1 when they are equal; `mismatch_ratio_p01`... are quantiles
-    of exp(d). Where tokens are of older versions, also share, k1 and k3 of the tokens of each lag.
+    of exp(d). Where tokens are of older versions, also share, mean |d|, k1 and k3 of the tokens of
+    each lag.
     """
     if not len(trainer_R):
         return {}
@@ -34,6 +35,7 @@ def mismatch_metrics(trainer_R: Tensor, engine_R: Tensor, lag_R: Tensor) -> dict
     for lag in lag_R.unique().tolist() if lag_R.any() else []:
         is_here_R = lag_R == lag
         values[f"lag{lag}_share"] = float(is_here_R.double().mean())
+        values[f"lag{lag}_mean"] = float(distance_R[is_here_R].mean())
         values[f"lag{lag}_k1"] = -float(log_ratio_R[is_here_R].mean())
         values[f"lag{lag}_k3"] = float(k3_R[is_here_R].mean())
     return values

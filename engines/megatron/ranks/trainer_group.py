@@ -68,13 +68,6 @@ class TrainerGroup(RankGroup):
         """What the KL term adds to each token's reward; for `kl.place: reward`."""
         return await self._step("token_rewards", inputs)
 
-    async def agreement(self, inputs: StepInputs) -> dict[str, float]:
-        """How far the engine is from the weights that it sampled with, which are the present ones.
-
-        Raises AgreementError beyond the gate.
-        """
-        return await self._step("agreement", inputs)
-
     async def load_teachers(self, folders: Mapping[str, Path]) -> None:
         """Hold a frozen model for each domain (HF folders), for on-policy distillation.
 

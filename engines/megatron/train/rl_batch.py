@@ -275,16 +275,17 @@ def _numbered(names: Sequence[object]) -> NDArray[np.int64]:
 
 
 def check_agreement(
-    trainer: Floats, places: NDArray[np.int64], mean: float, gate: float, batch: RlBatch
+    trainer: Floats, places: NDArray[np.int64], gate: float, batch: RlBatch
 ) -> None:
-    """Raise AgreementError if `mean` (equal on all ranks) passes the gate or is NaN.
-
-    `trainer` [T] holds the trainer's logprobs at `places`; the message names the worst of them.
+    """Raise AgreementError if the engine's logprobs at `places` are further than the gate from the
+    trainer's [T], on average; the message names the worst of them. Equal on all ranks.
     """
+    engine = batch.engine_logprobs
+    difference = np.abs(trainer[places].astype(np.float64) - engine[places])
+    mean = float(difference.mean()) if len(places) else 0.0
     if mean <= gate:
         return
-    engine = batch.engine_logprobs
-    difference = np.nan_to_num(np.abs(trainer[places] - engine[places]), nan=np.inf)
+    difference = np.nan_to_num(difference, nan=np.inf)
     place = int(places[difference.argmax()])
     index = int(np.searchsorted(batch.flat.starts, place, side="right")) - 1
     position = place - int(batch.flat.starts[index])

@@ -46,25 +46,14 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
             ours, places = _before_updates(trainer, batch, old, objective, indices)
             mismatch = _mismatch(batch, ours, places, inputs.version)
             if inputs.gate:
-                mean = mismatch["mismatch_mean"]
-                check_agreement(ours, places, mean, algorithm.agreement_gate, batch)
+                of_now = places[(batch.lags(places, inputs.version) == 0).numpy()]
+                check_agreement(ours, of_now, algorithm.agreement_gate, batch)
         objective.seen.clear()
         steps.append(stats)
         norms.append(trainer.update())
     rates = trainer.rates(batch.flat, began)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
     return {**means, **mismatch, **targets.metrics, **rates}
-
-
-def agreement_of(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
-    """See `RlTrainer.agreement`."""
-    algorithm = inputs.algorithm
-    batch = RlBatch.of(inputs.samples, algorithm)
-    ours, places = trainer.score(batch.flat, algorithm.temperature), batch.trained()
-    found = _mismatch(batch, ours, places, None)
-    check_agreement(ours, places, found["mismatch_mean"], algorithm.agreement_gate, batch)
-    kept = ("mismatch_mean", "mismatch_max", "mismatch_k1", "mismatch_k3", "mismatch_ess")
-    return {f"engine_{name}": found[name] for name in kept}
 
 
 def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.reference import Reference
-from engines.megatron.train.rl_step import agreement_of, token_rewards_of, train_on
+from engines.megatron.train.rl_step import token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs
@@ -47,8 +47,9 @@ class RlTrainer(SftTrainer):
         """Train on one batch of rollouts: `algorithm.mini_batches` optimizer steps.
 
         What becomes of samples that cannot be trained on: `engines.algorithms.sample_rules`. With
-        `gate`, the mean difference between trainer and engine logprobs, before any update, must
-        not pass `algorithm.agreement_gate`. Raises AgreementError, TrainingStopped.
+        `gate`, the mean difference between trainer and engine logprobs of tokens that the present
+        weights wrote, before any update, must not pass `algorithm.agreement_gate`. Raises
+        AgreementError, TrainingStopped.
         """
         return train_on(self, inputs)
 
@@ -56,11 +57,6 @@ class RlTrainer(SftTrainer):
         """What the KL term adds to each token's reward, as flat as the trainable samples' tokens:
         a critic learns the same rewards. For `kl.place: reward`."""
         return token_rewards_of(self, inputs)
-
-    def agreement(self, inputs: StepInputs) -> dict[str, float]:
-        """`engine_mismatch_*`: metrics of the engine against the present weights, which must have
-        sampled all of it. One forward pass, no update. Raises AgreementError beyond the gate."""
-        return agreement_of(self, inputs)
 
     # Scoring
 

@@ -90,9 +90,6 @@ class HereTrainer:
     async def token_rewards(self, inputs: StepInputs) -> Values:
         return self.trainer.token_rewards(inputs)
 
-    async def agreement(self, inputs: StepInputs) -> dict[str, float]:
-        return self.trainer.agreement(inputs)
-
     async def publish(self, endpoints: Sequence[str], version: int) -> PublishReport:
         report = self.trainer.publish(endpoints, version)
         if report.refused:

@@ -170,6 +170,7 @@ def test_mismatch_metrics_by_hand() -> None:
     assert got["lag0_k3"] == pytest.approx(2 - 1 - ln2)
     assert got["lag3_k3"] == pytest.approx(0)
     assert (got["lag0_k1"], got["lag3_k1"]) == (pytest.approx(-ln2), 0)
+    assert (got["lag0_mean"], got["lag3_mean"]) == (pytest.approx(ln2), 0)
 
 
 @pytest.mark.proof("mismatch metrics", "edge")

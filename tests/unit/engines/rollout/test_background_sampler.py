@@ -120,15 +120,6 @@ async def test_a_step_tells_how_many_samples_are_how_old():
         assert step["staleness_max"] == max(shares)
 
 
-async def test_the_gate_compares_only_what_the_present_weights_wrote():
-    """`Trainer.agreement` asserts it."""
-    parts = Parts(by_seed, max_staleness=2, slow=10, delay=lambda call: call % 13)
-    results = await parts.run(6)
-    assert step_metrics(results[0])["engine_mismatch_mean"] == 0.0
-    gated = [max(r.staleness) == 0 for r in results]
-    assert parts.trainer.gated == gated
-
-
 async def test_an_error_of_a_rollout_ends_the_loop_as_it_is():
     calls = iter(range(100))
 

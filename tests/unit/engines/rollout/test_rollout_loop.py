@@ -19,7 +19,6 @@ async def test_synchronous_training_sees_only_the_newest_weights():
     assert parts.trainer.trained == [[0] * 8, [1] * 8, [2] * 8]
     assert [r.version for r in results] == [1, 2, 3]
     assert parts.trainer.answered_meanwhile == [0, 0, 0], "the two take turns"
-    assert parts.trainer.gated == [True] * 3
     assert parts.producer.source.next == 12
 
 

@@ -94,14 +94,21 @@ async def train(
         worked = time.monotonic() - began
         await roles.export(context.out, model)
         await evaluation.finish()
-        record.write_rollouts(context.out)
-        record.curve.write(context.out)
-        takes = await loop.takes.export(context.out)
-        missing = await loop.trained.export(context.out, takes) if loop.trained else []
-        if missing:
-            context.reporter.warn(f"no rollouts are kept: steps {missing} were trained without")
-        write_trace(timeline, context.out)
+        await _write_records(context, record, loop, timeline)
         return {**record.summary(), "work_seconds": worked}
+
+
+async def _write_records(
+    context: StageContext, record: RlRecord, loop: Loop, timeline: Timeline
+) -> None:
+    """What the stage did, beside its model."""
+    record.write_rollouts(context.out)
+    record.curve.write(context.out)
+    takes = await loop.takes.export(context.out)
+    missing = await loop.trained.export(context.out, takes) if loop.trained else []
+    if missing:
+        context.reporter.warn(f"no rollouts are kept: steps {missing} were trained without")
+    write_trace(timeline, context.out)
 
 
 async def _lease(

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _JOIN_S = 120.0
+_CPU_BUCKET_BYTES = 24 << 20
+"""malloc gives memory of up to 32 MiB again; a server would have larger buckets mapped anew each
+time, which takes longer than to receive and to load them"""
 
 
 class Broadcast:
@@ -50,9 +54,13 @@ class Broadcast:
     ) -> PublishReport:
         ranks = weights.ranks
         device = weights.weights[0].local.device
+        on_cpu = device.type == "cpu"
+        if on_cpu:
+            limit = min(weights.bucket_bytes, _CPU_BUCKET_BYTES)
+            weights = replace(weights, bucket_bytes=limit)
         try:
             if not all(ranks.gather(self._joined == tuple(targets))):
-                self._join(targets, ranks, "gloo" if device.type == "cpu" else "nccl")
+                self._join(targets, ranks, "gloo" if on_cpu else "nccl")
             memory = OwnMemory(device)
             report = stream(self.name, weights, targets, version, memory, self._send)
         except BaseException:

@@ -8,6 +8,7 @@ than `max_staleness` versions old by then is dropped.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -35,8 +36,7 @@ class GroupBuffer:
         return len(self._waiting)
 
     def put(self, group: Group) -> None:
-        self._waiting.append(group)
-        self._waiting.sort(key=lambda waiting: waiting.ticket)
+        insort(self._waiting, group, key=lambda waiting: waiting.ticket)
 
     def take(self, recorded: Sequence[int] | None = None) -> list[Group]:
         """The groups of the next step, at most `groups_per_step`: the oldest tickets, or those that

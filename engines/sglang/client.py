@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -24,8 +25,8 @@ from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import pack
 from engines.types import Finish, Generation, Sampling, TokenIds
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
-from infra.access import bearer
 from infra.errors import EngineError
+from infra.server_keys import bearer_of
 
 _TRIES = 5
 """without a connection, or lost on the way: the router ended, and a new one has another address"""
@@ -122,13 +123,14 @@ class GenerationClient:
     def _flush(self) -> None:
         """Send what was asked for since the last tick, in batches of equal size.
 
-        Neighbours are dealt out in turn: samples of one prompt end at similar lengths, and a
-        batch's answer waits for its longest.
+        Neighbours stay together: a batch's answer waits for its longest turn, and samples of one
+        prompt wait for each other anyway. A server prefills their prompt once.
         """
         queue, self._queue = self._queue, []
         num_batches = -(-len(queue) // self._max_batch)
-        for first in range(num_batches):
-            task = asyncio.create_task(self._settle(queue[first::num_batches]))
+        ends = [len(queue) * batch // num_batches for batch in range(num_batches + 1)]
+        for begin, end in pairwise(ends):
+            task = asyncio.create_task(self._settle(queue[begin:end]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -206,7 +208,7 @@ class GenerationClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                headers={"Content-Type": "application/json"} | bearer(),
+                headers={"Content-Type": "application/json"} | bearer_of(self.router_url),
             )
         self.counts.requests += 1
         url = f"{self.router_url}/generate"

@@ -14,6 +14,7 @@ from engines.devices.units import Request
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
+from engines.sglang.external.lease import ExternalLease
 from engines.sglang.servers.server_units import ServerTerms, ServerUse
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
@@ -35,13 +36,20 @@ async def prewarm(pool_servers: int) -> None:
 class Fleet:
     """Leased servers behind one router; made by `lease`, ended by `release` or `async with`."""
 
-    def __init__(self, lease: StageLease, terms: ServerTerms) -> None:
+    def __init__(self, lease: StageLease | ExternalLease, terms: ServerTerms) -> None:
         use: ServerUse = lease.use
         self.router_url = use.router_url
-        self.server_urls = list(use.server_urls)
         self.client = GenerationClient(use.router_url)
+        if not use.takes_batches:
+            self.client = GenerationClient(use.router_url, max_batch=1)
         self._lease, self._terms = lease, terms
         lease.on_lost = self.client.refuse  # every further turn fails and says why
+
+    @property
+    def server_urls(self) -> list[str]:
+        """Servers of ours stay the same ones; of others, those that are not lost."""
+        use: ServerUse = self._lease.use
+        return list(use.server_urls)
 
     @property
     def version(self) -> int:
@@ -61,12 +69,15 @@ class Fleet:
         wait_s: float = 3600.0,
         owner: Any = None,
     ) -> Fleet:
-        """Wait for `servers` servers, first come first served, that serve `model` as version 0.
+        """Wait for `servers` servers, first come first served, that serve `model` as version 0; or
+        for those of others that the spec names, all of them.
 
         Raises InputError if there can never be that many, EngineError if none came free within
         `wait_s` or a server does not start (with the end of its log).
         """
         terms = ServerTerms(spec, model, tp)
+        if spec.external:
+            return cls(await ExternalLease.take(terms, holder, wait_s), terms)
         request = Request("server", servers, pool_servers, holder, terms, wait_s)
         lease = await StageLease.take(
             request, what=f"the stage needs {servers}", prepare_s=_bound_s(model), owner=owner

@@ -10,8 +10,8 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra.access import bearer
 from infra.errors import EngineError
+from infra.server_keys import bearer_of
 
 
 class NoConnection(EngineError):
@@ -85,7 +85,7 @@ def _exchange(
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     payload = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | bearer()
+    headers = {"Content-Type": "application/json"} | bearer_of(url)
     try:
         connection.request(method, path, payload, headers)
         response = connection.getresponse()

@@ -17,11 +17,14 @@ _TARGET = "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_ar
 
 
 def pack(input_ids: Sequence[TokenIds], sampling: list[dict[str, Any]]) -> dict[str, Any]:
-    """Body of a `/generate` request for several sequences; both lists have one entry for each."""
+    """Body of a `/generate` request for several sequences; both lists have one entry for each.
+
+    A batch of one needs no plugin at the server."""
+    carried = {"session_params": {FIELD: sampling}} if len(sampling) > 1 else {}
     return {
         "input_ids": input_ids,
         "sampling_params": sampling[0],
-        "session_params": {FIELD: sampling},
+        **carried,
         "return_logprob": True,
         "return_text_in_logprobs": False,
         "stream": False,

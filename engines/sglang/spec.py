@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from infra.config import RESULT_NEUTRAL, Config
+
+
+def server_address(text: str) -> str:
+    """`http://HOST:PORT` without anything after it. Raises ValueError that says what is wrong."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no address ({error}); write http://HOST:PORT") from None
+    if "@" in parts.netloc:
+        raise ValueError(
+            "an address must not hold a password; give the servers' key in the environment variable"
+            " EXTERNAL_FLEET_KEY"
+        )
+    if parts.scheme != "http" or not host or not port or parts.path.strip("/") or parts.query:
+        raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT")
+    return f"http://{parts.netloc}"
+
+
+def _different(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("names an address twice; write each once")
+    return addresses
+
+
+ServerAddress = Annotated[str, AfterValidator(server_address)]
 
 
 class FleetSpec(Config):
@@ -18,3 +45,6 @@ class FleetSpec(Config):
     """longest sequence; None: the model's own limit"""
     sglang: dict[str, Any] = Field(default_factory=dict)
     """SGLang server arguments, passed through; names as in SGLang, with underscores"""
+    external: Annotated[tuple[ServerAddress, ...], AfterValidator(_different), RESULT_NEUTRAL] = ()
+    """addresses of running servers that are not ours, or of a router that knows them, e.g.
+    http://10.0.0.2:30000; empty: servers of our own"""

@@ -28,10 +28,9 @@ _MAKE: Mapping[TransportName, Callable[[str], Transport]] = {
 def transport_to(targets: Sequence[Target], ranks: Ranks, wanted: WeightTransport) -> Transport:
     """All ranks call it, and get the same. Raises EngineError if none can work, StorageError."""
     is_near = all(ranks.gather(all(is_on_this_host(target.url) for target in targets)))
-    if wanted.transport == "auto":
+    name: TransportName = wanted.transport
+    if name == "auto":
         name = "shared_memory" if is_near else ranks.from_leader(lambda: _far(targets, wanted.url))
-    else:
-        name = wanted.transport
     if name == "shared_memory" and not is_near:
         raise EngineError(
             "weights.transport is `shared_memory`, but not all trainer ranks and servers are on"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engines.sglang.http import call
 from engines.weights.transport import CONTROL_S
 
-_CHECK_S = 120.0
+CHECK_S = 120.0
 """it reads all its weights"""
 
 
@@ -29,5 +29,5 @@ def server_weights(url: str) -> ServerWeights:
     Raises EngineError if it does not answer.
     """
     version = str(call(url, "/model_info", timeout=CONTROL_S)["weight_version"])
-    checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=_CHECK_S)
+    checked = call(url, "/weights_checker", {"action": "checksum"}, timeout=CHECK_S)
     return ServerWeights(version, str(checked["per_engine_checksum"]))

@@ -68,7 +68,7 @@ class Update:
     that nobody mistakes what they generate for either version.
     """
 
-    def __init__(self, servers: Servers, version: int, *, in_parts: bool = True) -> None:
+    def __init__(self, servers: Servers, version: int | str, *, in_parts: bool = True) -> None:
         """`in_parts`: the weights come in several requests, which SGLang wants to be told."""
         self._servers, self._version, self._in_parts = servers, version, in_parts
         self._began = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -22,6 +22,8 @@ Set = Annotated[
     list[str],
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
+Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
+Way = Literal["auto", "broadcast", "disk", "shared-memory"]
 
 
 @app.command
@@ -152,6 +154,25 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
     from flows.command.rollouts import show_rollouts
 
     return show_rollouts(artifact, limit, domain, root, console)
+
+
+@app.command
+def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -> int:
+    """Push a model's weights to running SGLang servers of others, all or none.
+
+    Their key, if they ask for one, comes from the environment variable EXTERNAL_FLEET_KEY.
+
+    Parameters
+    ----------
+    model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+    to: Addresses of servers, or of a router that knows them: http://HOST:PORT
+    by: How weights travel. auto: shared memory on this host, else broadcast. disk: the servers read
+        the folder themselves, under this very path.
+    root: The store to look in; default: the latest run's.
+    """
+    from flows.command.publish import publish_model
+
+    return publish_model(model, to, by, root, console)
 
 
 @app.command(name="test-hook")

@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from flows.running.records import find_run, store_to_show
+from flows.command.find_artifact import find_artifact
+from flows.running.records import store_to_show
 from infra.errors import InputError
 from infra.home import home
-from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.artifacts import ArtifactStore
 
 FILES = ("rollouts.parquet", "data.parquet")
 """kept rollouts of `rl` and `evaluate`, and the dataset of `distill`"""
@@ -22,7 +23,7 @@ def show_rollouts(artifact: str, limit: int, domain: str, root: str, console: Co
     if limit < 1:
         raise InputError(f"--limit {limit}: how many samples to show, from 1")
     artifacts = ArtifactStore(store_to_show(root), home() / "cache")
-    record = _find(artifacts, artifact)
+    record = find_artifact(artifacts, artifact)
     folder = artifacts.local(record)
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
@@ -32,22 +33,6 @@ def show_rollouts(artifact: str, limit: int, domain: str, root: str, console: Co
         _show(row, console)
     console.print(f"{min(limit, len(rows))} of {len(rows)} samples in {file}", markup=False)
     return 0
-
-
-def _find(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
-    """By the beginning of a digest, or by a stage's name in the latest run."""
-    found = [record for record in artifacts.list() if record.digest.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    if len(found) > 1:
-        raise InputError(f"several artifacts begin with {wanted}: give more of the digest")
-    stage = find_run().stage(wanted)
-    made = artifacts.find(stage.kind, stage.digest) if stage and stage.digest else None
-    if made is None:
-        raise InputError(
-            f"no artifact `{wanted}` in {artifacts.store.root}; see `tributary artifacts`"
-        )
-    return made
 
 
 def _rows(file: Path, domain: str) -> list[dict[str, Any]]:

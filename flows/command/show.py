@@ -105,6 +105,8 @@ def _layout(stage: PlannedStage) -> str:
 def _servers(stage: PlannedStage) -> str:
     if stage.spec.fleet is None:
         return ""
+    if stage.spec.fleet.external:
+        return f"external: {', '.join(stage.spec.fleet.external)}"
     resources = stage.resources
     return f"{resources.servers} x tp {resources.tp_per_server}"
 

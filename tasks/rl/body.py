@@ -108,9 +108,10 @@ async def _lease(
     stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
 ) -> tuple[Roles, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other."""
-    # An owner of devices that hangs is given a time of its own before it is replaced.
-    with context.pulse.waiting():
-        await prewarm(context.pool.servers)
+    if not spec.settings.fleet.external:
+        # An owner of devices that hangs is given a time of its own before it is replaced.
+        with context.pulse.waiting():
+            await prewarm(context.pool.servers)
     roles = await lease_roles(stack, spec.settings, spec.seed, context, model)
     return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
 
@@ -136,6 +137,7 @@ def _loop(
             oversample=settings.oversample if settings.drops_groups else 1.0,
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,
+            max_rolling=settings.max_rolling,
         ),
         roller=roller,
         buffer=buffer,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.weights import PublishReport, Transport
 from engines.weights.broadcast import Broadcast
-from engines.weights.buckets import BUCKET_BYTES, Size, TrainedWeights
+from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.model_folder import WholeTensor
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import find_targets
 
@@ -22,25 +22,6 @@ TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "disk delta": lambda folder: DiskDelta(str(folder)),
 }
 """every transport, made with a folder that it may use"""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeTensor:
-    """A `Weight` that is one tensor already."""
-
-    name: str
-    local: Any
-
-    @property
-    def tensors(self) -> Sequence[tuple[str, Size]]:
-        return [(self.name, tuple(self.local.shape))]
-
-    @property
-    def is_split(self) -> bool:
-        return False
-
-    def place(self, shard: Any, index: int, whole: Sequence[Any]) -> None:
-        whole[0].copy_(shard)
 
 
 def tensors_of(folder: Path) -> Iterator[tuple[str, Any]]:

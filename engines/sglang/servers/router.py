@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
-from infra.access import LOOPBACK, key, listening_host, reachable
+from infra.access import LOOPBACK, listening_host, reachable
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
+from infra.server_keys import key_of
 
 START_S = 60.0
 _CHANGE_S = 30.0
@@ -85,7 +86,7 @@ class Router:
             call(self.url, f"/workers/{ids[url]}", method="DELETE", timeout=_CONTROL_S)
         for url in wanted - ids.keys():
             # Servers that come later do not get the router's own key by themselves.
-            asked = key()
+            asked = key_of(url)
             worker = {"url": url} | ({"api_key": asked} if asked else {})
             call(self.url, "/workers", worker, timeout=_CONTROL_S)
         deadline = time.monotonic() + timeout

@@ -48,6 +48,8 @@ class ServerUse:
 
     router_url: str
     server_urls: tuple[str, ...]
+    takes_batches: bool = True
+    """whether a request may have several sequences with a seed each: the servers have our plugin"""
 
 
 @dataclass(slots=True)

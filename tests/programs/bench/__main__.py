@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.programs.bench.workbench import Workbench
 
 RESULT = Path("build/bench.json")
-ALONE = ("batching", "loss_path", "driver", "delta", "large_publish")
+ALONE = ("batching", "loss_path", "driver", "in_flight", "delta", "large_publish")
 """need no trained model"""
 SECTIONS = (
     *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
@@ -58,12 +58,13 @@ def main(wanted: Sequence[str]) -> int:
 
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
-    from tests.programs.bench import batching, delta, driver, large_publish, loss_path
+    from tests.programs.bench import batching, delta, driver, in_flight, large_publish, loss_path
 
     alone = (
         batching.measure,
         loss_path.measure,
         driver.measure,
+        in_flight.measure,
         delta.measure,
         large_publish.measure,
     )

@@ -73,7 +73,7 @@ async def _step(chat: Chat, url: str, store: Path) -> tuple[Sampled, int, float,
     async with GenerationClient(url) as client:
         producer, _ = producer_of(
             Roller(generate=client.generate, chat=chat, context_length=4096, seed=0),
-            [_domain()],
+            [free_domain(TOKENS)],
             groups_per_step=GROUPS,
             group_size=GROUP_SIZE,
             needs_spread=False,
@@ -142,8 +142,9 @@ class _Problems:
         return None
 
 
-def _domain() -> LiveDomain:
-    return LiveDomain("bench", _Problems(), _Judge(), Conversation(None), TOKENS)
+def free_domain(max_new_tokens: int) -> LiveDomain:
+    """Whose problems and judge cost next to nothing."""
+    return LiveDomain("bench", _Problems(), _Judge(), Conversation(None), max_new_tokens)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,12 @@ from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import servers
 
 ROUNDS = 7
-SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 5, "head_dim": 128}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 5,
+    "head_dim": 128,
+}
 FLOOR, MOST_PAUSE = 0.3, 4.0
 _WAIT_S = 120.0
 

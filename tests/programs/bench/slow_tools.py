@@ -1,8 +1,9 @@
-"""Sampling beside training against taking turns, where tools take their time.
+"""Sampling beside training against taking turns, and against whole batches beside training, where
+tools take their time.
 
 Every rollout calls one tool, whose latency is log-normal with a median of 0.5 s and a 99th
-percentile of 10 s. Both loops do the same number of steps with as many samples of as many tokens,
-on one SGLang server and one trainer; with `max_staleness` 2 what takes too long is replaced.
+percentile of 10 s. All loops do the same number of steps with as many samples of as many tokens,
+on one SGLang server and one trainer; beside training what takes too long is replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engines.algorithms.spec import Algorithm
+from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.session_host import End, SessionHost
@@ -36,6 +38,8 @@ from tests.programs.bench.workbench import Workbench
 PROMPTS, GROUP, TURN_TOKENS, STEPS = 16, 4, 12, 10
 MEDIAN_S, P99_S = 0.5, 10.0
 STALENESS = 2
+ONE_OFF = 1
+"""staleness of whole batches: one is sampled while the one before it is trained on"""
 _SIGMA = math.log(P99_S / MEDIAN_S) / statistics.NormalDist().inv_cdf(0.99)
 
 
@@ -51,6 +55,18 @@ class OneTool:
         turn = await sessions.turn(session, max_new_tokens=TURN_TOKENS, is_last=True)
         said = [t.said.message() for t in (first, turn) if t.said is not None]
         return sessions.finish(End(Status.COMPLETED), said)
+
+
+class WholeBatches(Admission):
+    """Starts a step's tickets together, when all before them are over: a step waits for the slowest
+    rollout of its batch."""
+
+    def beside_training(
+        self, *, waiting: int, rolling: int, drawn: int, trained: int, steps: int
+    ) -> int:
+        ahead = min(self.max_staleness + 1, steps - trained)
+        may_start = not rolling and drawn < (trained + ahead) * self.groups_per_step
+        return self.groups_per_step if may_start else 0
 
 
 class ThreadTrainer(HereTrainer):
@@ -88,6 +104,12 @@ class Ran:
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
     turns = asyncio.run(_run(bench, engines, 0))
     beside = asyncio.run(_run(bench, engines, STALENESS))
+    batches = asyncio.run(_run(bench, engines, ONE_OFF, WholeBatches))
+    one_off = asyncio.run(_run(bench, engines, ONE_OFF))
+    work = (
+        f"{STEPS} steps of {PROMPTS} x {GROUP} rollouts, tool latency log-normal, median"
+        f" {MEDIAN_S} s, p99 {P99_S:.0f} s"
+    )
     return [
         Row("slow tools, in turns", turns.seconds, "s", note=turns.note()),
         Row(f"slow tools, staleness {STALENESS}", beside.seconds, "s", note=beside.note()),
@@ -96,13 +118,26 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
             turns.seconds / beside.seconds,
             "ratio",
             2.5,
-            note=f"{STEPS} steps of {PROMPTS} x {GROUP} rollouts, tool latency log-normal, median"
-            f" {MEDIAN_S} s, p99 {P99_S:.0f} s",
+            note=work,
+        ),
+        Row("slow tools, whole batches", batches.seconds, "s", note=batches.note()),
+        Row(f"slow tools, staleness {ONE_OFF}", one_off.seconds, "s", note=one_off.note()),
+        Row(
+            "slow tools: whole batches over groups as they finish",
+            batches.seconds / one_off.seconds,
+            "ratio",
+            1.2,
+            note=f"both at staleness {ONE_OFF}; {work}",
         ),
     ]
 
 
-async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
+async def _run(
+    bench: Workbench,
+    engines: Servers,
+    staleness: int,
+    admission: type[Admission] = Admission,
+) -> Ran:
     router, urls = await asyncio.to_thread(engines.serve, bench.endless, 1)
     trainer = ThreadTrainer(bench.trainer(bench.endless))
     results: list[StepResult] = []
@@ -113,7 +148,9 @@ async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
 
     async with GenerationClient(router) as client:
         policy = HerePolicy(trainer, urls)
-        notes = stage_context(bench.folder, f"slow-tools-{staleness}", {}).checkpoints
+        notes = stage_context(
+            bench.folder, f"slow-tools-{staleness}-{admission.__name__}", {}
+        ).checkpoints
         domain = bench.domain("reasoning")
         domain = replace(domain, judge=Checksum(), driver=OneTool(), max_new_tokens=2 * TURN_TOKENS)
         producer, buffer = producer_of(
@@ -121,11 +158,11 @@ async def _run(bench: Workbench, engines: Servers, staleness: int) -> Ran:
             [domain],
             groups_per_step=PROMPTS,
             group_size=GROUP,
-            waves=3,
             max_staleness=staleness,
             policy=policy,
             journal=RolloutJournal(notes),
         )
+        producer.admission = admission(PROMPTS, waves=3, max_staleness=staleness)
         consumer = Consumer(
             trainer=trainer, policy=policy, algorithm=Algorithm(), groups_per_step=PROMPTS
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -14,6 +15,8 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journal import RolloutJournal
 from engines.types import Group, Problem, Status
 from infra.errors import InputError
+from tasks.rl.live_parts import open_filter
+from tasks.rl.spec import RlSettings
 from tests.parts.loop_parts import Notes, Parts, informative
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 from tests.parts.sample_parts import sample_of
@@ -143,6 +146,30 @@ async def test_a_filter_of_the_users_own_costs_no_more_than_its_group(tmp_path, 
 
 def by_seed(_, sampling):
     return str(sampling.seed % 1009)
+
+
+async def test_a_stage_starts_the_users_filter_and_ends_it(tmp_path, monkeypatch):
+    (tmp_path / "my_open_filter.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def settings(name, **options):
+        return RlSettings.model_validate(
+            {
+                "steps": 1,
+                "optimizer": {"lr": 1e-4},
+                "group_filter": {"name": name, "options": options, "timeout_s": 5},
+            }
+        )
+
+    async with AsyncExitStack() as stack:
+        ask = await open_filter(stack, settings("my_open_filter:Own"))
+        assert isinstance(ask, ProcessFilter)
+        assert await ask(group(1, 0)) is None, "grpo compares within groups"
+        assert ask.process.stack() != "(no process)\n"
+    assert ask.process.stack() == "(no process)\n"
+    with pytest.raises(InputError, match="no option 'most'"):
+        async with AsyncExitStack() as stack:
+            await open_filter(stack, settings("my_open_filter:Own", most=1))
 
 
 class EvenProblems:

@@ -120,6 +120,39 @@ def test_admission_beside_training_by_hand(waiting, rolling, drawn, trained, wan
     assert found == wanted
 
 
+@pytest.mark.parametrize(
+    ("waiting", "rolling", "wanted"),
+    [
+        (0, 0, 5),
+        (0, 4, 0),  # a quarter of 5 starts together
+        (0, 3, 2),
+        (0, 5, 0),
+        (0, 9, 0),
+        (22, 0, 2),  # the staleness admits no more
+    ],
+)
+def test_admission_within_what_may_be_under_way(waiting, rolling, wanted):
+    admission = Admission(groups_per_step=8, waves=9, max_staleness=2, max_rolling=5)
+    found = admission.beside_training(
+        waiting=waiting, rolling=rolling, drawn=40, trained=2, steps=10
+    )
+    assert found == wanted
+
+
+def test_a_large_step_starts_tickets_a_few_at_a_time():
+    admission = Admission(groups_per_step=1000, max_staleness=1)
+
+    def count(rolling):
+        return admission.beside_training(
+            waiting=0, rolling=rolling, drawn=rolling, trained=0, steps=10
+        )
+
+    assert (count(1993), count(1992)) == (0, 8)
+    assert admission.beside_training(waiting=9, rolling=99, drawn=1999, trained=0, steps=2) == 1, (
+        "there will be no more to start it with"
+    )
+
+
 async def test_domains_take_turns_also_across_draws():
     source = TicketSource([domain("a", float), domain("b", float)], split="rl", seed=0)
     first = [(t.number, t.problem.id) for t in source.draw(3)]

@@ -74,6 +74,7 @@ async def test_turns_of_one_tick_travel_in_equal_batches_and_come_back_in_order(
         answers = await asyncio.gather(*turns)
     assert [g.token_ids.tolist() for g in answers] == [[i + 1, i] for i in range(40)]
     assert sorted(len(body["input_ids"]) for body in asked) == [13, 13, 14]
+    assert all(np.ptp([ids[0] for ids in body["input_ids"]]) < 14 for body in asked), "neighbours"
     seeds = [s["sampling_seed"] for body in asked for s in body["session_params"][FIELD]]
     assert sorted(seeds) == list(range(40))
     assert answers[0].weight_versions.runs == ((3, 2),)

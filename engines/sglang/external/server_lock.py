@@ -1,0 +1,96 @@
+"""The exclusive right to change a server of others, kept on the server itself.
+
+Two homes on different hosts share nothing but the server. It has named sessions, each of which can
+be opened once and ends by itself some time after that: an open session is the right. As a session
+cannot be prolonged, the holder has two and renews them in turn. Who wants the right opens the first
+and then the second, so nobody gets both while the holder has one. A third session has the holder's
+own name: it tells him that the two are still his, and not somebody else's after a restart.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from uuid import uuid4
+
+from engines.sglang.http import Refused, read_text
+from engines.weights.transport import CONTROL_S
+from infra.errors import EngineError, LeaseLost
+
+_FIRST, _SECOND = "tributary-lease-1", "tributary-lease-2"
+_ATTEMPT_S = 10.0
+"""how long a first session lasts of somebody who may not get the second"""
+_LOOK_S = 0.2
+_TAKEN = "same id is still open"
+
+
+class ServerLock:
+    """Made for one server; `acquire`, then `renew` well within `ttl_s`, then `release`."""
+
+    def __init__(self, url: str, ttl_s: float, holder: str = "") -> None:
+        """`ttl_s`: the right ends this many seconds after its last renewal. `holder`: of a lock
+        that another process acquired."""
+        self.url = url
+        self.ttl_s = ttl_s
+        self.holder = holder or f"tributary-lease-{uuid4().hex}"
+
+    def acquire(self) -> bool:
+        """Whether the right is ours now; False if somebody has it. Raises EngineError."""
+        if not self._open(_FIRST, min(_ATTEMPT_S, self.ttl_s)):
+            return False
+        if not self._open(_SECOND, self.ttl_s):
+            self._close(_FIRST)
+            return False
+        self._open(self.holder, self.ttl_s)
+        self._reopen(_FIRST)
+        return True
+
+    def renew(self) -> None:
+        """Keep the right. Raises LeaseLost if it ended, for the server was restarted or somebody
+        else has it, EngineError if the server does not answer."""
+        if not self._is_ours():
+            raise self._lost()
+        # The own name first: it has to end before the other two do.
+        for name in (self.holder, _FIRST, _SECOND):
+            self._reopen(name)
+
+    def release(self) -> None:
+        """Best effort: the right also ends by itself."""
+        with suppress(EngineError):
+            if self._is_ours():
+                for name in (_SECOND, _FIRST, self.holder):
+                    self._close(name)
+
+    def _is_ours(self) -> bool:
+        """Whether nobody can have got the right since it was renewed."""
+        if not self._open(self.holder, self.ttl_s):
+            return True
+        self._close(self.holder)
+        return False
+
+    def _reopen(self, name: str) -> None:
+        """A session of the holder's, while the others say that he is the holder."""
+        self._close(name)
+        deadline = time.monotonic() + _ATTEMPT_S + 1
+        while not self._open(name, self.ttl_s):  # somebody tries to get it just now
+            if time.monotonic() > deadline:
+                raise self._lost()
+            time.sleep(_LOOK_S)
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"the right to {self.url} ended: it was restarted, or another run has taken it"
+        )
+
+    def _open(self, name: str, ttl_s: float) -> bool:
+        body = {"capacity_of_str_len": 1, "session_id": name, "timeout": ttl_s}
+        try:
+            read_text(self.url, "/open_session", body, timeout=CONTROL_S)
+        except Refused as error:
+            if _TAKEN in str(error):
+                return False
+            raise
+        return True
+
+    def _close(self, name: str) -> None:
+        read_text(self.url, "/close_session", {"session_id": name}, timeout=CONTROL_S)

@@ -1,0 +1,59 @@
+"""Which key a server asks for: this home's own, or for a server of others the one noted for it.
+
+Ranks of a trainer talk to those servers as well, in processes of their own. So each process that
+uses servers of others keeps the key in a file of the home that only its owner may read, for as long
+as it uses them; the key is in no argument, message or record. The key of this home is never sent to
+a server of others.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import psutil
+
+from infra.access import key
+from infra.home import home
+
+EXTERNAL_KEY_VARIABLE = "EXTERNAL_FLEET_KEY"
+"""the environment variable with the key of servers of others"""
+
+
+def note_key(url: str, found: str) -> None:
+    """Requests to the server at `url`, of any process of this home, carry this key; none if it is
+    empty. Until this process forgets it, or ends."""
+    folder = _folder(url)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for other in folder.iterdir():
+        if not psutil.pid_exists(int(other.stem)):
+            other.unlink(missing_ok=True)
+    draft = folder / f"{os.getpid()}.draft"
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(found)
+    draft.replace(draft.with_suffix(".key"))
+
+
+def forget_key(url: str) -> None:
+    (_folder(url) / f"{os.getpid()}.key").unlink(missing_ok=True)
+
+
+def key_of(url: str) -> str:
+    """What the server at `url` asks for; empty if it asks for nothing."""
+    for noted in _folder(url).glob("*.key"):
+        with suppress(FileNotFoundError):  # forgotten just now
+            return noted.read_text()
+    return key()
+
+
+def bearer_of(url: str) -> dict[str, str]:
+    """The header for the server at `url`; none where no key is asked for."""
+    found = key_of(url)
+    return {"Authorization": f"Bearer {found}"} if found else {}
+
+
+def _folder(url: str) -> Path:
+    return home() / "external-keys" / quote(urlsplit(url).netloc, safe="")

@@ -1,0 +1,120 @@
+"""Simulated servers behind a simulated router, and the real client in front of it.
+
+The client collects turns and deals them out in requests as it always does; only what a request
+does on its way is simulated. The router gives requests to servers in turn, as ours is told to, and
+to none that lacks the present weights. A server that is lost takes its requests with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engines.sglang.client import GenerationClient
+from engines.types import Generation, Sampling, TokenIds
+from engines.weight_versions import WeightVersions
+from infra.errors import EngineError
+from tests.programs.scale.server import ServerLost, ServerSpeed, SimulatedServer
+from tests.programs.scale.workload import MOST_TOKENS, TOKENS_EACH, Length
+
+RESTART_S = 120.0
+"""until a lost server runs again"""
+_LOOK_S = 0.25
+_RETRY_S = 1.0
+_TOKENS = np.ones(MOST_TOKENS // TOKENS_EACH, np.int32)
+_LOGPROBS = np.zeros(MOST_TOKENS // TOKENS_EACH, np.float32)
+
+
+class SimulatedFleet:
+    """Servers, some of which are lost now and then."""
+
+    def __init__(self, count: int, speed: ServerSpeed) -> None:
+        self.servers = {f"server-{n}": SimulatedServer(speed) for n in range(count)}
+        self.lost = 0
+        """servers, so far"""
+        self._turns = itertools.cycle(self.servers.values())
+
+    @property
+    def server_urls(self) -> Sequence[str]:
+        return list(self.servers)
+
+    async def wait_healthy(self) -> None:
+        while not all(server.is_up for server in self.servers.values()):
+            await asyncio.sleep(_LOOK_S)
+
+    async def versions(self) -> Mapping[str, str]:
+        return {url: str(server.version) for url, server in self.servers.items()}
+
+    async def checksums(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.servers, "equal")
+
+    async def next_server(self) -> SimulatedServer:
+        """That takes the next request."""
+        while True:
+            for server in itertools.islice(self._turns, len(self.servers)):
+                if server.is_up and server.has_weights:
+                    return server
+            await asyncio.sleep(_LOOK_S)
+
+    async def lose_servers(self, mean_hours: float, seed: int) -> None:
+        """For ever: a server is lost every `mean_hours` on average, each by itself."""
+        draw = random.Random(seed)
+        while True:
+            await asyncio.sleep(draw.expovariate(len(self.servers) / (3600 * mean_hours)))
+            server = draw.choice(list(self.servers.values()))
+            if server.is_up:
+                self.lost += 1
+                server.lose()
+                asyncio.get_running_loop().call_later(RESTART_S, server.restart)
+
+    def reachable(self, urls: Sequence[str]) -> list[SimulatedServer]:
+        """The servers with these addresses. Raises EngineError if one of them is lost."""
+        chosen = [self.servers[url] for url in urls]
+        if not all(server.is_up for server in chosen):
+            raise EngineError("a server does not answer")
+        return chosen
+
+
+class SimulatedClient(GenerationClient):
+    """The real client, whose requests are simulated."""
+
+    def __init__(self, fleet: SimulatedFleet, length: Length, turns_a_request: int) -> None:
+        super().__init__("http://simulated", max_batch=turns_a_request)
+        self._fleet = fleet
+        self._length = length
+
+    async def _generate(self, turns: list[tuple[TokenIds, Sampling]]) -> list[Generation]:
+        tokens = [_num_tokens(self._length, sampling) for _, sampling in turns]
+        while True:
+            server = await self._fleet.next_server()
+            written = [
+                server.generate(len(prompt) * TOKENS_EACH, count)
+                for (prompt, _), count in zip(turns, tokens, strict=True)
+            ]
+            try:
+                versions = await asyncio.gather(*written)
+            except ServerLost:
+                self.counts.retries += 1
+                self.on_trouble()
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.counts.new_tokens += sum(tokens)
+                return [_generation(of_each) for of_each in versions]
+
+
+def _num_tokens(length: Length, sampling: Sampling) -> int:
+    assert sampling.seed is not None
+    return min(length(sampling.seed), sampling.max_new_tokens * TOKENS_EACH)
+
+
+def _generation(versions: WeightVersions) -> Generation:
+    """Simulated tokens of versions that are given for a model's tokens."""
+    ends = itertools.accumulate(count for _, count in versions.runs)
+    marks = [0, *(round(end / TOKENS_EACH) for end in ends)]
+    runs = [(v, marks[i + 1] - marks[i]) for i, (v, _) in enumerate(versions.runs)]
+    count = marks[-1]
+    return Generation(_TOKENS[:count], _LOGPROBS[:count], WeightVersions.of_runs(runs), "stop")

@@ -165,9 +165,8 @@ def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -
     Parameters
     ----------
     model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
-    to: Addresses of servers, or of a router that knows them: http://HOST:PORT
-    by: How weights travel. auto: shared memory on this host, else broadcast. disk: the servers read
-        the folder themselves, under this very path.
+    to: Addresses (http://HOST:PORT) of servers, or of a router that knows them.
+    by: How weights travel; auto is shared memory on this host, else broadcast.
     root: The store to look in; default: the latest run's.
     """
     from flows.command.publish import publish_model

@@ -38,7 +38,13 @@ _SHAPE = (
     "vocab_size",
 )
 """fields of config.json that a server fixes when it starts"""
-_OURS = ("attention_backend", "dtype", "enable_deterministic_inference", "sampling_backend")
+_OURS = (
+    "attention_backend",
+    "device",
+    "dtype",
+    "enable_deterministic_inference",
+    "sampling_backend",
+)
 """options that servers of ours get for the host and that change results"""
 _LOSSY: Mapping[str, tuple[Any, ...]] = {
     "json_model_override_args": ("{}", None, ""),

@@ -40,6 +40,7 @@ FOUND = FoundServer(
     release="0.5.23",
     options={
         "attention_backend": "torch_native",
+        "device": "cpu",
         "dtype": "float32",
         "enable_deterministic_inference": True,
         "json_model_override_args": "{}",
@@ -101,6 +102,7 @@ def test_a_config_that_can_be_read_here_is_compared_field_by_field(
     ("name", "theirs", "says"),
     [
         ("dtype", "bfloat16", "has dtype bfloat16, and this stage needs float32: start it with"),
+        ("device", "cuda", "needs cpu"),
         ("sampling_backend", "flashinfer", "needs pytorch"),
         ("enable_deterministic_inference", False, "start it with --enable-deterministic-inference"),
         ("kv_cache_dtype", "fp8_e5m2", "needs auto"),

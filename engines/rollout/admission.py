@@ -46,15 +46,25 @@ class Admission:
         return self._wave(waiting) if waves < self.waves else 0
 
     def beside_training(
-        self, *, waiting: int, rolling: int, drawn: int, trained: int, steps: int
+        self,
+        *,
+        waiting: int,
+        rolling: int,
+        drawn: int,
+        trained: int,
+        steps: int,
+        is_training: bool = False,
     ) -> int:
         """How many may start, when `rolling` tickets are under way, `drawn` were drawn since the
-        stage began, and `trained` of its `steps` steps are done."""
-        ahead = min(self.max_staleness + 1, steps - trained)
+        stage began, and `trained` of its `steps` steps are done. `is_training`: the groups of the
+        next step are taken already, so that what starts now is a version older at its turn."""
+        ahead = min(self.max_staleness + 1, steps - trained) - is_training
+        if ahead < 1:
+            return 0
         of_next_step = max(0, self.groups_per_step - waiting)
         of_later_steps = max(0, ahead * self.groups_per_step - waiting) - of_next_step
         wanted = self._wave(waiting) + of_later_steps
-        limit = (trained + ahead) * self.waves * self._wave(0)
+        limit = (trained + is_training + ahead) * self.waves * self._wave(0)
         full = self.groups_per_step
         if self.max_rolling is not None:
             wanted, full = min(wanted, self.max_rolling), min(full, self.max_rolling)

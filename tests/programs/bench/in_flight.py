@@ -42,10 +42,10 @@ from tests.programs.bench.driver import free_domain
 from tests.programs.bench.open_files import raise_limit
 from tests.programs.bench.rows import Row
 
-IN_FLIGHT, GROUP_SIZE, STEPS = 10_000, 8, 3
+IN_FLIGHT, GROUP_SIZE, STEPS = 10_000, 8, 2
 MEAN_TOKENS = 1000
 """of an answer; they have 300 to 1,700"""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)

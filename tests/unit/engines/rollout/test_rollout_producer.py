@@ -142,7 +142,7 @@ def test_a_large_step_starts_tickets_a_few_at_a_time():
 
     def count(rolling):
         return admission.beside_training(
-            waiting=0, rolling=rolling, drawn=rolling, trained=0, steps=10
+            waiting=0, rolling=rolling, drawn=9, trained=0, steps=10
         )
 
     assert (count(1993), count(1992)) == (0, 8)

@@ -113,7 +113,6 @@ def _loop(
             oversample=settings.oversample if needs_spread else 1.0,
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,
-            max_rolling=settings.max_rolling,
         ),
         roller=Roller(
             generate=fleet.client.generate,

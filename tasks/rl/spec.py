@@ -32,9 +32,6 @@ class RlSettings(PolicySettings):
     on_stale: OnStale = "drop"
     """what becomes of a problem whose rollouts took more than `max_staleness` publishes: dropped
     and replaced by another, or rolled out again (`requeue`)"""
-    max_rolling: int | None = Field(default=None, ge=1)
-    """problems under way at the same time, with `max_staleness` above 0; None: as many as that
-    admits. Rollouts that wait for a place in a full server are older when they are trained on"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
 
@@ -113,11 +110,6 @@ class RlSpec(StageSpec):
             yield (
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
                 " `max_staleness`"
-            )
-        if settings.max_rolling is not None and not settings.max_staleness:
-            yield (
-                "max_rolling: with max_staleness 0 a wave is rolled out as a whole; leave it out,"
-                " or raise `max_staleness`"
             )
         if role is not None and role.warmup_steps >= settings.steps:
             yield (

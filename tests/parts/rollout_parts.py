@@ -178,7 +178,6 @@ def producer_of(
     oversample: float = 1.0,
     waves: int = 1,
     max_staleness: int = 0,
-    max_rolling: int | None = None,
     policy: PolicyVersion | None = None,
     seed: int = 0,
     **more: Any,
@@ -188,7 +187,7 @@ def producer_of(
     buffer = GroupBuffer(
         groups_per_step=groups_per_step, max_staleness=max_staleness, policy=policy
     )
-    admission = Admission(groups_per_step, oversample, waves, max_staleness, max_rolling)
+    admission = Admission(groups_per_step, oversample, waves, max_staleness)
     producer = Producer(
         source=TicketSource(domains, split="rl", seed=seed),
         admission=admission, roller=roller, buffer=buffer, policy=policy,

@@ -40,14 +40,14 @@ class Progress:
     ) -> None:
         self._stall_s = stall_s
         self._clock = clock
-        self._in_order: deque[SentRequest] = deque()
-        """and not overtaken, in the order in which they were sent; some may be answered"""
+        self._not_overtaken: deque[SentRequest] = deque()
+        """in the order in which they were sent; some may be answered"""
         self._answered_at = float("-inf")
         self._tokens_per_s = 0.0
 
     def begin(self, max_tokens: int) -> SentRequest:
         request = SentRequest(self._clock(), max_tokens)
-        self._in_order.append(request)
+        self._not_overtaken.append(request)
         return request
 
     def answer(self, request: SentRequest, num_tokens: int) -> None:
@@ -55,8 +55,8 @@ class Progress:
         now = self._answered_at = self._clock()
         seconds = max(now - request.sent_at, 1e-3)
         self._tokens_per_s = max(self._tokens_per_s, num_tokens / seconds)
-        while self._in_order and self._in_order[0].sent_at < request.sent_at:
-            self._in_order.popleft().overtaken_at = now
+        while self._not_overtaken and self._not_overtaken[0].sent_at < request.sent_at:
+            self._not_overtaken.popleft().overtaken_at = now
 
     def seconds_left(self, request: SentRequest) -> float:
         """Until it counts as lost; 0 or less: it does. Answers to others only lengthen it, except

@@ -23,8 +23,8 @@ class Case:
 
 
 SIZES: Mapping[int, Mapping[int, tuple[int, int]]] = {
-    64: {0: (1, 3), 1: (3, 6), 2: (3, 6), 4: (3, 6)},
-    256: {0: (1, 2), 1: (3, 4), 2: (3, 4), 4: (3, 4)},
+    64: {0: (1, 2), 1: (3, 6), 2: (3, 6), 4: (3, 6)},
+    256: {0: (1, 1), 2: (2, 3), 4: (2, 3)},
     1024: {0: (1, 1), 2: (2, 3)},
 }
 """servers -> staleness -> steps of warm-up, and steps measured: fewer where each costs more"""

@@ -205,6 +205,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_finished": "empty",
         "_error": "empty",
         "_is_closing": "empty",
+        "_is_training": "empty",
     },
     "engines/rollout/records/journal.py:RolloutJournal": {
         "_notes": "notes",

@@ -62,6 +62,8 @@ class BackgroundSampler:
     _recovered: int = 0
     _recovered_tokens: int = 0
     _finished: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_training: bool = False
+    """the next step's groups are taken, and the policy has not its next version yet"""
     _error: BaseException | None = None
     _is_closing: bool = False
 
@@ -93,6 +95,7 @@ class BackgroundSampler:
             await self._finished.wait()
         if self._error is not None:
             raise self._error
+        self._is_training = True
         await self.producer.flush()
         return self._hand_over(asked)
 
@@ -100,6 +103,7 @@ class BackgroundSampler:
         """The policy has its next version, or keeps its own for good reason: go on with the next
         step's tickets, and without those that are too old by now."""
         self.trained += 1
+        self._is_training = False
         for rolling in list(self._rolling.values()):
             if self.policy.version - rolling.version > self.buffer.max_staleness:
                 rolling.task.cancel()
@@ -143,6 +147,7 @@ class BackgroundSampler:
         count = self.producer.admission.beside_training(
             waiting=len(self.buffer), rolling=len(self._rolling) + len(self._open),
             drawn=source.next, trained=self.trained, steps=self.steps,
+            is_training=self._is_training,
         )  # fmt: skip
         opened, self._open = self._open, []
         for ticket in [*map(source.again, opened), *source.draw(count)]:

@@ -200,7 +200,6 @@ class GenerationClient:
             self._progress.answer(request, max(len(g.token_ids) for g in generations))
             return generations
         finally:
-            self._progress.end(request)
             post.cancel()
 
     async def _post(self, body: bytes) -> bytes:

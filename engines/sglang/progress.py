@@ -8,6 +8,7 @@ tokens take to generate.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,13 +40,14 @@ class Progress:
     ) -> None:
         self._stall_s = stall_s
         self._clock = clock
-        self._under_way: set[SentRequest] = set()
+        self._not_overtaken: deque[SentRequest] = deque()
+        """in the order in which they were sent; some may be answered"""
         self._answered_at = float("-inf")
         self._tokens_per_s = 0.0
 
     def begin(self, max_tokens: int) -> SentRequest:
         request = SentRequest(self._clock(), max_tokens)
-        self._under_way.add(request)
+        self._not_overtaken.append(request)
         return request
 
     def answer(self, request: SentRequest, num_tokens: int) -> None:
@@ -53,13 +55,8 @@ class Progress:
         now = self._answered_at = self._clock()
         seconds = max(now - request.sent_at, 1e-3)
         self._tokens_per_s = max(self._tokens_per_s, num_tokens / seconds)
-        for other in self._under_way:
-            if other.sent_at < request.sent_at and other.overtaken_at is None:
-                other.overtaken_at = now
-
-    def end(self, request: SentRequest) -> None:
-        """It has its answer, or nobody waits for it any more."""
-        self._under_way.discard(request)
+        while self._not_overtaken and self._not_overtaken[0].sent_at < request.sent_at:
+            self._not_overtaken.popleft().overtaken_at = now
 
     def seconds_left(self, request: SentRequest) -> float:
         """Until it counts as lost; 0 or less: it does. Answers to others only lengthen it, except

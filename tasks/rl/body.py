@@ -144,7 +144,6 @@ def _loop(
             oversample=settings.oversample if settings.drops_groups else 1.0,
             waves=1 + settings.refill_rounds,
             max_staleness=settings.max_staleness,
-            max_rolling=settings.max_rolling,
         ),
         roller=roller,
         buffer=buffer,

@@ -45,9 +45,6 @@ class RlSettings(PolicySettings):
     """which groups may be trained on, once they are judged; the others are replaced"""
     buffer: BufferSpec = BufferSpec()
     """which of the groups that wait a step takes, and whether one may be taken again"""
-    max_rolling: int | None = Field(default=None, ge=1)
-    """problems under way at the same time, with `max_staleness` above 0; None: as many as that
-    admits. Rollouts that wait for a place in a full server are older when they are trained on"""
     critic: CriticSettings | None = None
     """settings of the critic, for advantage gae (presets ppo, sao); None: its defaults"""
 
@@ -138,11 +135,6 @@ class RlSpec(StageSpec):
             yield (
                 "on_stale: with max_staleness 0 no rollout is ever too old; leave it out, or raise"
                 " `max_staleness`"
-            )
-        if settings.max_rolling is not None and not settings.max_staleness:
-            yield (
-                "max_rolling: with max_staleness 0 a wave is rolled out as a whole; leave it out,"
-                " or raise `max_staleness`"
             )
         if role is not None and role.warmup_steps >= settings.steps:
             yield (

@@ -184,7 +184,6 @@ def producer_of(
     oversample: float = 1.0,
     waves: int = 1,
     max_staleness: int = 0,
-    max_rolling: int | None = None,
     policy: PolicyVersion | None = None,
     seed: int = 0,
     needs_spread: bool = True,
@@ -201,7 +200,7 @@ def producer_of(
         source = ChosenTickets(
             domains, split="rl", seed=seed, start=0, source=data_source, limit=10**6
         )
-    admission = Admission(groups_per_step, oversample, waves, max_staleness, max_rolling)
+    admission = Admission(groups_per_step, oversample, waves, max_staleness)
     producer = Producer(
         source=source,
         admission=admission, roller=roller, buffer=buffer, policy=policy,

@@ -22,8 +22,8 @@ from aiohttp import web
 from tests.programs.bench.open_files import raise_limit
 from tests.programs.bench.simulated_server import ANSWERS, answer
 
-SLACK = 0.98
-"""of the sequences: clients ask for several at once, after several were answered"""
+SHARE = 0.88
+"""of the sequences: clients ask for more when a step's groups were answered"""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Holding:
     def _let_go(self) -> None:
         is_last = self.seen >= self.all_of_them
         has_begun = self.most >= self.wanted
-        while self.held and (is_last or (has_begun and self.under_way > SLACK * self.wanted)):
+        while self.held and (is_last or (has_begun and self.under_way > SHARE * self.wanted)):
             count, event = self.held.popleft()
             self.under_way -= count
             event.set()

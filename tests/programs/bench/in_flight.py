@@ -2,8 +2,7 @@
 
 The loop samples beside a trainer that does nothing, so that `IN_FLIGHT` rollouts are under way
 until the last have started. Loop, producer, roller, sessions, chat, client and journal are the real
-ones;
-the server, which is a process of its own, and the judge cost next to nothing.
+ones; the server, which is a process of its own, and the judge cost next to nothing.
 
 `python -m tests.programs.bench.in_flight BATCH` is the process that is measured.
 """
@@ -43,10 +42,13 @@ from tests.programs.bench.driver import free_domain
 from tests.programs.bench.open_files import raise_limit
 from tests.programs.bench.rows import Row
 
-IN_FLIGHT, GROUP_SIZE, STEPS = 10_000, 8, 3
+IN_FLIGHT, GROUP_SIZE = 10_000, 8
+STALENESS, STEPS = 9, 20
+"""ten steps' groups are under way or wait, and only one step's wait"""
+GROUPS_PER_STEP = IN_FLIGHT // GROUP_SIZE // (STALENESS + 1)
 MEAN_TOKENS = 1000
 """of an answer; they have 300 to 1,700"""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class _NoTrainer:
 
 async def _work(batch: int, folder: Path) -> Worker:
     chat = Chat.load(tiny_model(folder / "model"))
-    everything = IN_FLIGHT * STEPS
+    everything = GROUPS_PER_STEP * GROUP_SIZE * STEPS
     command = [sys.executable, "-m", "tests.programs.bench.holding_server"]
     command += [str(IN_FLIGHT), str(everything), str(MEAN_TOKENS)]
     with subprocess.Popen(
@@ -147,15 +149,14 @@ async def _sample(client: GenerationClient, chat: Chat, folder: Path) -> None:
     store = Store((folder / "store").as_uri())
     notes = StageCheckpoints(store, "rl", "0" * 64, 1, folder / "scratch")
     policy = _NoTrainer()
-    groups = IN_FLIGHT // GROUP_SIZE
     producer, buffer = producer_of(
         Roller(generate=client.generate, chat=chat, context_length=4096, seed=0),
         [free_domain(2 * MEAN_TOKENS)],
-        groups_per_step=groups, group_size=GROUP_SIZE, needs_spread=False,
-        max_staleness=1, max_rolling=groups, policy=policy, journal=RolloutJournal(notes),
+        groups_per_step=GROUPS_PER_STEP, group_size=GROUP_SIZE, needs_spread=False,
+        max_staleness=STALENESS, policy=policy, journal=RolloutJournal(notes),
     )  # fmt: skip
     consumer = Consumer(
-        trainer=policy, policy=policy, algorithm=Algorithm(), groups_per_step=groups
+        trainer=policy, policy=policy, algorithm=Algorithm(), groups_per_step=GROUPS_PER_STEP
     )
     sampler = BackgroundSampler(producer, buffer, policy, STEPS)
     loop = Loop(producer, buffer, TakeLog(notes), consumer, policy, sampler)

@@ -62,7 +62,14 @@ class WholeBatches(Admission):
     rollout of its batch."""
 
     def beside_training(
-        self, *, waiting: int, rolling: int, drawn: int, trained: int, steps: int
+        self,
+        *,
+        waiting: int,
+        rolling: int,
+        drawn: int,
+        trained: int,
+        steps: int,
+        is_training: bool = False,
     ) -> int:
         ahead = min(self.max_staleness + 1, steps - trained)
         may_start = not rolling and drawn < (trained + ahead) * self.groups_per_step

@@ -57,9 +57,6 @@ class Setup:
     """of problems whose groups teach nothing"""
     length: Length = LOG_NORMAL
     turns_a_request: int = 16
-    rolling_a_place: float | None = 5.0
-    """rollouts of the tickets that may be under way, divided by the sequences that can run; None:
-    no limit but that of the staleness"""
     on_stale: OnStale = "drop"
     hours_to_failure: float | None = None
     """of one server, on average"""
@@ -74,12 +71,6 @@ class Setup:
     def groups_per_step(self) -> int:
         places = self.servers * self.speed.places
         return round(places * self.rollouts_a_place / GROUP_SIZE)
-
-    @property
-    def max_rolling(self) -> int | None:
-        places = self.servers * self.speed.places
-        share = self.rolling_a_place
-        return None if share is None else round(places * share / GROUP_SIZE)
 
     @property
     def tokens_a_step(self) -> float:
@@ -191,8 +182,7 @@ class _Stage:
             [domain],
             groups_per_step=setup.groups_per_step, group_size=GROUP_SIZE,
             oversample=setup.oversample, waves=2,
-            max_staleness=setup.staleness, max_rolling=setup.max_rolling,
-            policy=self.policy,
+            max_staleness=setup.staleness, policy=self.policy,
         )  # fmt: skip
         consumer = Consumer(
             trainer=self.trainer,

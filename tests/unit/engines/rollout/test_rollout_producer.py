@@ -121,20 +121,21 @@ def test_admission_beside_training_by_hand(waiting, rolling, drawn, trained, wan
 
 
 @pytest.mark.parametrize(
-    ("waiting", "rolling", "wanted"),
+    ("waiting", "rolling", "trained", "wanted"),
     [
-        (0, 0, 5),
-        (0, 4, 0),  # a quarter of 5 starts together
-        (0, 3, 2),
-        (0, 5, 0),
-        (0, 9, 0),
-        (22, 0, 2),  # the staleness admits no more
+        (0, 0, 2, 16),  # not 24: one step's are being trained on
+        (16, 0, 2, 0),
+        (8, 4, 2, 4),
+        (0, 0, 8, 8),  # one step is left after this one
+        (0, 0, 9, 0),
     ],
 )
-def test_admission_within_what_may_be_under_way(waiting, rolling, wanted):
-    admission = Admission(groups_per_step=8, waves=9, max_staleness=2, max_rolling=5)
+def test_while_a_step_is_trained_no_ticket_starts_that_would_be_too_old(
+    waiting, rolling, trained, wanted
+):
+    admission = Admission(groups_per_step=8, waves=9, max_staleness=2)
     found = admission.beside_training(
-        waiting=waiting, rolling=rolling, drawn=40, trained=2, steps=10
+        waiting=waiting, rolling=rolling, drawn=40, trained=trained, steps=10, is_training=True
     )
     assert found == wanted
 
@@ -143,9 +144,7 @@ def test_a_large_step_starts_tickets_a_few_at_a_time():
     admission = Admission(groups_per_step=1000, max_staleness=1)
 
     def count(rolling):
-        return admission.beside_training(
-            waiting=0, rolling=rolling, drawn=rolling, trained=0, steps=10
-        )
+        return admission.beside_training(waiting=0, rolling=rolling, drawn=9, trained=0, steps=10)
 
     assert (count(1993), count(1992)) == (0, 8)
     assert admission.beside_training(waiting=9, rolling=99, drawn=1999, trained=0, steps=2) == 1, (

@@ -36,7 +36,6 @@ def test_a_tenth_of_the_fastest_rate_is_allowed(clock: Clock) -> None:
         quick = progress.begin(max_tokens=500)
         clock.now += seconds
         progress.answer(quick, tokens)
-        progress.end(quick)
     request = progress.begin(max_tokens=1000)
     assert progress.allowed_seconds(request) == 100 + 1000 / 5  # 50 a second at best
     assert progress.seconds_left(request) == 300
@@ -50,7 +49,6 @@ def test_answers_to_those_that_were_sent_before_keep_it_waiting(clock: Clock) ->
     for request in earlier:
         clock.now += 60
         progress.answer(request, 10)
-        progress.end(request)
     assert clock.now > 3000
     assert progress.seconds_left(last) > 100
 
@@ -63,6 +61,5 @@ def test_answers_to_those_that_were_sent_later_do_not(clock: Clock) -> None:
         later = progress.begin(max_tokens=10)
         clock.now += 0.5
         progress.answer(later, 10)
-        progress.end(later)
     # 20 tokens a second: 100 + 10 / 2 s after the first answer.
     assert progress.seconds_left(request) == pytest.approx(1.5 + 105 - 199.5)

@@ -151,4 +151,4 @@ class Consumer:
         report = await self._policy.publish_next()
         result.version = self._policy.version
         result.publish_seconds = time.monotonic() - began
-        result.publish_bytes = report.bytes
+        result.publish_bytes = report.written_bytes or report.bytes

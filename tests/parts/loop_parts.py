@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections import defaultdict
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 from engines.algorithms.spec import Algorithm
 from engines.rollout.background_sampler import BackgroundSampler
@@ -14,6 +13,7 @@ from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
+from engines.weights import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
 
@@ -62,7 +62,7 @@ class Trainer:
     async def publish_next(self):
         self.policy.version += 1
         self.events.append(f"publish {self.version}")
-        return SimpleNamespace(bytes=100, seconds=0.0)
+        return PublishReport(self.version, "shared memory", 100, 1, seconds=0.0)
 
 
 class Notes:

@@ -16,7 +16,7 @@ from engines.weights.disk_delta.manifest import NAME
 from engines.weights.disk_delta.served_copy import ServedCopy
 from engines.weights.disk_delta.weight_copy import WeightCopy
 from engines.weights.server_weights import ServerWeights
-from infra.errors import CorruptArtifact
+from infra.errors import CorruptArtifact, EngineError
 from tests.parts.delta_trainer import DeltaTrainer, copy_apart
 
 pytestmark = pytest.mark.unit
@@ -196,3 +196,10 @@ def test_a_server_gets_what_changed_only_if_it_holds_what_it_loaded_last(
     assert sent(second, ServerWeights("1", "a")) == {"head"}, "prepared twice, not loaded yet"
     trainer.step("norm")
     assert sent(trainer.write(3), ServerWeights("1", "a")) == {"head", "norm"}
+
+
+def test_servers_that_hold_different_bits_do_not_continue() -> None:
+    compare = transport._compare  # pyright: ignore[reportPrivateUsage]
+    compare({"a": "x", "b": "x", "c": "y"}, {"a": 1, "b": 1, "c": 2}, 7)
+    with pytest.raises(EngineError, match="different bits of version 7"):
+        compare({"a": "x", "b": "y"}, {"a": 1, "b": 1}, 7)

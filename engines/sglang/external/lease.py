@@ -20,8 +20,10 @@ from engines.sglang.external.held_servers import HeldServers, forget_keys, note_
 from engines.sglang.external.served_weights import ServedWeights
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server_units import ServerTerms, ServerUse
+from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost
 from infra.home import home
+from infra.server_keys import note_key
 
 _WATCH_S = 1.0
 _ASK_AGAIN_S = 2.0
@@ -39,7 +41,7 @@ class ExternalLease:
         self._held, self._children, self._router = held, children, router
         self._served = ServedWeights(held, terms, router)
         self._takes_batches = True
-        self._noted = (*terms.spec.external, *held.found)
+        self._noted = (*terms.spec.external, *held.found, router.url)
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
 
@@ -58,7 +60,9 @@ class ExternalLease:
         held = await _hold(terms, wait_s)
         children = ChildProcesses(home() / "logs" / "external" / holder)
         try:
-            router = await asyncio.to_thread(Router, children, "router")
+            # On loopback it asks for no key: what it got it would hand on to the servers.
+            router = await asyncio.to_thread(Router, children, "router", LOOPBACK)
+            note_key(router.url, "")
         except BaseException:
             await asyncio.to_thread(children.close)
             await asyncio.to_thread(held.give_back)

@@ -22,12 +22,13 @@ _CONTROL_S = 10.0
 class Router:
     """A running router. `set_servers` sets the servers that get requests; none at first."""
 
-    def __init__(self, children: ChildProcesses, name: str) -> None:
-        """Start it; returns before it is ready."""
+    def __init__(self, children: ChildProcesses, name: str, host: str = "") -> None:
+        """Start it; returns before it is ready. It listens where this home's servers do, or on
+        `host`."""
         self.name = name
         self.log = children.logs / f"{name}.log"
         self._children = children
-        self._host, self._port = listening_host(), free_ports(1)[0]
+        self._host, self._port = host or listening_host(), free_ports(1)[0]
         self.pid = children.run(self._command(), self.log)
 
     def _command(self) -> list[str]:

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench chaos soak proof sandbox mutants fresh lock down clean
+.PHONY: install demo test lint bench scale chaos soak proof sandbox mutants fresh lock down clean
 
 install: $(STAMP)
 
@@ -38,6 +38,10 @@ lint: install
 
 bench: install
 	$(BIN)/python -m tests.programs.bench
+
+# The RL loop over 64, 256 and 1,024 simulated servers.
+scale: install
+	$(BIN)/python -m tests.programs.scale
 
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0

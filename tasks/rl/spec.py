@@ -34,8 +34,8 @@ class RlSettings(PolicySettings):
     """largest number of further rounds in a step; they replace groups with equal rewards"""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """policy versions that rollouts may be behind when they are trained on. 0: sampling and
-    training take turns. k: they go on at the same time, with up to k + 1 steps' groups waiting or
-    under way"""
+    training take turns. k: they go on at the same time, with up to k + 1 steps' groups waiting,
+    under way or being trained on"""
     on_stale: OnStale = "drop"
     """what becomes of a problem whose rollouts took more than `max_staleness` publishes: dropped
     and replaced by another, or rolled out again (`requeue`)"""

@@ -82,8 +82,8 @@ class SimulatedFleet:
 class SimulatedClient(GenerationClient):
     """The real client, whose requests are simulated."""
 
-    def __init__(self, fleet: SimulatedFleet, length: Length, turns_a_request: int) -> None:
-        super().__init__("http://simulated", max_batch=turns_a_request)
+    def __init__(self, fleet: SimulatedFleet, length: Length) -> None:
+        super().__init__("http://simulated")
         self._fleet = fleet
         self._length = length
 

@@ -49,7 +49,11 @@ def variants() -> list[Case]:
     return [
         Case("sampling is the bottleneck", replace(base, trainer_share=2.0), LEAST),
         Case("training is the bottleneck", replace(base, trainer_share=0.5), LEAST),
-        Case("a quarter of the problems teaches nothing", replace(base, easy_share=0.25), LEAST),
+        Case(
+            "a quarter of the problems teaches nothing, oversample 1.5",
+            replace(base, easy_share=0.25, oversample=1.5),
+            LEAST,
+        ),
         Case("Pareto lengths, staleness 4", replace(base, staleness=4, length=PARETO), LEAST),
         Case("each server lost every 4 hours", replace(base, hours_to_failure=4.0)),
     ]

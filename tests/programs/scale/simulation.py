@@ -11,7 +11,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from engines.algorithms.spec import Algorithm
-from engines.rollout.admission import OnStale
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.consumer import Consumer, StepResult
 from engines.rollout.drivers.conversation import Conversation
@@ -56,8 +55,6 @@ class Setup:
     easy_share: float = 0.0
     """of problems whose groups teach nothing"""
     length: Length = LOG_NORMAL
-    turns_a_request: int = 16
-    on_stale: OnStale = "drop"
     hours_to_failure: float | None = None
     """of one server, on average"""
     warm_up: int = 3
@@ -145,7 +142,7 @@ class _Stage:
             setup.tokens_a_step / (setup.training_s - PUBLISH_S), self.fleet
         )
         self.policy = PublishedPolicy(self.trainer, self.fleet, 0)
-        self.client = SimulatedClient(self.fleet, setup.length, setup.turns_a_request)
+        self.client = SimulatedClient(self.fleet, setup.length)
         self.client.on_trouble = self.policy.repair
         self.marks: list[_Mark] = []
 
@@ -190,7 +187,7 @@ class _Stage:
             algorithm=Algorithm(),
             groups_per_step=setup.groups_per_step,
         )
-        sampler = BackgroundSampler(producer, buffer, self.policy, steps, setup.on_stale)
+        sampler = BackgroundSampler(producer, buffer, self.policy, steps)
         return Loop(producer, buffer, TakeLog(Notes()), consumer, self.policy, sampler)
 
     async def after_step(self, result: StepResult) -> bool:

@@ -48,6 +48,13 @@ async def test_no_more_starts_than_can_be_trained_in_time():
     assert sum(len(r.sampled.groups) for r in results) <= 6 * 4
 
 
+async def test_what_starts_during_an_update_is_not_too_old_at_its_turn():
+    parts = Parts(by_seed, max_staleness=2, slow=100, waves=4)
+    results = await parts.run(8)
+    assert [len(r.groups) for r in results] == [4] * 8
+    assert sum(r.sampled.stale + len(r.dropped) for r in results) == 0
+
+
 async def test_a_stage_samples_no_more_than_its_steps_need():
     parts = Parts(by_seed, max_staleness=8)
     await parts.run(3)

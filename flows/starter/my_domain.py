@@ -45,7 +45,7 @@ def draw(rng: random.Random) -> Problem:
     item, delivered, stock = rng.choice(ITEMS), rng.randrange(10), rng.randrange(10)
     return Problem(
         id="",
-        domain="my-domain",  # the expert's name in the recipe
+        domain="my-domain",  # as in the recipe
         messages=(Message("user", f"{item} +{delivered}"),),
         reference={"item": item, "stock": stock, "answer": str(stock + delivered)},
         tools=(STOCK,),

@@ -13,31 +13,7 @@ from flows.command.main import main
 
 pytestmark = pytest.mark.unit
 
-OWN_TASK = """
-def draw(rng: random.Random) -> Problem:
-    words = rng.sample("ant bag cat dog egg fan hat jar lip map net pen rat sun".split(), 3)
-    return Problem("", "my-domain", (Message("user", " ".join(words)),), sorted(words))
-
-
-def solve(problem: Problem) -> tuple[Message, ...]:
-    known: Any = problem.reference
-    return (Message("assistant", " ".join(known)),)
-
-
-def spoil(turns: tuple[Message, ...], rng: random.Random) -> tuple[Message, ...]:
-    return (Message("assistant", turns[-1].content[1:]),)
-
-
-def answer_call(problem: Problem, call: ToolCall) -> str:
-    return ""
-
-
-def right_answer(transcript: Transcript) -> Verdict:
-    return Verdict(float(transcript.answer.split() == transcript.problem.reference))
-
-
-"""
-"""the floor: an expert of one's own in at most 40 lines"""
+PAGE = Path(__file__).parents[4] / "docs/add-an-expert.md"
 
 
 @pytest.fixture(autouse=True)
@@ -82,15 +58,15 @@ def test_a_new_folder_is_written_tested_and_accepted(
     assert "warning:" not in shown
 
 
-def test_another_task_takes_at_most_40_lines_and_the_same_tests_hold_for_it(
-    tmp_path: Path,
-) -> None:
+def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: Path) -> None:
     assert _exit_code("init", str(tmp_path)) == 0
     written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
-    before, rest = written.read_text().split("ITEMS = (")
-    written.write_text(before + OWN_TASK.lstrip() + "# 2. " + rest.split("# 2. ")[1])
+    own = next(b for b in PAGE.read_text().split("```python\n") if "def draw(" in b).split("```")[0]
+    before, after = written.read_text().split("ITEMS = (")
+    written.write_text(before + own + "\n\n# 2. " + after.split("# 2. ")[1])
     recipe.write_text(recipe.read_text().replace("max_turns: 2", "max_turns: 1"))
-    assert len(OWN_TASK.splitlines()) + 1 <= 40
+    assert f"takes {len(own.splitlines())} lines and `max_turns: 1`" in PAGE.read_text()
+    assert len(own.splitlines()) + 1 <= 40
     assert _own_tests_pass(tmp_path)
     assert _exit_code("check", str(recipe)) == 0
 

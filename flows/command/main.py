@@ -14,6 +14,7 @@ app = App(
     name="tributary",
     help="The whole post-training recipe of a language model as one durable pipeline.",
     version_flags=["--version"],
+    help_format="plaintext",
 )
 console = Console()
 errors = Console(stderr=True)
@@ -26,7 +27,30 @@ Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
 Way = Literal["auto", "broadcast", "disk", "shared-memory"]
 
 
-@app.command
+def examples(*lines: str) -> str:
+    """What stands below a command's options."""
+    return "\n".join(["Examples:", *(f"  tributary {line}" for line in lines)])
+
+
+@app.command(help_epilogue=examples("init mine", "init  # in this folder"))
+def init(folder: str = ".", /) -> int:
+    """Write a recipe, a domain of your own and its tests, ready to train. Overwrites nothing.
+
+    Args:
+        folder: Where to write them; made if missing.
+    """
+    from flows.command.init import write_starter
+
+    return write_starter(folder, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "run mine/recipe.yaml",
+        "run cpu-demo --set seed=1 --set experts.agent.path.rl.steps=4",
+        "run cpu-demo --expert agent --name agent-alone",
+    )
+)
 def run(
     recipe: str,
     /,
@@ -41,12 +65,11 @@ def run(
     One Ctrl-C detaches and the run continues (with --in-process it stops after a checkpoint); two
     Ctrl-C within two seconds cancel it.
 
-    Parameters
-    ----------
-    recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
-    expert: Run only the stages and the evaluation of this expert.
-    name: Another name for this run.
-    in_process: Run in this process, without the Prefect server.
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe such as cpu-demo.
+        expert: Run only the stages and the evaluation of this expert.
+        name: Another name for this run.
+        in_process: Run in this process, without the Prefect server.
     """
     from flows.command.run import start
 
@@ -59,9 +82,8 @@ def resume(run: str = "", /) -> int:
 
     Finished stages do not run again.
 
-    Parameters
-    ----------
-    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+    Args:
+        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
     from flows.command.run import continue_run
 
@@ -74,24 +96,27 @@ def replay(stage: str, /, *, run: str = "", in_process: bool = False) -> int:
 
     The stage must have run with `keep_rollouts: true`. No server is needed.
 
-    Parameters
-    ----------
-    stage: Name of a finished stage, e.g. agent-rl.
-    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
-    in_process: Train from this process, without the Prefect server.
+    Args:
+        stage: Name of a finished stage, e.g. agent-rl.
+        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+        in_process: Train from this process, without the Prefect server.
     """
     from flows.command.replay import replay_stage
 
     return replay_stage(stage, run, in_process, console)
 
 
-@app.command
+@app.command(
+    help_epilogue=examples(
+        "check mine/recipe.yaml",
+        "check cpu-demo --set 'resources.stages.unified-sft.trainer={dp: 1}'",
+    )
+)
 def check(recipe: str, /, *, set_: Set | None = None) -> int:
     """Validate a recipe; print it resolved, with its plan: what is cached, what will run, where.
 
-    Parameters
-    ----------
-    recipe: A YAML file, or the name of a shipped recipe.
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe.
     """
     from flows.command.show import show_check
 
@@ -99,13 +124,45 @@ def check(recipe: str, /, *, set_: Set | None = None) -> int:
 
 
 @app.command
+def runs(*, limit: int = 20, json: bool = False) -> int:
+    """List this home's runs, the latest first.
+
+    Args:
+        limit: How many runs to show.
+        json: Print JSON.
+    """
+    from flows.command.runs import show_runs
+
+    return show_runs(limit, json, console)
+
+
+@app.command(help_epilogue=examples("logs", "logs cpu-demo agent-rl --follow"))
+def logs(
+    run: str = "",
+    stage: str = "",
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=())] = False,
+) -> int:
+    """Print the log of a stage's job.
+
+    Args:
+        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+        stage: A stage of the run; empty is the one that started last.
+        follow: Go on until the stage is over.
+    """
+    from flows.command.logs import show_log
+
+    return show_log(run, stage, follow, console)
+
+
+@app.command
 def report(run: str = "", /, *, json: bool = False) -> int:
     """Show the scores by model and domain, with times.
 
-    Parameters
-    ----------
-    run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
-    json: Print JSON.
+    Args:
+        run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
+        json: Print JSON.
     """
     from flows.command.show import show_report
 
@@ -116,10 +173,9 @@ def report(run: str = "", /, *, json: bool = False) -> int:
 def compare(*runs: str, json: bool = False) -> int:
     """Show mean and spread of the scores of several runs, e.g. of one recipe with three seeds.
 
-    Parameters
-    ----------
-    runs: Ids or names of runs, or names of recipes (the latest run of each).
-    json: Print JSON.
+    Args:
+        runs: Ids or names of runs, or names of recipes (the latest run of each).
+        json: Print JSON.
     """
     from flows.command.compare import show_comparison
 
@@ -130,10 +186,9 @@ def compare(*runs: str, json: bool = False) -> int:
 def artifacts(*, json: bool = False, root: str = "") -> int:
     """List the artifacts in the store.
 
-    Parameters
-    ----------
-    json: Print JSON.
-    root: The store to look in, e.g. s3://bucket/prefix; default: the latest run's.
+    Args:
+        json: Print JSON.
+        root: The store to look in, e.g. s3://bucket/prefix; default: the latest run's.
     """
     from flows.command.show import show_artifacts
 
@@ -144,12 +199,11 @@ def artifacts(*, json: bool = False, root: str = "") -> int:
 def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str = "") -> int:
     """Browse an artifact's samples: tokens, what was trained on, reward and its reason.
 
-    Parameters
-    ----------
-    artifact: A digest (or its beginning) or a stage's name in the latest run.
-    limit: How many samples to show.
-    domain: Show only samples of this domain.
-    root: The store to look in; default: the latest run's.
+    Args:
+        artifact: A digest (or its beginning) or a stage's name in the latest run.
+        limit: How many samples to show.
+        domain: Show only samples of this domain.
+        root: The store to look in; default: the latest run's.
     """
     from flows.command.rollouts import show_rollouts
 
@@ -162,12 +216,12 @@ def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -
 
     Their key, if they ask for one, comes from the environment variable EXTERNAL_FLEET_KEY.
 
-    Parameters
-    ----------
-    model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
-    to: Addresses (http://HOST:PORT) of servers, or of a router that knows them.
-    by: How weights travel; auto is shared memory on this host, else broadcast.
-    root: The store to look in; default: the latest run's.
+        Args:
+        model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        to: Addresses of servers, or of a router that knows them: http://HOST:PORT
+        by: How weights travel. auto: shared memory on this host, else broadcast. disk: the servers
+            read the folder themselves, under this very path.
+        root: The store to look in; default: the latest run's.
     """
     from flows.command.publish import publish_model
 
@@ -187,15 +241,15 @@ def check_hook(
 ) -> int:
     """Test a part of your own by itself against its contract.
 
-    Parameters
-    ----------
-    path: `module:attribute`, or `file.py:attribute`.
-    kind: advantage, loss, data-source, group-filter, buffer, driver, curriculum or reward; default:
-        from a class's methods, or from the type of a function's argument.
-    options: Its options as JSON.
-    needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers, reference.
-    domains: The domains that a data source picks from.
-    curriculum: Whose problems and demonstrations a driver or a reward is tried on.
+    Args:
+        path: `module:attribute`, or `file.py:attribute`.
+        kind: advantage, loss, data-source, group-filter, buffer, driver, curriculum or reward;
+            default: from a class's methods, or from the type of a function's argument.
+        options: Its options as JSON.
+        needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers,
+            reference.
+        domains: The domains that a data source picks from.
+        curriculum: Whose problems and demonstrations a driver or a reward is tried on.
     """
     from flows.command.hooks import show_hook
 
@@ -230,10 +284,9 @@ def status() -> int:
 def secret(block: str, /, *variables: str) -> int:
     """Save variables of your environment in a Prefect Secret block, for `storage.credentials`.
 
-    Parameters
-    ----------
-    block: Name of the block; an existing block of that name is replaced.
-    variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
+    Args:
+        block: Name of the block; an existing block of that name is replaced.
+        variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
     """
     from flows.command.stack import keep_secret
 
@@ -244,9 +297,9 @@ def secret(block: str, /, *variables: str) -> int:
 def doctor(*, clean: bool = False) -> int:
     """List what is missing on this machine, with the command that repairs it.
 
-    Parameters
-    ----------
-    clean: First remove what a crash of the machine left in this home. Files of live processes stay.
+    Args:
+        clean: First remove what a crash of the machine left in this home. Files of live processes
+            stay.
     """
     from flows.command.stack import show_cleaned, show_doctor
 

@@ -177,7 +177,7 @@ def store_of(storage: Storage) -> Store:
 def store_to_show(root: str = "") -> Store:
     """The store at `root`, with the credentials of this home's latest run there; without a root
     the latest run's; else the default one. Raises InputError where nothing is at `root`."""
-    known = [entry.storage for entry in _entries() if root in ("", entry.root)]
+    known = [entry.storage for entry in run_entries() if root in ("", entry.root)]
     store = store_of(known[0] if known else Storage(root=root) if root else Storage())
     if root and not store.exists(""):
         raise InputError(f"--root {root}: there is no such folder; give a recipe's `storage.root`")
@@ -228,7 +228,7 @@ def new_run(
 
 def find_run(wanted: str = "") -> RunRecord:
     """By id, by its name, by its recipe's name (the latest), or the latest of all."""
-    entries = _entries()
+    entries = run_entries()
     for entry in entries:
         if wanted in ("", entry.run, entry.name, entry.recipe):
             return RunRecord(store_of(entry.storage), entry.run)
@@ -240,14 +240,14 @@ def find_run(wanted: str = "") -> RunRecord:
 
 def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
     """This home's runs of a recipe that are still in a store, newest first."""
-    for entry in _entries():
+    for entry in run_entries():
         if entry.recipe == recipe and store_of(entry.storage).root == store.root:
             record = RunRecord(store, entry.run)
             if record.exists:
                 yield record
 
 
-def _entries() -> list[RunEntry]:
+def run_entries() -> list[RunEntry]:
     """This home's runs, newest first."""
     files = (home() / "runs").glob("*.json")
     entries = [RunEntry.model_validate_json(file.read_text()) for file in files]

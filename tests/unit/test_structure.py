@@ -151,8 +151,21 @@ except SystemExit as end:
 """
 
 
-def test_help_imports_no_engine_and_no_service() -> None:
-    assert heavy_after(SHOW_HELP) == []
+SHOW_EVERY_HELP = """
+from flows.command.main import app, main
+commands = [name for name in app if not name.startswith("-")]
+assert commands
+for command in commands:
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
+"""
+
+
+@pytest.mark.parametrize("show", [SHOW_HELP, SHOW_EVERY_HELP], ids=["one", "every"])
+def test_help_imports_no_engine_and_no_service(show: str) -> None:
+    assert heavy_after(show) == []
 
 
 COUNTING = "n = 0\nfor i in range(2_000_000): n += i"

@@ -1,0 +1,63 @@
+"""`tributary runs`: what this home has run, and how it went."""
+
+from __future__ import annotations
+
+import json as json_text
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flows.running.records import RunEntry, RunRecord, run_entries, store_of
+from infra.config import Config
+from infra.errors import InputError, TributaryError
+
+
+class ListedRun(Config):
+    """One line of the list."""
+
+    run: str
+    recipe: str
+    state: str
+    """`gone`: its store does not have it any more; `unknown`: its store is out of reach"""
+    created: float
+    """Unix time"""
+    seconds: float
+    """wall time, also over resumes"""
+
+
+def show_runs(limit: int, json: bool, console: Console) -> int:
+    if limit < 1:
+        raise InputError(f"--limit {limit}: how many runs to show, from 1")
+    listed = [_listed(entry) for entry in run_entries()[:limit]]
+    if json:
+        print(json_text.dumps([run.model_dump() for run in listed], indent=1))
+        return 0
+    if not listed:
+        console.print("no runs yet; start one with `tributary run RECIPE`", markup=False)
+        return 0
+    console.print(_table(listed))
+    return 0
+
+
+def _listed(entry: RunEntry) -> ListedRun:
+    state, seconds = "unknown", 0.0
+    try:
+        record = RunRecord(store_of(entry.storage), entry.run)
+        now = record.state()
+        state, seconds = now.state if record.exists else "gone", now.seconds_at(time.time())
+    except TributaryError:  # one store out of reach hides no other's runs
+        pass
+    return ListedRun(
+        run=entry.run, recipe=entry.recipe, state=state, created=entry.created, seconds=seconds
+    )
+
+
+def _table(listed: Sequence[ListedRun]) -> Table:
+    table = Table("run", "recipe", "state", "started (UTC)", "seconds")
+    for run in listed:
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created))
+        table.add_row(escape(run.run), escape(run.recipe), run.state, when, f"{run.seconds:.0f}")
+    return table

@@ -1,0 +1,100 @@
+"""`tributary init`: what it writes is whole, passes its own tests, and is accepted as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.command.init import FILES, STARTER
+from flows.command.main import main
+
+pytestmark = pytest.mark.unit
+
+PAGE = Path(__file__).parents[4] / "docs/add-an-expert.md"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+def _exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def _own_tests_pass(folder: Path) -> bool:
+    """As the user runs them: another process, from another folder."""
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    run = subprocess.run(pytest_run, cwd="/", capture_output=True, text=True, timeout=120)
+    assert "no tests ran" not in run.stdout
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return run.returncode == 0
+
+
+def test_the_starter_is_what_the_folder_of_the_package_holds() -> None:
+    there = {file.name for file in STARTER.iterdir() if file.name != "__pycache__"}
+    assert there - {".pytest_cache"} == {*FILES, "__init__.py"}
+
+
+def test_a_new_folder_is_written_tested_and_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "mine"
+    assert _exit_code("init", str(folder)) == 0
+    assert {file.name for file in folder.iterdir()} == set(FILES)
+    said = capsys.readouterr().out
+    for command in ("pytest", "tributary check", "tributary up", "tributary run"):
+        assert f"  {command}" in said
+    assert f"tributary run {folder / 'recipe.yaml'}" in said
+    assert _own_tests_pass(folder)
+    assert _exit_code("check", str(folder / "recipe.yaml")) == 0
+    shown = capsys.readouterr().out
+    assert "my-domain-rl" in shown
+    assert "warning:" not in shown
+
+
+def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: Path) -> None:
+    assert _exit_code("init", str(tmp_path)) == 0
+    written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
+    own = next(b for b in PAGE.read_text().split("```python\n") if "def draw(" in b).split("```")[0]
+    before, after = written.read_text().split("ITEMS = (")
+    written.write_text(before + own + "\n\n# 2. " + after.split("# 2. ")[1])
+    recipe.write_text(recipe.read_text().replace("max_turns: 2", "max_turns: 1"))
+    assert f"takes {len(own.splitlines())} lines and `max_turns: 1`" in PAGE.read_text()
+    assert len(own.splitlines()) + 1 <= 40
+    assert _own_tests_pass(tmp_path)
+    assert _exit_code("check", str(recipe)) == 0
+
+
+def test_its_tests_notice_a_reward_that_calls_everything_right(tmp_path: Path) -> None:
+    assert _exit_code("init", str(tmp_path)) == 0
+    written = tmp_path / "my_domain.py"
+    written.write_text(written.read_text().replace("Verdict(float(right)", "Verdict(1.0"))
+    assert not _own_tests_pass(tmp_path)
+
+
+def test_a_file_that_is_there_is_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "my_domain.py").symlink_to("nowhere")
+    assert _exit_code("init", str(tmp_path)) == 2
+    assert "my_domain.py, README.md exist there already" in capsys.readouterr().err
+    assert {file.name for file in tmp_path.iterdir()} == {"README.md", "my_domain.py"}
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input_and_holds_nothing_after(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert _exit_code("init", str(tmp_path / "file")) == 2
+    assert "give a folder that you may write to" in capsys.readouterr().err
+    monkeypatch.setattr("flows.command.init.FILES", ("recipe.yaml", "missing/below.py"))
+    assert _exit_code("init", str(tmp_path / "half")) == 2
+    assert list((tmp_path / "half").iterdir()) == []

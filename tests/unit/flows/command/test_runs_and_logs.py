@@ -1,0 +1,107 @@
+"""`tributary runs` and `logs`: what a home has run, and what a stage's job wrote."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.command import logs
+from flows.command.main import main
+from flows.load import load_recipe
+from flows.running.records import RunRecord, RunState, StageRecord, new_run
+from flows.running.run_lock import working_on
+from tasks.durable.launch import log_path
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+
+
+def _exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def _run(name: str = "") -> RunRecord:
+    return new_run(load_recipe("cpu-smoke"), "post-train", {}, name=name, in_process=True)
+
+
+def _put(run: RunRecord, name: str, job: str, text: str, **fields: object) -> None:
+    run.put_stage(StageRecord.model_validate({"name": name, "kind": "sft", "job": job, **fields}))
+    if job:
+        log_path(job).parent.mkdir(parents=True, exist_ok=True)
+        log_path(job).write_text(text)
+
+
+def test_runs_are_listed_with_state_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("runs") == 0
+    assert "no runs yet" in capsys.readouterr().out
+    done, lost = _run("first"), _run("second")
+    done.put_state(RunState(state="completed", seconds=12.4))
+    lost.store.delete_tree(f"runs/{lost.run}")
+    assert _exit_code("runs", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(r["run"], r["state"], r["seconds"]) for r in listed] == [
+        (lost.run, "gone", 0.0), (done.run, "completed", 12.4),
+    ]  # fmt: skip
+    assert _exit_code("runs", "--limit", "1", "--json") == 0
+    assert [r["run"] for r in json.loads(capsys.readouterr().out)] == [lost.run]
+    assert _exit_code("runs") == 0
+    assert "completed" in capsys.readouterr().out
+    assert _exit_code("runs", "--limit", "0") == 2
+
+
+def test_the_log_of_the_latest_stage_or_of_a_named_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = _run()
+    assert _exit_code("logs") == 2, "no stage has begun"
+    _put(run, "agent-sft", "one", "of sft\n", started=5.0)
+    _put(run, "agent-rl", "two", "of rl\n", started=9.0)
+    _put(run, "base", "", "", cached=True)
+    capsys.readouterr()
+    assert _exit_code("logs") == 0
+    assert capsys.readouterr().out.endswith("of rl\n")
+    assert _exit_code("logs", "cpu-smoke", "agent-sft") == 0
+    assert capsys.readouterr().out.endswith("of sft\n")
+    for stage, said in (("base", "cached, or not started"), ("agent-lr", "mean `agent-rl`")):
+        assert _exit_code("logs", "", stage) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    log_path("one").unlink()
+    assert _exit_code("logs", "", "agent-sft") == 2
+    assert "not on this machine" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_log_is_followed_until_its_stage_is_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    run = _run()
+    _put(run, "agent-rl", "two", "step 1\n", state="running")
+
+    def finish() -> None:
+        with log_path("two").open("a") as log:
+            log.write("step 2\n")
+        run.put_stage(StageRecord(name="agent-rl", kind="rl", job="two", state="completed"))
+
+    with working_on(run.run):
+        end = threading.Timer(0.3, finish)
+        end.start()
+        assert _exit_code("logs", "-f") == 0
+        end.join()
+    assert capsys.readouterr().out.endswith("step 1\nstep 2\n")
+
+
+def test_following_ends_with_a_run_that_nobody_works_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _put(_run(), "agent-rl", "two", "step 1\n", state="running")
+    assert _exit_code("logs", "--follow") == 0
+    assert capsys.readouterr().out.endswith("step 1\n")

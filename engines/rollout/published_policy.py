@@ -73,8 +73,8 @@ class PublishedPolicy:
             yield
 
     async def publish_next(self) -> PublishReport:
-        """Put the trainer's weights on all servers as the next version, while they are `changing`;
-        waits for one that is lost. Raises EngineError if it does not come back."""
+        """Put the trainer's weights on the servers as the next version, while they are `changing`.
+        One that is lost gets them when it is back. Raises EngineError if all stay lost."""
         self._version += 1
         return await self._publish()
 
@@ -85,15 +85,28 @@ class PublishedPolicy:
             await self._publish()
 
     async def _publish(self) -> PublishReport:
+        urls = self._servers.server_urls
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._trainer.publish(self._servers.server_urls, self._version)
+                report = await self._trainer.publish(urls, self._version)
             except EngineError as error:
                 if not tries_left:
                     raise
                 _log.warning("publishing version %d again: %s", self._version, error)
-                await self._servers.wait_healthy()
+                urls = await self._that_answer()
+                continue
+            if len(urls) < len(self._servers.server_urls):
+                self.repair()
+            return report
         raise AssertionError("the last try returns or raises")
+
+    async def _that_answer(self) -> Sequence[str]:
+        """The servers without those that are lost, which catch up later; waits if all are."""
+        served = await self._servers.versions()
+        if found := [url for url, version in served.items() if version]:
+            return found
+        await self._servers.wait_healthy()
+        return self._servers.server_urls
 
     def repair(self) -> asyncio.Task[None]:
         """Give the present version to servers that lack it, in the background; never raises."""

@@ -43,7 +43,7 @@ class Fleet:
         return {url: self.bits.pop(url, "same") for url in BOTH}
 
     async def versions(self) -> dict[str, str]:
-        return dict(self.serve)
+        return {url: "" if url in self.lost else held for url, held in self.serve.items()}
 
 
 class Trainer:
@@ -92,23 +92,42 @@ async def test_servers_that_differ_after_a_repair_all_get_the_weights_again(
     assert trainer.published == [((BOTH[1],), 1), (tuple(BOTH), 1)]
 
 
-async def test_a_publish_waits_for_a_server_that_is_lost(fleet: Fleet, trainer: Trainer) -> None:
-    served = PublishedPolicy(trainer, fleet, 1)
-    fleet.lose(BOTH[0])
-    async with served.changing():
-        assert (await served.publish_next()).version == served.version == 2
-    assert set(fleet.serve.values()) == {"2"}
-    fleet.lose(BOTH[0])
-    await served.repair()
-    assert set(fleet.serve.values()) == {"2"}
-
-
-async def test_a_server_that_stays_away_is_an_error_of_the_publish_and_not_of_repairing(
+async def test_a_publish_goes_to_healthy_servers_and_a_lost_one_catches_up(
     fleet: Fleet, trainer: Trainer
 ) -> None:
     served = PublishedPolicy(trainer, fleet, 1)
     fleet.returns = False
     fleet.lose(BOTH[0])
+    for version in (2, 3):
+        async with served.changing():
+            report = await served.publish_next()
+        assert (report.version, report.servers, served.version) == (version, 1, version)
+        await served.repair()
+    assert fleet.serve == {BOTH[0]: "1", BOTH[1]: "3"}
+    fleet.returns = True
+    async with served.changing():
+        await served.publish_next()
+        assert fleet.serve[BOTH[1]] == "4", "whatever becomes of the other"
+    await served.repair()
+    assert set(fleet.serve.values()) == {"4"}
+
+
+async def test_a_publish_waits_where_all_servers_are_lost(fleet: Fleet, trainer: Trainer) -> None:
+    served = PublishedPolicy(trainer, fleet, 1)
+    for url in BOTH:
+        fleet.lose(url)
+    async with served.changing():
+        await served.publish_next()
+    assert set(fleet.serve.values()) == {"2"}
+
+
+async def test_servers_that_stay_away_are_an_error_of_the_publish_and_not_of_repairing(
+    fleet: Fleet, trainer: Trainer
+) -> None:
+    served = PublishedPolicy(trainer, fleet, 1)
+    fleet.returns = False
+    for url in BOTH:
+        fleet.lose(url)
     await served.repair()
     with pytest.raises(EngineError, match="not back"):
         await served.publish_next()

@@ -15,6 +15,9 @@ from torch import Tensor
 from engines.families.common.tensors import INDEX, SINGLE, is_computed
 from infra.errors import InputError
 
+_NOT_COPIED = (".safetensors", ".parquet", ".jsonl")
+"""weights, which are written anew, and what the stage that made the source recorded beside them"""
+
 
 class HfWeights:
     """The tensors of a folder's safetensors files, read one at a time.
@@ -79,7 +82,8 @@ def _stored(name: str, tensor: Tensor, source: HfWeights) -> Tensor:
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights) -> None:
-    """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside its other files.
+    """Write `tensors` (by HF name, on the CPU) as `source` stores its own, beside the model's other
+    files.
 
     Same file names, same tensor types: what was not trained comes back bit for bit, tables of
     rotary angles that some models store among it. Raises InputError if a tensor of the source is
@@ -96,5 +100,5 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], source: HfWeights)
     for file, named in by_file.items():
         save_file(named, folder / file, metadata={"format": "pt"})
     for path in sorted(source.folder.iterdir()):
-        if path.is_file() and path.suffix != ".safetensors":
+        if path.is_file() and path.suffix not in _NOT_COPIED:
             shutil.copyfile(path, folder / path.name)

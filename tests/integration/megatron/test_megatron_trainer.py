@@ -111,14 +111,17 @@ def test_an_untrained_export_is_its_source_to_the_bit(
     assert (tmp_path / "out/config.json").read_bytes() == (folder / "config.json").read_bytes()
 
 
-def test_an_export_keeps_the_stored_type_and_the_other_files(
+def test_an_export_keeps_the_stored_type_and_the_models_other_files(
     models: dict[str, tuple[Path, Any]], tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     models["qwen3"][1].bfloat16().save_pretrained(source, max_shard_size="20KB")
     models["qwen3"][1].float()
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    for record in ("rollouts.parquet", "takes.jsonl"):  # of the stage that made the source
+        (source / record).write_bytes(b"")
     trainer_of(source).export(tmp_path / "out", source)
+    assert not list((tmp_path / "out").glob("*.parquet")) + list((tmp_path / "out").glob("*.jsonl"))
     before, after = HfWeights(source), HfWeights(tmp_path / "out")
     assert len(set(before.file_of.values())) > 1
     assert all(torch.equal(before.read(n), after.read(n)) for n in before.file_of)

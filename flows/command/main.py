@@ -23,7 +23,7 @@ Set = Annotated[
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
 Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
-Way = Literal["auto", "broadcast", "disk", "shared-memory"]
+Way = Literal["auto", "broadcast", "disk"]
 
 
 @app.command
@@ -149,7 +149,7 @@ def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -
     ----------
     model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
     to: Addresses (http://HOST:PORT) of servers, or of a router that knows them.
-    by: How weights travel; auto is shared memory on this host, else broadcast.
+    by: How weights travel; auto is broadcast, and disk where that does not work.
     root: The store to look in; default: the latest run's.
     """
     from flows.command.publish import publish_model

@@ -24,7 +24,7 @@ Set = Annotated[
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
 Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
-Way = Literal["auto", "broadcast", "disk", "shared-memory"]
+Way = Literal["auto", "broadcast", "disk"]
 
 
 def examples(*lines: str) -> str:
@@ -216,11 +216,11 @@ def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -
 
     Their key, if they ask for one, comes from the environment variable EXTERNAL_FLEET_KEY.
 
-        Args:
+    Args:
         model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
         to: Addresses of servers, or of a router that knows them: http://HOST:PORT
-        by: How weights travel. auto: shared memory on this host, else broadcast. disk: the servers
-            read the folder themselves, under this very path.
+        by: How weights travel. auto: broadcast, and disk where that does not work. disk: the
+            servers read the folder themselves, under this very path.
         root: The store to look in; default: the latest run's.
     """
     from flows.command.publish import publish_model

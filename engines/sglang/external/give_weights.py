@@ -1,4 +1,8 @@
-"""A model folder's weights for running servers, pushed from this process or read by the servers."""
+"""A model folder's weights for running servers, sent from this process or read by the servers.
+
+Never through shared memory: torch keeps a process for it that has this one's output open, and lives
+as long as the servers do.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from engines.weights.broadcast import Broadcast
-from engines.weights.buckets import TrainedWeights
-from engines.weights.choice import transport_to
 from engines.weights.disk import load_folder
 from engines.weights.model_folder import folder_weights
-from engines.weights.ranks import ALONE
 from engines.weights.report import PublishReport
-from engines.weights.shared_memory import SharedMemory
-from engines.weights.spec import WeightTransport
-from engines.weights.transport import Target, Transport, find_targets
+from engines.weights.transport import find_targets
 from infra.errors import EngineError
 
-Way = Literal["auto", "broadcast", "disk", "shared-memory"]
+Way = Literal["auto", "broadcast", "disk"]
 _log = logging.getLogger(__name__)
 
 
@@ -29,43 +28,37 @@ def give_weights(
 ) -> PublishReport:
     """Put the folder's weights on every server as `version`, all or none.
 
-    `auto` is shared memory for servers on this host, broadcast for others, and broadcast as well
-    where servers at this host's address turn out not to share its memory (containers). `disk` needs
-    servers that read `folder` under this very path. Raises EngineError if a server refuses: then
-    all call their weights "broken"; InputError for a folder without weights.
+    `auto` is broadcast, and disk where that does not work: `disk` needs servers that read `folder`
+    under this very path. Raises EngineError if a server refuses: then all call their weights
+    "broken"; InputError for a folder without weights.
     """
-    weights = folder_weights(folder)
-    if way == "disk":
-        return _loaded(folder, weights, urls, version)
-    targets = find_targets(urls)
-    transport = _transport(way, targets)
+    if way != "auto":
+        return _given(folder, urls, version, way)
     try:
-        return _pushed(transport, weights, targets, version)
+        return _given(folder, urls, version, "broadcast")
     except EngineError as error:
-        if way != "auto" or not isinstance(transport, SharedMemory):
-            raise
-        _log.warning("shared memory did not work (%s); trying broadcast", error)
-        return _pushed(Broadcast(), weights, find_targets(urls), version)
+        _log.warning("broadcast did not work (%s); the servers are told to read the folder", error)
+        try:
+            return _given(folder, urls, version, "disk")
+        except EngineError as second:
+            raise EngineError(f"by broadcast: {error}; by disk: {second}") from error
 
 
-def _transport(way: Way, targets: Sequence[Target]) -> Transport:
-    if way == "auto":
-        return transport_to(targets, ALONE, WeightTransport())
-    return Broadcast() if way == "broadcast" else SharedMemory()
-
-
-def _pushed(
-    transport: Transport, weights: TrainedWeights, targets: Sequence[Target], version: int
+def _given(
+    folder: Path, urls: Sequence[str], version: int, way: Literal["broadcast", "disk"]
 ) -> PublishReport:
-    try:
-        return transport.push(weights, targets, version)
-    finally:
-        transport.close()
-
-
-def _loaded(
-    folder: Path, weights: TrainedWeights, urls: Sequence[str], version: int
-) -> PublishReport:
+    weights = folder_weights(folder)
+    if way == "broadcast":
+        transport = Broadcast()
+        try:
+            return transport.push(weights, find_targets(urls), version)
+        except RuntimeError as error:  # torch's, of the group that it and the servers make
+            raise EngineError(
+                f"{', '.join(urls)} did not join a broadcast from here ({error}): can they connect"
+                " to this host, on any port?"
+            ) from error
+        finally:
+            transport.close()
     began = time.perf_counter()
     paused_s = load_folder(folder.resolve(), urls, version)
     return PublishReport(

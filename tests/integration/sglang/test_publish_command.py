@@ -98,7 +98,7 @@ def test_servers_that_a_failed_push_left_half_new_get_their_own_weights_back(
         whole(self)
 
     monkeypatch.setattr(update.Update, "end", die_first)
-    assert publish(theirs.other_model, "--to", *theirs.urls, "--by", "shared-memory") == 1
+    assert publish(theirs.other_model, "--to", *theirs.urls, "--by", "broadcast") == 1
     assert theirs.urls[1] in capsys.readouterr().err
     first = theirs.urls[0]
     assert server_weights(first) == before[0]

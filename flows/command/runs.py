@@ -56,7 +56,11 @@ def _listed(entry: RunEntry) -> ListedRun:
 
 
 def _table(listed: Sequence[ListedRun]) -> Table:
-    table = Table("run", "recipe", "state", "started (UTC)", "seconds")
+    table = Table(box=None, pad_edge=False)
+    # An id is there to be copied: other columns give way to it.
+    table.add_column("run", no_wrap=True, min_width=max(len(run.run) for run in listed))
+    for header in ("recipe", "state", "started (UTC)", "seconds"):
+        table.add_column(header)
     for run in listed:
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.created))
         table.add_row(escape(run.run), escape(run.recipe), run.state, when, f"{run.seconds:.0f}")

@@ -54,7 +54,9 @@ def test_runs_are_listed_with_state_and_seconds(capsys: pytest.CaptureFixture[st
     assert _exit_code("runs", "--limit", "1", "--json") == 0
     assert [r["run"] for r in json.loads(capsys.readouterr().out)] == [lost.run]
     assert _exit_code("runs") == 0
-    assert "completed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "completed" in shown
+    assert done.run in shown, "ids are whole, in a narrow terminal too"
     assert _exit_code("runs", "--limit", "0") == 2
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from infra.config import RESULT_NEUTRAL, Config
 
@@ -37,11 +37,3 @@ class MessageFiles(Config):
     max_bad_share: Annotated[float, Field(ge=0, le=1), RESULT_NEUTRAL] = 0.01
     """most rows that may be left out, of those that were read (of 1,000 at least, or of all where
     there are fewer); with more the stage stops and names the first"""
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict | MessageFiles) else value
-
-
-Sources = Annotated[list[MessageFiles], BeforeValidator(_as_list), Field(min_length=1)]
-"""one source, or a list of them that are mixed by their weights"""

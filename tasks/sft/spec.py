@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import Optimizer, TrainerSettings
@@ -13,9 +13,12 @@ from engines.types import Split
 from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
-from tasks.message_files.spec import MessageFiles, Sources
+from tasks.message_files.spec import MessageFiles
 from tasks.place import Place
 from tasks.stage import StageSpec
+
+FILE_SUPPLY = "tasks.sft.file_supply:open_files"
+"""what reads the user's own files: code of those stages alone that train on some"""
 
 
 class SftSettings(Config):
@@ -24,15 +27,24 @@ class SftSettings(Config):
     """sequences per optimizer step"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
-    data: Sources | None = None
-    """your own files of conversations, one source or a list; with them neither the curriculum nor a
-    distilled dataset is used"""
+    data: list[MessageFiles] | None = Field(default=None, min_length=1)
+    """your own files of conversations: one source, or a list of them that are mixed by their
+    weights; with them neither the curriculum nor a distilled dataset is used"""
     demonstrations: Count = 2000
     """solved problems drawn from the curriculum (not used with a dataset or your own files)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
     """share of thinking samples repeated with the thinking removed (hybrid models)"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_source_is_a_list(cls, data: Any) -> Any:
+        return [data] if isinstance(data, dict | MessageFiles) else data
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return () if self.data is None else (FILE_SUPPLY,)
 
 
 class SftSpec(StageSpec):

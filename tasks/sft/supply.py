@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engines.batching import TokenSequence
+from infra.hooks import resolve
 from tasks.sft.data import SftData, batches_for_steps, load_data
+from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext
 
 if TYPE_CHECKING:
-    from tasks.message_files.stream import MixedStream
     from tasks.sft.spec import SftSpec
 
-_POSITION_FILE = "data.json"
 Batches = list[list[TokenSequence]]
 
 
@@ -51,12 +50,7 @@ def open_supply(spec: SftSpec, context: StageContext) -> Supply:
     model = context.inputs["model"]
     if spec.settings.data is None:
         return ListSupply(spec, load_data(spec, model, context.inputs.get("data")))
-    from tasks.message_files.rendering import Renderer
-    from tasks.message_files.stream import MixedStream
-
-    renderer, scratch = Renderer.of_model(model), context.scratch / "files"
-    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch)
-    return FileSupply(spec.settings.batch_size, stream)
+    return resolve("data", FILE_SUPPLY, {})(spec, context)
 
 
 class ListSupply:
@@ -94,47 +88,4 @@ class ListSupply:
             "sequences": float(len(self._data.sequences)),
             "too_long": float(self._data.too_long),
             "without_thinking": float(self._data.without_thinking),
-        }
-
-
-class FileSupply:
-    """The user's own files, read as they are needed."""
-
-    def __init__(self, batch_size: int, stream: MixedStream) -> None:
-        self._size = batch_size
-        self._stream = stream
-        self._warned = 0
-
-    def report(self, reporter: Reporter, stage: str) -> None:
-        rows = sum(stream.num_rows for stream in self._stream.streams)
-        names = [name for stream in self._stream.streams for name in stream.names]
-        reporter.dataset(stage, rows, f"files {', '.join(names)}"[:500])
-
-    def batches(self, start: int, stop: int) -> Batches:
-        return [[self._stream.take() for _ in range(self._size)] for _ in range(start, stop)]
-
-    def warnings(self) -> Iterator[str]:
-        named = [line for stream in self._stream.streams for line in stream.counts.named]
-        yield from (f"left out: {line}" for line in named[self._warned :])
-        self._warned = len(named)
-
-    def save(self, folder: Path) -> None:
-        (folder / _POSITION_FILE).write_text(json.dumps(self._stream.position))
-
-    def restore(self, folder: Path) -> None:
-        position: dict[str, Any] = json.loads((folder / _POSITION_FILE).read_text())
-        self._stream.continue_from(position)
-        self._warned = sum(len(stream.counts.named) for stream in self._stream.streams)
-
-    def summary(self) -> Mapping[str, float]:
-        """Of the first epoch of every source: each row counts once."""
-        counts = [stream.counts for stream in self._stream.streams]
-        bad = sum((each.bad for each in counts), start=type(counts[0].bad)())
-        tokens = sum(each.tokens for each in counts)
-        return {
-            "rows": float(sum(stream.num_rows for stream in self._stream.streams)),
-            "rows_read": float(sum(each.read for each in counts)),
-            "bad_rows": float(bad.total()),
-            **{f"bad_rows_{reason}": float(count) for reason, count in sorted(bad.items())},
-            "trained_share": sum(each.trained for each in counts) / max(tokens, 1),
         }

@@ -31,6 +31,8 @@ class TokenSequence:
 
     tokens: list[int]
     loss_mask: list[int]
+    weight: float = 1.0
+    """factor of its loss; the mean is over trained tokens, whatever their weights"""
 
 
 def plan_micro_batches(

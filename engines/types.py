@@ -53,6 +53,9 @@ class Tool:
     description: str
     parameters: Mapping[str, Literal["string", "number", "integer", "boolean", "array", "object"]]
     required: tuple[str, ...] = ()
+    schema: Mapping[str, Json] | None = None
+    """the function as its own JSON schema describes it, which templates get as it is; None: they
+    get what the other fields say"""
 
 
 @dataclass(frozen=True, slots=True)

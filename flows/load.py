@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,6 +122,24 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], folder)}
+    for source in _message_files(data):
+        files = source.get("files")
+        if isinstance(files, list):
+            source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
+
+
+def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a stage of a path names files of messages; what is written wrong is found later."""
+    experts = data.get("experts")
+    owners = [*experts.values()] if isinstance(experts, dict) else []
+    for owner in [*owners, data.get("unified")]:
+        path = owner.get("path") if isinstance(owner, dict) else None
+        for stage in path if isinstance(path, list) else []:
+            for settings in stage.values() if isinstance(stage, dict) else []:
+                sources = settings.get("data") if isinstance(settings, dict) else None
+                for source in sources if isinstance(sources, list) else [sources]:
+                    if isinstance(source, dict):
+                        yield source
 
 
 def _read_text(file: Path) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engines.sglang.spec import FleetSpec
     from engines.types import Split
     from tasks.domain import Domain, HookSpec, ScoredDomain
+    from tasks.message_files.spec import MessageFiles
     from tasks.place import Place
     from tasks.policy import PolicySettings
 
@@ -114,6 +115,11 @@ class StageSpec(Config):
     def imported_folder(self) -> str | None:
         """The model folder that it imports."""
         return None
+
+    @property
+    def message_files(self) -> Sequence[MessageFiles]:
+        """The user's own files that it trains on: its settings have them as `data`."""
+        return ()
 
     @property
     def parts(self) -> tuple[str, ...]:

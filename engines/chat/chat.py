@@ -83,12 +83,7 @@ class Chat:
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The problem's messages and the assistant's header. Raises InputError."""
-        if problem.tools and not self.can_call_tools:
-            raise InputError(
-                f"problem {problem.id} has tools, but the chat template "
-                f"{self.template_file} writes no tool calls in the GLM or Hermes form"
-            )
-        return self._encode(self._pieces.prompt(problem))
+        return self._encode(self._prompt(problem))
 
     def continuation_ids(
         self,
@@ -118,9 +113,14 @@ class Chat:
         the template does not keep the prefix.
         """
         self._check_turns(problem, turns)
-        text = self._pieces.prompt(problem)
-        tokens = self.prompt_ids(problem)
+        text = self._prompt(problem)
+        tokens = self._encode(text)
         mask = [0] * len(tokens)
+        if len(turns) == 1:
+            said, _ = self._mark_end(
+                self._encode(self._pieces.only_turn(problem, turns[0], text)), []
+            )
+            return tokens + said, mask + [1] * len(said)
         for turn, new in _exchanges(turns):
             piece = self._pieces.turn(turn, problem.thinking)
             after = self._pieces.continuation(new, problem.thinking) if new else ""
@@ -201,8 +201,17 @@ class Chat:
                 break
         return ids, []
 
+    def _prompt(self, problem: Problem) -> str:
+        if problem.tools and not self.can_call_tools:
+            raise InputError(
+                f"problem {problem.id} has tools, but the chat template "
+                f"{self.template_file} writes no tool calls in the GLM or Hermes form"
+            )
+        return self._pieces.prompt(problem)
+
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # The ids of `encode`, without finding out which characters each stands for.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _check_turns(self, problem: Problem, turns: Sequence[Message]) -> None:
         said = [turn.role == "assistant" for turn in turns]

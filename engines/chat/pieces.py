@@ -45,11 +45,21 @@ class Pieces:
         opening = self._openings[thinking]
         full = self.template.render([_USER, turn], thinking=thinking)
         text = self._rest(full, opening, "the header that opens the assistant's turn")
-        if turn.reasoning and turn.reasoning.strip() not in text:
-            raise InputError(
-                f"{self.template.name}: the chat template drops a turn's reasoning; a thinking "
-                "model needs a template that writes `reasoning_content`"
-            )
+        self._check_thought(turn, text)
+        return text
+
+    def only_turn(self, problem: Problem, turn: Message, prompt: str) -> str:
+        """What follows the problem's prompt when the assistant says this turn and no other: checked
+        as `turn` and `check_joined` do, with one rendering."""
+        full = self.template.render(
+            [*problem.messages, turn], tools=problem.tools, thinking=problem.thinking
+        )
+        if not full.startswith(prompt):
+            text = self.turn(turn, problem.thinking)
+            self._check_same(full, prompt + text, problem)
+            return text
+        text = full[len(prompt) :]
+        self._check_thought(turn, text)
         return text
 
     def continuation(self, new: Sequence[Message], thinking: bool) -> str:
@@ -67,12 +77,22 @@ class Pieces:
         full = self.template.render(
             [*problem.messages, *turns], tools=problem.tools, thinking=problem.thinking
         )
+        self._check_same(full, joined, problem)
+
+    def _check_same(self, full: str, joined: str, problem: Problem) -> None:
         if full == joined:
             return
         # An empty thought is a switch, not history: that it comes and goes is harmless.
         a, b = _EMPTY_THOUGHT.sub("", full), _EMPTY_THOUGHT.sub("", joined)
         if a != b:
             self._refuse(a, b, f"the conversation of problem {problem.id}")
+
+    def _check_thought(self, turn: Message, text: str) -> None:
+        if turn.reasoning and turn.reasoning.strip() not in text:
+            raise InputError(
+                f"{self.template.name}: the chat template drops a turn's reasoning; a thinking "
+                "model needs a template that writes `reasoning_content`"
+            )
 
     def call_form(self) -> CallForm | None:
         """The form in which the template writes tool calls; None if it is not one we parse."""

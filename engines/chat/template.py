@@ -71,8 +71,21 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox; a message's own field, of which most of a template's accesses are, is found
+    without its checks, as it would be with them."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _METHODS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_METHODS = frozenset(dir(dict))
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
@@ -103,6 +116,8 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
+    if tool.schema is not None:
+        return {"type": "function", "function": tool.schema}
     return {
         "type": "function",
         "function": {

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flows.checks.exactness import inexact
 from flows.checks.hooks import hook_problems
+from flows.checks.message_files import message_file_cautions, message_file_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
 from flows.checks.store import store_cautions, store_problems
 from flows.checks.trial.findings import findings_of
@@ -33,7 +34,8 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     problems += hooks
     if not hooks:  # parts can only be tried once their files are there
         problems += findings_of(request_of(recipe, plan), again=again).problems
-    problems += [*folder_problems(plan), *_resources(recipe, plan), *_options(recipe, plan)]
+    problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
+    problems += [*_resources(recipe, plan), *_options(recipe, plan)]
     problems += _time_limits(plan)
     if recipe.determinism == "exact":
         problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
@@ -50,6 +52,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from findings_of(request_of(recipe, plan)).cautions
     yield from _teachers_of_noise(recipe, plan)
     yield from folder_cautions(plan)
+    yield from message_file_cautions(recipe, plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
 

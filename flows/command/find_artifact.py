@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from flows.running.records import find_run
+from pathlib import Path
+
+from flows.running.records import find_run, store_to_show
 from infra.errors import InputError
+from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 
 
@@ -21,3 +24,15 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
             f"no artifact `{wanted}` in {artifacts.store.root}; see `tributary artifacts`"
         )
     return made
+
+
+def find_model(model: str, root: str) -> Path:
+    """The folder of a model that a person named: an HF folder, or an artifact of the store `root`
+    (of the latest run's, if empty). Raises InputError."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        artifacts = ArtifactStore(store_to_show(root), home() / "cache")
+        path = artifacts.local(find_artifact(artifacts, model))
+    if not (path / "config.json").is_file():
+        raise InputError(f"{path} has no config.json: `{model}` is no model; give an HF folder")
+    return path.resolve()

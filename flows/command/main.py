@@ -211,6 +211,35 @@ def rollouts(artifact: str, /, *, limit: int = 10, domain: str = "", root: str =
 
 
 @app.command
+def preview(
+    *files: str,
+    model: str,
+    rows: int = 3,
+    read: int = 1000,
+    format: Literal["auto", "openai", "sharegpt"] = "auto",
+    columns: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    root: str = "",
+) -> int:
+    """Show rows of your own files as a model is trained on them: tokens, loss mask, bad rows.
+
+    Exit code 1 if no row that was read can be trained on.
+
+    Parameters
+    ----------
+    files: JSONL or Parquet files of messages: paths, patterns or fsspec URLs.
+    model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+    rows: How many rows to show.
+    read: How many rows to read and count.
+    format: How a row holds its messages; auto: what they look like.
+    columns: Names of the columns, e.g. messages=chat weight=score.
+    root: The store to look in; default: the latest run's.
+    """
+    from flows.command.preview import preview_files
+
+    return preview_files(files, model, rows, read, format, columns or [], root, console)
+
+
+@app.command
 def publish(model: str, /, *, to: Addresses, by: Way = "auto", root: str = "") -> int:
     """Push a model's weights to running SGLang servers of others, all or none.
 

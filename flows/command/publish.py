@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from engines.sglang.spec import server_address
-from flows.command.find_artifact import find_artifact
-from flows.running.records import store_to_show
+from flows.command.find_artifact import find_model
 from infra.errors import InputError
-from infra.home import home
-from infra.store.artifacts import ArtifactStore
 
 if TYPE_CHECKING:
     from engines.sglang.external.give_weights import Way
@@ -24,7 +20,7 @@ def publish_model(model: str, to: list[str], by: Way, root: str, console: Consol
     addresses = [_address(text) for text in to]
     if not addresses:
         raise InputError("--to: give the address of a server or of a router, http://HOST:PORT")
-    done = publish(_folder(model, root), addresses, by)
+    done = publish(find_model(model, root), addresses, by)
     report = done.report
     console.print(
         f"version {report.version}: {report.bytes / 1e6:.1f} MB by {report.transport} to"
@@ -45,14 +41,3 @@ def _address(text: str) -> str:
         return server_address(text)
     except ValueError as error:
         raise InputError(f"--to: {error}") from None
-
-
-def _folder(model: str, root: str) -> Path:
-    """A local folder, or that of an artifact."""
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        artifacts = ArtifactStore(store_to_show(root), home() / "cache")
-        path = artifacts.local(find_artifact(artifacts, model))
-    if not (path / "config.json").is_file():
-        raise InputError(f"{path} has no config.json: `{model}` is no model; give an HF folder")
-    return path.resolve()

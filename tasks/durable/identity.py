@@ -23,6 +23,7 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.user_files import InstalledFiles
+from tasks.message_files.files import fingerprint
 from tasks.model_folder.location import expanded
 from tasks.registry import module_of, name_of
 from tasks.stage import StageSpec
@@ -119,11 +120,13 @@ def _family_modules(url: str) -> set[str]:
 
 
 def spec_content(spec: StageSpec) -> dict[str, Any]:
-    """The spec's settings that change the result; in place of an imported folder's path stands
-    what the folder holds."""
+    """The spec's settings that change the result; in place of the path of an imported folder, and
+    of the user's own files, stands what they hold."""
     content = content_of(spec, NEUTRAL)
     if spec.imported_folder is not None:
         content["settings"]["folder"] = folder_fingerprint(spec.imported_folder)
+    for source, its in zip(spec.message_files, content["settings"].get("data") or (), strict=False):
+        its["files"] = fingerprint(source.files)
     return content
 
 

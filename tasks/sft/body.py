@@ -14,9 +14,9 @@ from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from infra.run_both import run_both
 from tasks.saving import Saving
-from tasks.sft.data import SftData, batches_for_steps, load_data
 from tasks.sft.record import SftRecord
 from tasks.sft.spec import SftSpec
+from tasks.sft.supply import Supply, open_supply
 from tasks.stage import StageContext, Stopped, require_inputs
 from tasks.trainers import lease_trainer
 
@@ -32,8 +32,10 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
 
     Raises InputError, EngineError, TrainingStopped (NaN); Stopped after a checkpoint.
     """
-    require_inputs(context, ["model"] if spec.curriculum is not None else ["model", "data"])
-    settings, model = spec.settings, context.inputs["model"]
+    settings = spec.settings
+    has_own = spec.curriculum is not None or settings.data is not None
+    require_inputs(context, ["model"] if has_own else ["model", "data"])
+    model = context.inputs["model"]
     job = TrainerJob(
         settings.trainer,
         settings.optimizer,
@@ -45,49 +47,40 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         learns_from_rewards=False,
     )
     async with AsyncExitStack() as stack:
-        trainer, data = await run_both(
-            lease_trainer(stack, context, job),
-            asyncio.to_thread(load_data, spec, model, context.inputs.get("data")),
+        trainer, supply = await run_both(
+            lease_trainer(stack, context, job), asyncio.to_thread(open_supply, spec, context)
         )
-        _report(context, data)
+        supply.report(context.reporter, context.name)
         record = SftRecord(reporter=context.reporter, steps=settings.steps)
-        await _resume(context, record, trainer)
+        await _resume(context, record, supply, trainer)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, data, record, saving, trainer)
+        await _train(spec, context, supply, record, saving, trainer)
         worked = time.monotonic() - began
         await trainer.export(context.out, model)
         return {
             **record.summary(),
-            "sequences": float(len(data.sequences)),
-            "too_long": float(data.too_long),
-            "without_thinking": float(data.without_thinking),
+            **supply.summary(),
             "work_seconds": worked,
         }
 
 
-def _report(context: StageContext, data: SftData) -> None:
-    context.reporter.dataset(context.name, len(data.sequences), data.source)
-    if data.too_long:
-        context.reporter.warn(
-            f"{data.too_long} of {data.too_long + len(data.sequences)} sequences are longer than "
-            "the model's context and were left out"
-        )
-
-
-async def _resume(context: StageContext, record: SftRecord, trainer: TrainerGroup) -> None:
+async def _resume(
+    context: StageContext, record: SftRecord, supply: Supply, trainer: TrainerGroup
+) -> None:
     """Continue from the newest checkpoint, if there is one."""
     latest = await asyncio.to_thread(context.checkpoints.latest)
     if latest is not None:
         _, folder = latest
         record.restore(folder)
+        supply.restore(folder)
         await trainer.load(folder / _TRAINER_FOLDER)
 
 
 async def _train(
     spec: SftSpec,
     context: StageContext,
-    data: SftData,
+    supply: Supply,
     record: SftRecord,
     saving: Saving,
     trainer: TrainerGroup,
@@ -98,23 +91,19 @@ async def _train(
     while record.step < settings.steps:
         to_checkpoint = settings.checkpoint_every - record.step % settings.checkpoint_every
         count = min(a_call, to_checkpoint, settings.steps - record.step)
-        batches = batches_for_steps(
-            len(data.sequences),
-            settings.batch_size,
-            spec.seed,
-            record.step,
-            record.step + count,
-        )
+        batches = await asyncio.to_thread(supply.batches, record.step, record.step + count)
+        for warning in supply.warnings():
+            context.reporter.warn(warning)
         await saving.wait_for_snapshot()
         began = time.monotonic()
-        record.observe(
-            await trainer.sft_steps([[data.sequences[i] for i in batch] for batch in batches])
-        )
+        record.observe(await trainer.sft_steps(batches))
         a_call = _next_size(count, time.monotonic() - began)
         over = record.step == settings.steps
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            await saving.begin(record.step, record.score, partial(_snapshot, record, trainer))
+            await saving.begin(
+                record.step, record.score, partial(_snapshot, record, supply, trainer)
+            )
         if stopping:
             raise Stopped(
                 f"stopped after step {record.step}; the stage continues from this checkpoint"
@@ -127,8 +116,10 @@ def _next_size(steps: int, seconds: float) -> int:
 
 
 def _snapshot(
-    record: SftRecord, trainer: TrainerGroup, folder: Path
+    record: SftRecord, supply: Supply, trainer: TrainerGroup, folder: Path
 ) -> Coroutine[Any, Any, object]:
-    """The record as it is now; the ranks stay as they are until the next update."""
+    """The record and the data's position as they are now; the ranks stay as they are until the next
+    update."""
     record.save(folder)
+    supply.save(folder)
     return trainer.save(folder / _TRAINER_FOLDER)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import Optimizer, TrainerSettings
@@ -13,8 +13,12 @@ from engines.types import Split
 from infra.config import RESULT_NEUTRAL, Config, Count, PerStep, Steps
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec
+from tasks.message_files.spec import MessageFiles
 from tasks.place import Place
 from tasks.stage import StageSpec
+
+FILE_SUPPLY = "tasks.sft.file_supply:open_files"
+"""what reads the user's own files: code of those stages alone that train on some"""
 
 
 class SftSettings(Config):
@@ -23,34 +27,50 @@ class SftSettings(Config):
     """sequences per optimizer step"""
     optimizer: Optimizer
     trainer: TrainerSettings = TrainerSettings()
+    data: list[MessageFiles] | None = Field(default=None, min_length=1)
+    """your own files of conversations: one source, or a list of them that are mixed by their
+    weights; with them neither the curriculum nor a distilled dataset is used"""
     demonstrations: Count = 2000
-    """solved problems drawn from the curriculum (not used with a dataset)"""
+    """solved problems drawn from the curriculum (not used with a dataset or your own files)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
     """share of thinking samples repeated with the thinking removed (hybrid models)"""
     checkpoint_every: Annotated[PositiveInt, RESULT_NEUTRAL] = 200
     """steps"""
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_source_is_a_list(cls, data: Any) -> Any:
+        return [data] if isinstance(data, dict | MessageFiles) else data
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return () if self.data is None else (FILE_SUPPLY,)
+
 
 class SftSpec(StageSpec):
-    """Inputs: `model`, and `data` (a distilled dataset) unless `curriculum` is set."""
+    """Inputs: `model`, and `data` (a distilled dataset) unless `curriculum` or `settings.data` is
+    set."""
 
     kind: ClassVar[str] = "sft"
     makes = "model"
     settings: SftSettings
     curriculum: CurriculumSpec | None = None
-    """the curriculum to draw demonstrations from; None: train on the `data` input"""
+    """the curriculum to draw demonstrations from; None: train on `settings.data`, or else on the
+    `data` input"""
 
     @classmethod
     def in_path(cls, settings: SftSettings, place: Place) -> tuple[Self, dict[str, str]]:
-        """On the dataset before it, if there is one; else on its domain's demonstrations."""
-        if place.data:  # it holds as many demonstrations as it does
+        """On its own files, if it names any; else on the dataset before it, if there is one; else
+        on its domain's demonstrations."""
+        if settings.data is not None or place.data:  # both hold as many rows as they do
             unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
             spec = cls(seed=place.seed, settings=settings.model_copy(update=unread))
-            return spec, {"model": place.model, "data": place.data}
+            given = {} if settings.data is not None else {"data": place.data}
+            return spec, {"model": place.model, **given}
         if len(place.domains) != 1:
             raise InputError(
                 "it has nothing to train on, as demonstrations are one domain's; put `distill`"
-                " before it"
+                " before it, or name files of your own in `data`"
             )
         curriculum = place.domains[0].curriculum
         spec = cls(seed=place.seed, settings=settings, curriculum=curriculum)
@@ -63,6 +83,17 @@ class SftSpec(StageSpec):
     @property
     def drawn(self) -> Mapping[Split, int]:
         return {} if self.curriculum is None else {"sft": self.settings.demonstrations}
+
+    @property
+    def message_files(self) -> Sequence[MessageFiles]:
+        return self.settings.data or ()
+
+    def problems(self) -> Iterator[str]:
+        if self.settings.data is not None and self.settings.nothink_share:
+            yield (
+                "nothink_share: rows of your own files are rendered as they are written; leave it"
+                " out, or write the rows without thinking into a file"
+            )
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

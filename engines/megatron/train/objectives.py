@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.algorithms.losses.supervised import supervised_loss
@@ -47,8 +49,12 @@ class Objective(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class SftObjective:
     """Mean negative log-likelihood over trained tokens."""
+
+    weights: NDArray[np.float32] | None = None
+    """factor of each sequence's loss, in the order of the FlatSequences; None: all 1"""
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "units")
     peaks: ClassVar[tuple[str, ...]] = ()
@@ -58,7 +64,10 @@ class SftObjective:
         return {"temperature": 1.0}
 
     def part(self, pack: Pack, scores: Tensor) -> MicroBatchLoss:
-        loss, units = supervised_loss(scores[0]).sum(), len(pack.targets)
+        losses, units = supervised_loss(scores[0]), len(pack.targets)
+        if self.weights is not None:
+            losses = losses * losses.new_tensor(self.weights[pack.sequence_of_row])
+        loss = losses.sum()
         return MicroBatchLoss(
             loss, units, stacked(loss, units), loss.new_zeros(0, dtype=torch.float64)
         )

@@ -29,7 +29,7 @@ class SftTrainer(Training):
         began = Stopwatch.start()
         flat = FlatSequences.of([s.tokens for s in batch], [s.loss_mask for s in batch])
         indices = np.arange(len(batch))
-        stats = self.forward_backward(flat, indices, SftObjective())
+        stats = self.forward_backward(flat, indices, SftObjective(_weights(batch)))
         norm = self.update()
         return {
             "loss": stats.mean("loss", "units"),
@@ -69,3 +69,9 @@ class SftTrainer(Training):
                 tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
             write_folder(folder, tensors, weights)
         dist.barrier()
+
+
+def _weights(batch: Sequence[TokenSequence]) -> NDArray[np.float32] | None:
+    """None where all count the same: then nothing is multiplied."""
+    weights = np.array([sequence.weight for sequence in batch], np.float32)
+    return None if (weights == 1).all() else weights

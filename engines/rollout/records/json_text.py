@@ -39,7 +39,9 @@ def load_problem(text: str) -> Problem:
         messages=tuple(_to_message(m) for m in raw["messages"]),
         reference=raw["reference"],
         tools=tuple(
-            Tool(t["name"], t["description"], t["parameters"], tuple(t["required"]))
+            Tool(
+                t["name"], t["description"], t["parameters"], tuple(t["required"]), t.get("schema")
+            )
             for t in raw["tools"]
         ),
         thinking=raw["thinking"],
@@ -66,9 +68,10 @@ def _to_message(raw: Mapping[str, Any]) -> Message:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    return {
+    said = {
         "name": tool.name,
         "description": tool.description,
         "parameters": dict(tool.parameters),
         "required": list(tool.required),
     }
+    return said if tool.schema is None else said | {"schema": tool.schema}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ async def test_it_learns_and_a_stopped_run_ends_with_the_same_weights(tmp_path: 
     for name, tensor in one.items():
         np.testing.assert_array_equal(two[name], tensor, err_msg=name)
     assert Chat.load(whole.out).stop_token_ids == Chat.load(model).stop_token_ids
+
+
+async def test_it_learns_files_of_its_own_and_a_rows_weight_is_a_factor_of_its_loss(
+    tmp_path: Path,
+) -> None:
+    model = random_base(tmp_path / "base")
+    asked = [{"role": "user", "content": "color of ant"}]
+    said = [{"role": "assistant", "content": color} for color in ("red", "blue", "green", "black")]
+    rows = [{"messages": [*asked, each], "half": 0.5, "whole": 1} for each in said]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    seen: dict[str, list[float]] = {}
+    for column in ("whole", "half"):
+        data = {"files": [f"file://{tmp_path}/*.jsonl"], "columns": {"weight": column}}
+        settings = {"steps": 4, "batch_size": 4, "optimizer": {"lr": 2e-3}, "data": data}
+        context = stage_context(tmp_path, column, {"model": model})
+        metrics = await run(SftSpec.model_validate({"settings": settings}), context)
+        assert (metrics["rows"], metrics["rows_read"], metrics["bad_rows"]) == (4, 4, 0)
+        seen[column] = losses(context)
+    assert seen["whole"][-1] < seen["whole"][0]
+    assert seen["half"][0] == pytest.approx(seen["whole"][0] / 2, rel=1e-6)
 
 
 def weights(context: StageContext) -> dict[str, Any]:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tests.programs.bench.workbench import Workbench
 
 RESULT = Path("build/bench.json")
-ALONE = ("batching", "loss_path", "driver", "in_flight", "delta", "large_publish")
+ALONE = (
+    "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
+)  # fmt: skip
 """need no trained model"""
 SECTIONS = (
     *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
@@ -58,7 +60,15 @@ def main(wanted: Sequence[str]) -> int:
 
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
-    from tests.programs.bench import batching, delta, driver, in_flight, large_publish, loss_path
+    from tests.programs.bench import (
+        batching,
+        delta,
+        driver,
+        in_flight,
+        large_publish,
+        loss_path,
+        message_files,
+    )
 
     alone = (
         batching.measure,
@@ -67,6 +77,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         in_flight.measure,
         delta.measure,
         large_publish.measure,
+        message_files.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

@@ -186,6 +186,32 @@ def test_a_stopped_stage_resumes_with_the_batches_it_would_have_had(
     assert metrics["train_seconds"] == pytest.approx(STEPS * 0.5)
 
 
+def test_a_stage_on_files_resumes_where_they_stood_and_names_what_it_left_out(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer
+):
+    rows = [
+        {"conversations": [{"from": "human", "value": f"{n}"}, {"from": "gpt", "value": "red"}]}
+        for n in range(20)
+    ]
+    lines = ["{", *map(json.dumps, rows)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    data = {"files": [str(tmp_path / "chats.jsonl")], "max_bad_share": 0.1}
+    on_files = SftSpec.model_validate({"settings": spec(data=data).settings})
+    whole = context(tmp_path / "whole", model, trainer)
+    metrics = asyncio.run(run(on_files, whole))
+    assert (metrics["rows"], metrics["rows_read"], metrics["bad_rows_not_json"]) == (21, 21, 1)
+    assert isinstance(whole.reporter, ListReporter)
+    assert [line.split(": ")[1] for line in whole.reporter.warnings] == ["chats.jsonl:1"]
+    undisturbed, trainer.seen = trainer.seen, []
+    trainer.stop_at = 8
+    with pytest.raises(Stopped, match="after step 10"):
+        asyncio.run(run(on_files, context(tmp_path / "cut", model, trainer)))
+    trainer.seen, trainer.stop_at = [], STEPS
+    again = asyncio.run(run(on_files, context(tmp_path / "cut", model, trainer)))
+    assert trainer.seen == undisturbed
+    assert again == {**metrics, **{k: v for k, v in again.items() if k.endswith("seconds")}}
+
+
 def test_after_a_crash_training_goes_on_from_the_last_checkpoint(
     tmp_path: Path, model: Path, trainer: MemoryTrainer
 ):

@@ -1,0 +1,31 @@
+"""Why a row cannot be trained on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """What bad rows are counted by."""
+
+    NOT_JSON = "not_json"
+    COLUMNS = "columns"
+    """a column is missing or holds something else"""
+    MESSAGES = "messages"
+    """a message cannot be read, or their order makes no conversation"""
+    TOOLS = "tools"
+    """tools or calls of tools cannot be read, or the model's template writes none"""
+    TEMPLATE = "template"
+    """the model's chat template refuses the conversation"""
+    TOO_LONG = "too_long"
+    """longer than the model's context"""
+    NOTHING_TRAINED = "nothing_trained"
+    """the loss mask is empty"""
+
+
+class BadRow(Exception):
+    """The row is left out; the text says what is wrong with it."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason

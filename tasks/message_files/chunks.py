@@ -1,0 +1,182 @@
+"""Files cut into chunks: what is read at once.
+
+A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.errors import InputError
+from tasks.message_files.bad_row import BadRow, Reason
+from tasks.message_files.files import DataFile, local_copy, open_file
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where rows of one file are."""
+
+    file: int
+    """its place among the files"""
+    start: int
+    """first byte of JSONL, row group of Parquet"""
+    num_bytes: int
+    """uncompressed"""
+    first_row: int
+    """line in JSONL, row in Parquet, from 1"""
+    num_rows: int
+    """empty lines are none"""
+
+
+class Rows(Protocol):
+    """The rows of a chunk, parsed when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def line(self, index: int) -> int:
+        """Where it is in its file, from 1."""
+        ...
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Raises BadRow."""
+        ...
+
+
+class JsonRows:
+    """Lines of JSONL."""
+
+    def __init__(self, text: bytes, first_line: int) -> None:
+        lines = enumerate(text.split(b"\n"), first_line)
+        self._lines = [(number, line) for number, line in lines if not _is_empty(line)]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def line(self, index: int) -> int:
+        return self._lines[index][0]
+
+    def row(self, index: int) -> dict[str, Any]:
+        try:
+            row = json.loads(self._lines[index][1])
+        except ValueError as error:  # of JSON or of UTF-8
+            raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
+        except RecursionError:
+            raise BadRow(Reason.NOT_JSON, "is nested too deeply") from None
+        if not isinstance(row, dict):
+            raise BadRow(Reason.NOT_JSON, "is no JSON object")
+        return row
+
+
+class ParquetRows:
+    """Rows of an Arrow table."""
+
+    def __init__(self, table: Any, first_row: int) -> None:
+        self._table = table
+        self._first = first_row
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def line(self, index: int) -> int:
+        return self._first + index
+
+    def row(self, index: int) -> dict[str, Any]:
+        return _without_nulls(self._table.slice(index, 1).to_pylist()[0])
+
+
+class LocalFiles:
+    """All rows of some files on this machine, by chunk."""
+
+    def __init__(self, files: Sequence[DataFile], scratch: Path) -> None:
+        """Reads every JSONL file once, to find its lines; of Parquet only what it says of itself.
+        Raises InputError for a broken Parquet file, StorageError."""
+        self.names = [file.name for file in files]
+        self._kinds = [file.kind for file in files]
+        self._paths = [local_copy(file, scratch) for file in files]
+        self.chunks = [c for number in range(len(files)) for c in self._chunks_of(number)]
+        self.num_rows = sum(chunk.num_rows for chunk in self.chunks)
+
+    def read(self, chunk: Chunk) -> Rows:
+        path = self._paths[chunk.file]
+        if self._kinds[chunk.file] == "parquet":
+            return ParquetRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
+        with path.open("rb") as file:
+            file.seek(chunk.start)
+            return JsonRows(file.read(chunk.num_bytes), chunk.first_row)
+
+    def _chunks_of(self, number: int) -> Iterator[Chunk]:
+        if self._kinds[number] == "parquet":
+            yield from _row_groups(number, self._paths[number])
+        else:
+            yield from _line_chunks(number, self._paths[number])
+
+
+def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
+    """The first rows of a file wherever it is, and whether they are all it has.
+
+    Raises InputError for a broken Parquet file, and what the file system raises.
+    """
+    with open_file(file) as opened:
+        if file.kind == "parquet":
+            return _first_of_parquet(file.path, opened, most)
+        lines = list(islice(opened, most + 1))
+        return JsonRows(b"".join(lines[:most]), 1), len(lines) <= most
+
+
+def _first_of_parquet(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
+    import pyarrow as pa
+
+    parquet = _parquet(opened, path)
+    batches = list(islice(parquet.iter_batches(batch_size=most), 1))
+    table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
+    return ParquetRows(table, 1), parquet.metadata.num_rows <= most
+
+
+def _line_chunks(number: int, path: Path) -> Iterator[Chunk]:
+    at, line = 0, 1
+    with path.open("rb") as file:
+        while text := file.read(CHUNK_BYTES):
+            if not text.endswith(b"\n"):
+                text += file.readline()
+            num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
+            rows = sum(not _is_empty(each) for each in text.split(b"\n"))
+            if rows:
+                yield Chunk(number, at, len(text), line, rows)
+            at, line = at + len(text), line + num_lines
+
+
+def _is_empty(line: bytes) -> bool:
+    return not line or line.isspace()
+
+
+def _row_groups(number: int, path: Path) -> Iterator[Chunk]:
+    metadata, first = _parquet(path).metadata, 1
+    for group in range(metadata.num_row_groups):
+        said = metadata.row_group(group)
+        if said.num_rows:
+            yield Chunk(number, group, said.total_byte_size, first, said.num_rows)
+        first += said.num_rows
+
+
+def _parquet(source: Any, name: str = "") -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"files: {name or source} is no Parquet file: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A struct of Parquet has every field that any row has: null means that this row has none."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

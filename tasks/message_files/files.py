@@ -1,0 +1,137 @@
+"""The files that a source names: found, fingerprinted, and brought to this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from infra.errors import InputError, StorageError
+from tasks.model_folder.location import expanded
+
+_WHOLE = 64 << 20
+"""bytes up to which the whole file enters its fingerprint"""
+_EDGE = 1 << 20
+"""bytes of either end of a larger file that do"""
+_BLOCK = 1 << 20
+_SUFFIXES: dict[str, Literal["jsonl", "parquet"]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+    ".parquet": "parquet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file as it was found. Example: DataFile(fs, "/data/a.jsonl.gz", "a.jsonl.gz")"""
+
+    fs: Any
+    """its fsspec file system"""
+    path: str
+    """in the file system"""
+    name: str
+    """for messages and fingerprints: its path below the folder that all of them share"""
+
+    @property
+    def kind(self) -> Literal["jsonl", "parquet"]:
+        return next(kind for suffix, kind in _SUFFIXES.items() if self.path.endswith(suffix))
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.path.endswith(".gz")
+
+
+def find_files(patterns: Sequence[str]) -> list[DataFile]:
+    """In the patterns' order, each once. Raises InputError for a pattern without a file, and for a
+    file of a kind that is not read; StorageError where a file system cannot be asked."""
+    found: dict[str, tuple[Any, str]] = {}
+    for pattern in patterns:
+        fs, paths = _matches(pattern)
+        for path in paths:
+            if not path.endswith(tuple(_SUFFIXES)):
+                raise InputError(
+                    f"files: {path} is of no kind that is read; allowed: {', '.join(_SUFFIXES)}."
+                    " Write a JSON array as JSONL, one object a line"
+                )
+            found.setdefault(fs.unstrip_protocol(path), (fs, path))
+    above = posixpath.commonpath([posixpath.dirname(path) for _, path in found.values()])
+    return [DataFile(fs, path, posixpath.relpath(path, above)) for fs, path in found.values()]
+
+
+def _matches(pattern: str) -> tuple[Any, list[str]]:
+    try:
+        fs, path = fsspec.core.url_to_fs(expanded(pattern))
+        if fs.isdir(path):
+            raise InputError(
+                f"files: {pattern} is a folder; give its files, e.g. {pattern.rstrip('/')}/*.jsonl"
+            )
+        paths = sorted(p for p in fs.glob(path) if fs.isfile(p))
+        # A name may hold what a pattern means otherwise.
+        paths = paths or ([path] if fs.isfile(path) else [])
+    except (InputError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise StorageError(f"files: {pattern} cannot be read: {error}") from error
+    except Exception as error:  # each file system has errors of its own
+        raise StorageError(f"files: {pattern} cannot be read: {error}") from error
+    if not paths:
+        raise InputError(f"files: no file matches {pattern}")
+    return fs, paths
+
+
+def fingerprint(patterns: Sequence[str]) -> dict[str, list[Any]]:
+    """Size and hash by name: of the whole file up to 64 MiB, of both ends of a larger one."""
+    return {f"{number}: {file.name}": _hashed(file) for number, file in _numbered(patterns)}
+
+
+def _numbered(patterns: Sequence[str]) -> Iterator[tuple[int, DataFile]]:
+    """With their places: the order of the rows follows from the order of the files."""
+    yield from enumerate(find_files(patterns), 1)
+
+
+def _hashed(file: DataFile) -> list[Any]:
+    try:
+        size = int(file.fs.size(file.path))
+        ends = [(0, size)] if size <= _WHOLE else [(0, _EDGE), (size - _EDGE, size)]
+        found = hashlib.sha256()
+        for start, end in ends:
+            # By name: S3's second positional argument is a version; an empty range is an error.
+            found.update(file.fs.cat_file(file.path, start=start, end=end) if end else b"")
+        return [size, found.hexdigest()]
+    except Exception as error:
+        raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+
+
+def local_copy(file: DataFile, scratch: Path) -> Path:
+    """The file on this machine, uncompressed: as it is, or copied into `scratch` block by block."""
+    if isinstance(file.fs, LocalFileSystem) and not file.is_compressed:
+        return Path(file.path)
+    name = hashlib.sha256(file.fs.unstrip_protocol(file.path).encode()).hexdigest()[:16]
+    copy = scratch / f"{name}.{file.kind}"
+    if not copy.exists():
+        scratch.mkdir(parents=True, exist_ok=True)
+        draft = copy.with_suffix(".part")
+        try:
+            with open_file(file) as source, draft.open("wb") as target:
+                shutil.copyfileobj(source, target, _BLOCK)
+        except Exception as error:
+            raise StorageError(f"files: {file.path} cannot be copied: {error}") from error
+        os.replace(draft, copy)
+    return copy
+
+
+def open_file(file: DataFile) -> Any:
+    """For reading bytes, uncompressed."""
+    return fsspec.core.OpenFile(
+        file.fs, file.path, mode="rb", compression="gzip" if file.is_compressed else None
+    )

@@ -1,0 +1,151 @@
+"""Rows in OpenAI's layout and in ShareGPT's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from engines.types import Message
+from tasks.message_files.bad_row import BadRow, Reason
+from tasks.message_files.conversation import (
+    Conversation,
+    calls_of,
+    fault_of_order,
+    text_of,
+    tools_of,
+)
+from tasks.message_files.spec import Columns, MessageFiles
+
+Role = Literal["system", "user", "assistant", "tool"]
+_OPENAI: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_SHAREGPT: Mapping[str, Role] = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+_CALLS = ("function_call", "tool_call")
+_REASONING = ("reasoning_content", "reasoning")
+_UNREAD = ("function_call", "refusal", "audio", "images")
+"""fields of a message that hold what a model would say or see, and that nothing here renders"""
+
+
+def read_row(row: Mapping[str, Any], source: MessageFiles) -> Conversation:
+    """Raises BadRow."""
+    columns = source.columns
+    messages = _messages(row, columns)
+    if source.format == "sharegpt" or (source.format == "auto" and "from" in messages[0]):
+        read = _sharegpt(row, messages, columns)
+    else:
+        read = _openai(messages)
+        if columns.system:
+            read = _with_system(read, _column(row, columns.system))
+    if fault := fault_of_order(read.messages):
+        raise BadRow(Reason.MESSAGES, fault)
+    tools = _column(row, columns.tools) if columns.tools else row.get("tools")
+    return replace(read, tools=tools_of(tools), weight=_weight(row, columns))
+
+
+def _messages(row: Mapping[str, Any], columns: Columns) -> list[dict[str, Any]]:
+    name = columns.messages or ("conversations" if "conversations" in row else "messages")
+    value = _column(row, name)
+    if not isinstance(value, list) or not value:
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages")
+    for at, message in enumerate(cast("list[Any]", value)):
+        if not isinstance(message, dict):
+            raise BadRow(Reason.MESSAGES, f"{name}[{at}]: is no object")
+    return cast("list[dict[str, Any]]", value)
+
+
+def _column(row: Mapping[str, Any], name: str) -> Any:
+    if name not in row:
+        has = ", ".join(map(str, row)) or "none"
+        raise BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}")
+    return row[name]
+
+
+def _weight(row: Mapping[str, Any], columns: Columns) -> float:
+    if not columns.weight:
+        return 1.0
+    value = _column(row, columns.weight)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise BadRow(Reason.COLUMNS, f"{columns.weight}: {value!r:.40} is no weight, from 0")
+    return float(value)
+
+
+def _openai(messages: list[dict[str, Any]]) -> Conversation:
+    untrained = {at for at, m in enumerate(messages) if _is_untrained(m, f"messages[{at}]")}
+    read = tuple(_openai_message(m, f"messages[{at}]") for at, m in enumerate(messages))
+    return Conversation(read, untrained=frozenset(untrained))
+
+
+def _openai_message(message: Mapping[str, Any], where: str) -> Message:
+    role = _role(message.get("role"), _OPENAI, where)
+    for name in _UNREAD:
+        if message.get(name):
+            raise BadRow(Reason.MESSAGES, f"{where}: has `{name}`, which is not read")
+    said = role == "assistant"
+    thoughts = [message[name] for name in _REASONING if message.get(name)]
+    return Message(
+        role,
+        text_of(message.get("content"), where),
+        text_of(thoughts[0], where) if said and thoughts else None,
+        calls_of(message.get("tool_calls"), where) if said else (),
+    )
+
+
+def _is_untrained(message: Mapping[str, Any], where: str) -> bool:
+    weight = message.get("weight")
+    if weight is None or message.get("role") != "assistant":
+        return False
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise BadRow(Reason.MESSAGES, f"{where}: weight is {weight!r:.40}; allowed: 0 and 1")
+    return weight == 0
+
+
+def _sharegpt(
+    row: Mapping[str, Any], messages: list[dict[str, Any]], columns: Columns
+) -> Conversation:
+    read = tuple(_sharegpt_message(m, f"conversations[{at}]") for at, m in enumerate(messages))
+    system = _column(row, columns.system) if columns.system else row.get("system")
+    return _with_system(Conversation(read), system)
+
+
+def _sharegpt_message(message: Mapping[str, Any], where: str) -> Message:
+    said_by = message.get("from")
+    role = _role(said_by, _SHAREGPT, where)
+    if said_by in _CALLS:
+        return Message(role, "", tool_calls=calls_of(message.get("value"), where))
+    return Message(role, text_of(message.get("value"), where))
+
+
+def _with_system(read: Conversation, system: Any) -> Conversation:
+    text = text_of(system, "system")
+    if not text:
+        return read
+    return replace(
+        read,
+        messages=(Message("system", text), *read.messages),
+        untrained=frozenset(at + 1 for at in read.untrained),
+    )
+
+
+def _role(value: Any, roles: Mapping[str, Role], where: str) -> Role:
+    if not isinstance(value, str) or value not in roles:
+        allowed = ", ".join(roles)
+        raise BadRow(Reason.MESSAGES, f"{where}: the role is {value!r:.40}; allowed: {allowed}")
+    return roles[value]

@@ -1,0 +1,238 @@
+"""Sequences of a source without end, in an order that follows from the seed alone.
+
+    epoch   all chunks in a shuffled order
+    window  as many chunks in a row as fill 64 MiB: their rows, shuffled; what is in memory
+    row     parsed and rendered when it is its turn
+
+The position names the next row, so that a stream which continues from it gives what an
+undisturbed one would have given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engines.batching import TokenSequence
+from infra.errors import InputError, TrainingStopped
+from tasks.message_files.bad_row import BadRow
+from tasks.message_files.chunks import Chunk, LocalFiles, Rows
+from tasks.message_files.files import find_files
+from tasks.message_files.layouts import read_row
+from tasks.message_files.rendering import Renderer
+from tasks.message_files.spec import MessageFiles
+
+WINDOW_BYTES = 64 << 20
+JUDGED_ROWS = 1000
+"""rows after which their share of bad ones is looked at"""
+_NAMED = 5
+"""bad rows of each reason that are named"""
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """What became of the rows of the first epoch: each is counted once."""
+
+    read: int = 0
+    bad: Counter[str] = field(default_factory=Counter[str])
+    """by reason"""
+    named: list[str] = field(default_factory=list[str])
+    """the first of each reason: file, line and what is wrong"""
+    tokens: int = 0
+    trained: int = 0
+    """of the tokens, those that the loss is taken on"""
+
+    @property
+    def num_bad(self) -> int:
+        return self.bad.total()
+
+    def good(self, sequence: TokenSequence) -> None:
+        self.read += 1
+        self.tokens += len(sequence.tokens)
+        self.trained += sum(sequence.loss_mask)
+
+    def left_out(self, where: str, error: BadRow) -> None:
+        self.read += 1
+        self.bad[error.reason] += 1
+        if self.bad[error.reason] <= _NAMED:
+            self.named.append(f"{where}: {error}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "read": self.read,
+            "bad": dict(self.bad),
+            "named": list(self.named),
+            "tokens": self.tokens,
+            "trained": self.trained,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> RowCounts:
+        return RowCounts(**{**value, "bad": Counter(value["bad"]), "named": list(value["named"])})
+
+
+class MessageStream:
+    """The sequences of one source."""
+
+    def __init__(self, source: MessageFiles, renderer: Renderer, seed: str, scratch: Path) -> None:
+        """Raises InputError for files without a row, and what finding and opening them raises."""
+        self._source = source
+        self._renderer = renderer
+        self._seed = seed
+        self._files = LocalFiles(find_files(source.files), scratch)
+        if not self._files.num_rows:
+            raise InputError(f"files: {', '.join(source.files)} hold no row")
+        self.counts = RowCounts()
+        self._epoch = self._window = self._row = 0
+        self._has_good = False
+        self._windows = self._windows_of(0)
+        self._open: _Window | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self._files.num_rows
+
+    @property
+    def names(self) -> list[str]:
+        return self._files.names
+
+    def take(self) -> TokenSequence:
+        """The next one. Raises TrainingStopped for too many bad rows, InputError if all are."""
+        while True:
+            window = self._opened()
+            if self._row == len(window.order):
+                self._next_window()
+                continue
+            rows, index = window.order[self._row]
+            self._row += 1
+            sequence = self._rendered(window, rows, index)
+            if sequence is not None:
+                self._has_good = True
+                return sequence
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where it stands, as plain JSON types; the next `take` changes nothing in it."""
+        return {
+            "epoch": self._epoch,
+            "window": self._window,
+            "row": self._row,
+            "has_good": self._has_good,
+            "counts": self.counts.as_json(),
+        }
+
+    def continue_from(self, position: Mapping[str, Any]) -> None:
+        """Stand where another stream of the same files and seed stood."""
+        self._epoch, self._window = position["epoch"], position["window"]
+        self._row, self._has_good = position["row"], position["has_good"]
+        self.counts = RowCounts.from_json(position["counts"])
+        self._windows, self._open = self._windows_of(self._epoch), None
+
+    def _rendered(self, window: _Window, rows: int, index: int) -> TokenSequence | None:
+        """None for a bad row, which is counted."""
+        read = window.rows[rows]
+        try:
+            sequence = self._renderer.render(read_row(read.row(index), self._source))
+        except BadRow as error:
+            if self._epoch == 0:
+                name = self._files.names[window.chunks[rows].file]
+                self.counts.left_out(f"{name}:{read.line(index)}", error)
+                self._judge()
+            return None
+        if self._epoch == 0:
+            self.counts.good(sequence)
+        return sequence
+
+    def _judge(self) -> None:
+        bad, most = self.counts.num_bad, self._source.max_bad_share
+        judged = max(self.counts.read, min(JUDGED_ROWS, self.num_rows))
+        if bad > most * judged:
+            reasons = ", ".join(f"{n} {why}" for why, n in self.counts.bad.most_common())
+            first = "\n".join(f"  {line}" for line in self.counts.named)
+            raise TrainingStopped(
+                f"{bad} of the first {self.counts.read} rows of {', '.join(self._source.files)}"
+                f" cannot be trained on ({reasons}), more than max_bad_share {most:g}; correct"
+                f" them, or raise max_bad_share. The first:\n{first}"
+            )
+
+    def _opened(self) -> _Window:
+        if self._open is None:
+            chunks = self._windows[self._window]
+            rows = [self._files.read(chunk) for chunk in chunks]
+            order = [(n, i) for n, part in enumerate(rows) for i in range(len(part))]
+            random.Random(f"{self._seed}/{self._epoch}/{self._window}").shuffle(order)
+            self._open = _Window(chunks, rows, order)
+        return self._open
+
+    def _next_window(self) -> None:
+        self._open, self._row = None, 0
+        self._window += 1
+        if self._window < len(self._windows):
+            return
+        if not self._has_good:
+            raise InputError(
+                f"files: no row of {', '.join(self._source.files)} can be trained on: "
+                + "; ".join(self.counts.named)
+            )
+        self._epoch, self._window = self._epoch + 1, 0
+        self._windows = self._windows_of(self._epoch)
+
+    def _windows_of(self, epoch: int) -> list[list[Chunk]]:
+        chunks = list(self._files.chunks)
+        random.Random(f"{self._seed}/{epoch}").shuffle(chunks)
+        windows: list[list[Chunk]] = []
+        room = 0
+        for chunk in chunks:
+            if chunk.num_bytes > room:
+                windows.append([])
+                room = WINDOW_BYTES
+            windows[-1].append(chunk)
+            room -= chunk.num_bytes
+        return windows
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    chunks: Sequence[Chunk]
+    rows: Sequence[Rows]
+    """of each chunk"""
+    order: Sequence[tuple[int, int]]
+    """chunk and row"""
+
+
+class MixedStream:
+    """Several sources: each next sequence is of the one that lags furthest behind its weight."""
+
+    def __init__(
+        self, sources: Sequence[MessageFiles], renderer: Renderer, seed: int, scratch: Path
+    ) -> None:
+        """Raises what MessageStream raises, and names the source."""
+        self._weights = [source.weight for source in sources]
+        self.streams: list[MessageStream] = []
+        for number, source in enumerate(sources):
+            try:
+                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch)
+            except InputError as error:
+                raise InputError(f"data.{number}.{error}") from error
+            self.streams.append(stream)
+        self._taken = [0] * len(sources)
+
+    def take(self) -> TokenSequence:
+        """The next one. Raises what its source's stream raises."""
+        after = [(t + 1) / w for t, w in zip(self._taken, self._weights, strict=True)]
+        chosen = after.index(min(after))
+        self._taken[chosen] += 1
+        return self.streams[chosen].take()
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"taken": list(self._taken), "streams": [s.position for s in self.streams]}
+
+    def continue_from(self, position: Mapping[str, Any]) -> None:
+        self._taken = list(position["taken"])
+        for stream, its in zip(self.streams, position["streams"], strict=True):
+            stream.continue_from(its)

@@ -1,0 +1,69 @@
+"""A supervised stage's batches from the user's own files, read as they are needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.message_files.rendering import Renderer
+from tasks.message_files.stream import MixedStream
+from tasks.stage import Reporter, StageContext
+
+if TYPE_CHECKING:
+    from tasks.sft.spec import SftSpec
+    from tasks.sft.supply import Batches
+
+_POSITION_FILE = "data.json"
+
+
+def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
+    """Raises InputError for files without a row, and what opening them raises."""
+    assert spec.settings.data is not None
+    renderer, scratch = Renderer.of_model(context.inputs["model"]), context.scratch / "files"
+    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch)
+    return FileSupply(spec.settings.batch_size, stream)
+
+
+class FileSupply:
+    """The sequences of files in the order of their stream."""
+
+    def __init__(self, batch_size: int, stream: MixedStream) -> None:
+        self._size = batch_size
+        self._stream = stream
+        self._warned = 0
+
+    def report(self, reporter: Reporter, stage: str) -> None:
+        rows = sum(stream.num_rows for stream in self._stream.streams)
+        names = [name for stream in self._stream.streams for name in stream.names]
+        reporter.dataset(stage, rows, f"files {', '.join(names)}"[:500])
+
+    def batches(self, start: int, stop: int) -> Batches:
+        return [[self._stream.take() for _ in range(self._size)] for _ in range(start, stop)]
+
+    def warnings(self) -> Iterator[str]:
+        named = [line for stream in self._stream.streams for line in stream.counts.named]
+        yield from (f"left out: {line}" for line in named[self._warned :])
+        self._warned = len(named)
+
+    def save(self, folder: Path) -> None:
+        (folder / _POSITION_FILE).write_text(json.dumps(self._stream.position))
+
+    def restore(self, folder: Path) -> None:
+        position: dict[str, Any] = json.loads((folder / _POSITION_FILE).read_text())
+        self._stream.continue_from(position)
+        self._warned = sum(len(stream.counts.named) for stream in self._stream.streams)
+
+    def summary(self) -> Mapping[str, float]:
+        """Of the first epoch of every source: each row counts once."""
+        counts = [stream.counts for stream in self._stream.streams]
+        bad = sum((each.bad for each in counts), start=type(counts[0].bad)())
+        tokens = sum(each.tokens for each in counts)
+        return {
+            "rows": float(sum(stream.num_rows for stream in self._stream.streams)),
+            "rows_read": float(sum(each.read for each in counts)),
+            "bad_rows": float(bad.total()),
+            **{f"bad_rows_{reason}": float(count) for reason, count in sorted(bad.items())},
+            "trained_share": sum(each.trained for each in counts) / max(tokens, 1),
+        }

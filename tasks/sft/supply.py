@@ -1,0 +1,91 @@
+"""What a supervised stage takes its batches from: a list in memory, or a stream of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from engines.batching import TokenSequence
+from infra.hooks import resolve
+from tasks.sft.data import SftData, batches_for_steps, load_data
+from tasks.sft.spec import FILE_SUPPLY
+from tasks.stage import Reporter, StageContext
+
+if TYPE_CHECKING:
+    from tasks.sft.spec import SftSpec
+
+Batches = list[list[TokenSequence]]
+
+
+class Supply(Protocol):
+    """The batches of a stage's steps, in order."""
+
+    def report(self, reporter: Reporter, stage: str) -> None:
+        """Say what it is, before the first step."""
+        ...
+
+    def batches(self, start: int, stop: int) -> Batches:
+        """Those of steps `start` to `stop` - 1; each call begins where the one before it ended, or
+        where `restore` stood."""
+        ...
+
+    def warnings(self) -> Iterator[str]:
+        """What was left out since the last call, for a person."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write where it stands into a checkpoint's folder."""
+        ...
+
+    def restore(self, folder: Path) -> None: ...
+
+    def summary(self) -> Mapping[str, float]:
+        """Metrics of the artifact."""
+        ...
+
+
+def open_supply(spec: SftSpec, context: StageContext) -> Supply:
+    """Raises InputError for data that nothing can be learned from."""
+    model = context.inputs["model"]
+    if spec.settings.data is None:
+        return ListSupply(spec, load_data(spec, model, context.inputs.get("data")))
+    return resolve("data", FILE_SUPPLY, {})(spec, context)
+
+
+class ListSupply:
+    """Tokenised conversations in memory; a step's number says what is in its batch."""
+
+    def __init__(self, spec: SftSpec, data: SftData) -> None:
+        self._data = data
+        self._size, self._seed = spec.settings.batch_size, spec.seed
+
+    def report(self, reporter: Reporter, stage: str) -> None:
+        data = self._data
+        reporter.dataset(stage, len(data.sequences), data.source)
+        if data.too_long:
+            reporter.warn(
+                f"{data.too_long} of {data.too_long + len(data.sequences)} sequences are longer"
+                " than the model's context and were left out"
+            )
+
+    def batches(self, start: int, stop: int) -> Batches:
+        sequences = self._data.sequences
+        indices = batches_for_steps(len(sequences), self._size, self._seed, start, stop)
+        return [[sequences[i] for i in batch] for batch in indices]
+
+    def warnings(self) -> Iterator[str]:
+        yield from ()
+
+    def save(self, folder: Path) -> None:
+        """Nothing is needed."""
+
+    def restore(self, folder: Path) -> None:
+        """Nothing is needed."""
+
+    def summary(self) -> Mapping[str, float]:
+        return {
+            "sequences": float(len(self._data.sequences)),
+            "too_long": float(self._data.too_long),
+            "without_thinking": float(self._data.without_thinking),
+        }

@@ -1,0 +1,145 @@
+"""How fast one core turns JSONL of messages into packed batches, and in how much memory.
+
+The rows are made up: a question and an answer of words as frequent as in natural text, about 600
+bytes a row. The tokenizer is byte-level BPE of 16,000 tokens trained on some of them, the template
+Qwen3's. It runs in a process of its own, whose peak memory is that of reading alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import accumulate, islice
+from pathlib import Path
+
+from engines.batching import plan_micro_batches
+from engines.chat import Chat
+from tasks.message_files.rendering import Renderer
+from tasks.message_files.spec import MessageFiles
+from tasks.message_files.stream import MixedStream
+from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, TAGS, chat_folder
+from tests.programs.bench.rows import Row
+
+BYTES = 200 << 20
+ROWS_A_WINDOW = 6000
+"""that are taken of each window: every window is in memory once"""
+BATCH, MAX_TOKENS = 64, 8192
+VOCABULARY, WORDS, LEARNED = 16_000, 30_000, 2000
+
+
+def measure() -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
+        size = _write(Path(folder))
+        command = [sys.executable, "-m", __name__, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    note = (
+        f"{size >> 20} MiB of JSONL, {found['bytes']:.0f} bytes and {found['tokens']:.0f} tokens a"
+        f" row; {found['index']:.2f} CPU s to find the lines; tokenising is"
+        f" {found['tokenising']:.0%} of the time"
+    )
+    return [
+        Row("JSONL to packed batches, one core", found["rate"], "rows/CPU s", note=note),
+        Row(
+            "peak memory of the process that does it",
+            found["peak"],
+            "GiB",
+            floor=1.0,
+            at_most=True,
+            note=f"{found['windows']:.0f} windows of 64 MiB, one after the other",
+        ),
+    ]
+
+
+def _write(folder: Path) -> int:
+    from tokenizers import AddedToken, Tokenizer, trainers
+
+    chat_folder(folder / "chat", QWEN3, QWEN_TOKENS, "<|im_end|>")
+    file = folder / "chat/tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    special = [AddedToken(token, special=True, normalized=False) for token in QWEN_TOKENS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=special,  # pyright: ignore[reportArgumentType]
+        initial_alphabet=sorted(tokenizer.get_vocab()),
+        show_progress=False,
+    )
+    texts = [m["content"] for row in islice(_rows(1), LEARNED) for m in row["messages"]]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.save(str(file))
+    size = 0
+    with (folder / "rows.jsonl").open("w") as out:
+        for row in _rows(0):
+            size += out.write(json.dumps(row) + "\n")
+            if size >= BYTES:
+                return size
+    return size
+
+
+def _rows(seed: int) -> Iterator[dict[str, list[dict[str, str]]]]:
+    made = random.Random(seed)
+    letters = random.Random(7)
+    words = [
+        "".join(letters.choices("etaoinshrdlucmfwygpbvk", k=min(12, 2 + int(n**0.2))))
+        for n in range(1, WORDS + 1)
+    ]
+    weights = list(accumulate(1 / n for n in range(1, WORDS + 1)))
+    while True:
+        text = made.choices(words, cum_weights=weights, k=100)
+        cut = made.randrange(15, 40)
+        yield {
+            "messages": [
+                {"role": "user", "content": " ".join(text[:cut])},
+                {"role": "assistant", "content": " ".join(text[cut:])},
+            ]
+        }
+
+
+def _read(folder: Path) -> dict[str, float]:
+    """Figures of reading, in this process."""
+    chat = Chat.load(folder / "chat")
+    spent = [0.0]
+    encode = chat._encode  # pyright: ignore[reportPrivateUsage]
+
+    def timed(text: str) -> list[int]:
+        began = time.process_time()
+        ids = encode(text)
+        spent[0] += time.process_time() - began
+        return ids
+
+    chat._encode = timed  # pyright: ignore[reportPrivateUsage]
+    began = time.process_time()
+    source = MessageFiles(files=[str(folder / "rows.jsonl")])
+    stream = MixedStream([source], Renderer(chat, MAX_TOKENS), 0, folder)
+    index = time.process_time() - began
+    began, rows, tokens, windows = time.process_time(), 0, 0, -(-BYTES // (64 << 20))
+    for window in range(windows):
+        position = stream.position
+        position["streams"][0] |= {"window": window, "row": 0}
+        stream.continue_from(position)
+        for _ in range(ROWS_A_WINDOW // BATCH):
+            batch = [stream.take() for _ in range(BATCH)]
+            lengths = [len(sequence.tokens) for sequence in batch]
+            plan_micro_batches(lengths, MAX_TOKENS, 1, list(map(float, lengths)))
+            rows, tokens = rows + BATCH, tokens + sum(lengths)
+    seconds = time.process_time() - began
+    return {
+        "rate": rows / seconds,
+        "tokens": tokens / rows,
+        "bytes": (folder / "rows.jsonl").stat().st_size / stream.streams[0].num_rows,
+        "tokenising": spent[0] / seconds,
+        "index": index,
+        "windows": windows,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_read(Path(sys.argv[1]))))

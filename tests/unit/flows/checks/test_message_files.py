@@ -1,0 +1,138 @@
+"""A recipe that trains on files of its own: where they are found, what `check` says of their rows,
+what runs again, and how `preview` shows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.checks.recipe import cautions, check_recipe
+from flows.command.main import main
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tasks.sft.spec import SftSpec
+from tests.parts.chat_parts import random_base
+
+pytestmark = pytest.mark.unit
+
+GOOD = {"messages": [{"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}]}
+BAD = {"messages": [{"role": "user", "content": "12+30"}]}
+
+
+def lines(*rows: Any) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def recipe(folder: Path, data: Any, **sft: Any) -> Recipe:
+    """A recipe file in a folder, whose paths are relative to it."""
+    size = {"hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    written = {
+        "name": "own-data",
+        "base": {"random": {**size, "ffn_size": 64}},
+        "experts": {
+            "reasoning": {
+                "domain": {
+                    "curriculum": {"name": "reasoning"},
+                    "rewards": [{"name": "math", "outcome": True}],
+                },
+                "path": [{"sft": {"steps": 3, "optimizer": {"lr": 2e-3}, "data": data, **sft}}],
+            }
+        },
+        "evaluate": {"problems": 8, "samples": 2},
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(written))
+    return load_recipe(str(file))
+
+
+def planned(made: Recipe) -> list[PlannedStage]:
+    return plan_post_train(made)
+
+
+def digest(made: Recipe) -> str:
+    return planned_identities(planned(made))["reasoning-sft"].digest
+
+
+def test_a_stage_trains_on_files_beside_the_recipe_and_on_no_demonstrations(tmp_path: Path):
+    (tmp_path / "chats.jsonl").write_text(lines(GOOD))
+    made = recipe(tmp_path, {"files": ["*.jsonl"]})
+    stage = next(stage for stage in planned(made) if stage.name == "reasoning-sft")
+    assert isinstance(stage.spec, SftSpec)
+    assert stage.spec.curriculum is None
+    assert stage.inputs == {"model": "base"}
+    assert stage.spec.message_files[0].files == [f"{tmp_path.resolve()}/*.jsonl"]
+    check_recipe(made, planned(made))
+
+
+def test_what_the_files_hold_runs_the_stage_again_and_where_they_are_does_not(tmp_path: Path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chats.jsonl").write_text(lines(GOOD))
+    data = {"files": ["chats.jsonl"]}
+    one = digest(recipe(tmp_path / "one", data))
+    assert digest(recipe(tmp_path / "two", data)) == one
+    assert digest(recipe(tmp_path / "two", data | {"max_bad_share": 0.5})) == one
+    assert digest(recipe(tmp_path / "two", data | {"format": "openai"})) != one
+    (tmp_path / "two/chats.jsonl").write_text(lines(GOOD, GOOD))
+    assert digest(recipe(tmp_path / "two", data)) != one
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "said"),
+    [
+        ([], {"files": ["chats.jsonl"]}, "path.0.sft.data.files: .*hold no row"),
+        ([GOOD], {"files": ["chat.jsonl"]}, "path.0.sft.data.files: no file matches"),
+        ([GOOD, BAD, GOOD], {"files": ["chats.jsonl"]}, r"1 of all 3 rows \(1 messages\): chats"),
+        ([BAD] * 9, {"files": ["chats.jsonl"], "max_bad_share": 0.9}, "9 of all 9 rows"),
+        (
+            [GOOD],
+            [{"files": ["chats.jsonl"]}, {"files": ["chats.jsonl"], "format": "sharegpt"}],
+            r"data\.1: cannot be trained on: .*the role is None",
+        ),
+    ],
+)
+def test_check_refuses_files_that_the_stage_would_stop_at(
+    tmp_path: Path, rows: list[Any], data: Any, said: str
+):
+    (tmp_path / "chats.jsonl").write_text(lines(*rows))
+    made = recipe(tmp_path, data)
+    with pytest.raises(InputError, match=said):
+        check_recipe(made, planned(made))
+
+
+def test_check_warns_of_a_few_bad_rows_and_refuses_what_is_not_read(tmp_path: Path):
+    (tmp_path / "chats.jsonl").write_text(lines(GOOD, BAD, *[GOOD] * 60))
+    made = recipe(tmp_path, {"files": ["chats.jsonl"]})
+    check_recipe(made, planned(made))
+    assert any("left out: 1 of the first 50" in line for line in cautions(made, planned(made)))
+    both = recipe(tmp_path, {"files": ["chats.jsonl"]}, nothink_share=0.5)
+    with pytest.raises(InputError, match="nothink_share: rows of your own files"):
+        check_recipe(both, planned(both))
+
+
+def test_preview_shows_what_is_trained_on_and_counts_the_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model = random_base(tmp_path / "base")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(lines(GOOD, BAD, GOOD))
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", str(chats), "--model", str(model), "--rows", "1"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.count("⟦") == 1
+    assert "<|user|>12+30<|assistant|><think></think>⟦42<|endoftext|>⟧" in said
+    assert "3 rows read, all rows; 2 can be trained on, 1 are bad" in said
+    assert "chats.jsonl:2: the assistant says nothing" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", str(chats), "--model", str(model), "--columns", "messages=chat"])
+    assert ended.value.code == 1
+    assert "bad: 3 columns" in capsys.readouterr().out

@@ -224,15 +224,14 @@ def preview(
 
     Exit code 1 if no row that was read can be trained on.
 
-    Parameters
-    ----------
-    files: JSONL or Parquet files of messages: paths, patterns or fsspec URLs.
-    model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
-    rows: How many rows to show.
-    read: How many rows to read and count.
-    format: How a row holds its messages; auto: what they look like.
-    columns: Names of the columns, e.g. messages=chat weight=score.
-    root: The store to look in; default: the latest run's.
+    Args:
+        files: JSONL or Parquet files of messages: paths, patterns or fsspec URLs.
+        model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        rows: How many rows to show.
+        read: How many rows to read and count.
+        format: How a row holds its messages; auto: what they look like.
+        columns: Names of the columns, e.g. messages=chat weight=score.
+        root: The store to look in; default: the latest run's.
     """
     from flows.command.preview import preview_files
 

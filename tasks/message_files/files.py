@@ -64,8 +64,10 @@ def find_files(patterns: Sequence[str]) -> list[DataFile]:
                     " Write a JSON array as JSONL, one object a line"
                 )
             found.setdefault(fs.unstrip_protocol(path), (fs, path))
-    above = posixpath.commonpath([posixpath.dirname(path) for _, path in found.values()])
-    return [DataFile(fs, path, posixpath.relpath(path, above)) for fs, path in found.values()]
+    # A bucket's path has no slash in front, a local one has.
+    rooted = [(fs, path, f"/{path.lstrip('/')}") for fs, path in found.values()]
+    above = posixpath.commonpath([posixpath.dirname(full) for _, _, full in rooted])
+    return [DataFile(fs, path, posixpath.relpath(full, above)) for fs, path, full in rooted]
 
 
 def _matches(pattern: str) -> tuple[Any, list[str]]:

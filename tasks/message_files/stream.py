@@ -72,7 +72,13 @@ class RowCounts:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowCounts:
-        return RowCounts(**{**value, "bad": Counter(value["bad"]), "named": list(value["named"])})
+        return RowCounts(
+            read=value["read"],
+            bad=Counter(value["bad"]),
+            named=list(value["named"]),
+            tokens=value["tokens"],
+            trained=value["trained"],
+        )
 
 
 class MessageStream:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engines.chat import Chat
-from engines.types import Message, Tool, ToolCall
+from engines.rollout.records.json_text import dump_problem, load_problem
+from engines.types import Message, Problem, Tool, ToolCall
 from tasks.message_files.bad_row import BadRow, Reason
 from tasks.message_files.conversation import Conversation
 from tasks.message_files.layouts import read_row
@@ -164,6 +165,13 @@ def test_tools_reach_the_template_as_they_are_written(qwen: Renderer, llama: Ren
     with pytest.raises(BadRow, match="writes no tool calls") as caught:
         llama.render(read(row))
     assert caught.value.reason is Reason.TOOLS
+
+
+def test_a_problem_on_record_keeps_what_its_tools_said_of_themselves():
+    asked = Problem(
+        "p/1", "d", (Message("user", "Hi"),), tools=read(openai(ASK, ANSWER, tools=[LOOK])).tools
+    )
+    assert load_problem(dump_problem(asked)) == asked
 
 
 def test_what_is_too_long_or_teaches_nothing_is_bad(llama: Renderer):

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -135,11 +136,20 @@ def test_parquet_and_compressed_files_give_the_rows_of_jsonl(renderer: Renderer,
     with gzip.open(tmp_path / "b.jsonl.gz", "wb") as packed:
         packed.write(Path(plain).read_bytes())
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet", row_group_size=7)
+    far = fsspec.filesystem("memory")
+    far.pipe_file("/chats/d.jsonl.gz", (tmp_path / "b.jsonl.gz").read_bytes())
+    far.pipe_file("/chats/e.parquet", (tmp_path / "c.parquet").read_bytes())
+    places = [plain, str(tmp_path / "b.jsonl.gz"), f"file://{tmp_path}/c.parquet"]
+    places += ["memory://chats/*.gz", "memory://chats/e.parquet"]
     said = [
         Counter(answers(mixed(renderer, tmp_path / "s", MessageFiles(files=[file])), renderer, 30))
-        for file in (plain, str(tmp_path / "b.jsonl.gz"), f"file://{tmp_path}/c.parquet")
+        for file in places
     ]
-    assert said[0] == said[1] == said[2]
+    assert said == [said[0]] * 5
+    assert [f.name for f in find_files([plain, "memory://chats/*"])][1:] == [
+        "chats/d.jsonl.gz",
+        "chats/e.parquet",
+    ]
 
 
 def test_sources_are_mixed_by_their_weights(renderer: Renderer, tmp_path: Path):

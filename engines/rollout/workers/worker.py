@@ -12,6 +12,7 @@ from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, pack_rollouts, unpack_rollouts
 from engines.rollout.records.turn_journal import (
     NotedTurn,
+    Place,
     TicketTurns,
     pack_turns,
     unpack_turns,
@@ -137,7 +138,7 @@ class RolloutWorker:
         self._happened.set()
 
     def _turns_of(self, request: RollRequest, recovered: list[int]) -> TicketTurns:
-        known: Mapping[object, NotedTurn] = {t.place: t for t in unpack_turns(request.turns)}
+        known: Mapping[Place, NotedTurn] = {t.place: t for t in unpack_turns(request.turns)}
 
         def keep(turn: NotedTurn) -> None:
             if request.wants_turns:

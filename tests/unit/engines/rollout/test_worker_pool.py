@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -137,7 +137,7 @@ class Bench:
         return self.handles[-1]
 
     @asynccontextmanager
-    async def pool(self, count: int) -> AsyncIterator[WorkerPool]:
+    async def pool(self, count: int) -> AsyncGenerator[WorkerPool]:
         pool = WorkerPool(self.start, count, servers=self.servers, chat=CharChat())
         try:
             await pool.open()

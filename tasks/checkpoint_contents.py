@@ -48,7 +48,7 @@ Where = Literal[
 `handle`: a reference to another object or process.
 `empty`: holds nothing when a checkpoint is taken. `lost`: what the step under way would have
 reported of rollouts that were finished before the checkpoint, and an evaluation under way: it is
-made again"""
+made again; rollout workers, which hold no more than tickets under way"""
 
 CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/megatron/train/training.py:Training": {
@@ -278,6 +278,18 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_context_length": "spec",
         "_seed": "spec",
     },
+    "engines/rollout/workers/worker_pool.py:WorkerPool": {
+        "_start": "handle",
+        "_places": "handle",
+        "_servers": "handle",
+        "_chat": "handle",
+        "_numbers": "lost",
+        "_waiting": "lost",
+        "_assigned": "lost",
+        "_fault": "lost",
+        "_last_loss": "lost",
+        "_tasks": "lost",
+    },
 }
 
 WITHIN_A_STEP = (
@@ -285,5 +297,9 @@ WITHIN_A_STEP = (
     "engines/rollout/producer.py:Sampled",
     "engines/rollout/drivers/session.py:TokenSession",
     "engines/rollout/drivers/session_host.py:SessionHost",
+    "engines/rollout/workers/assigned_group.py:AssignedGroup",
+    "engines/rollout/workers/worker.py:RolloutWorker",
+    "engines/rollout/workers/worker_pool.py:_Place",
 )
-"""objects that no step passes to the next"""
+"""objects that no step passes to the next, and those of processes whose end costs no work that was
+told"""

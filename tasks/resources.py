@@ -76,13 +76,20 @@ async def unless_stopped(context: StageContext, work: Coroutine[Any, Any, A]) ->
 
 
 async def open_parts(
-    stack: AsyncExitStack, model: Path, domains: Sequence[Domain | ScoredDomain]
+    stack: AsyncExitStack,
+    model: Path,
+    domains: Sequence[Domain | ScoredDomain],
+    *,
+    rolls_here: bool = True,
 ) -> tuple[Chat, list[LiveDomain]]:
     """The model's chat format and the live domains, built in a thread: their imports take time.
 
-    The processes of the user's own parts are started, and end with the stack. Raises InputError.
+    Where this process rolls out, the processes of the user's own parts are started; they end with
+    the stack. Raises InputError.
     """
     chat, opened = await asyncio.to_thread(_open_parts, model, domains)
+    if not rolls_here:
+        return chat, [domain.live for domain in opened]
     processes = [process for domain in opened for process in domain.processes]
     for process in processes:
         stack.push_async_callback(process.close)

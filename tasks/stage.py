@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import Parallel
@@ -145,6 +145,8 @@ class StageResources(Config):
     """SGLang servers leased for generation"""
     tp_per_server: PositiveInt = 1
     """devices of one server"""
+    rollout_workers: NonNegativeInt = 0
+    """processes, on any host, that roll out the problems of `rl` and `opd`; 0: the stage's own"""
     weights: WeightTransport = WeightTransport()
     """how the policy's weights reach the servers"""
     checkpoints: Retention = Retention()

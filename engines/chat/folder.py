@@ -16,6 +16,16 @@ from infra.errors import InputError
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
     tokenizer: Tokenizer
@@ -35,6 +45,11 @@ def load_chat_folder(folder: Path) -> ChatFolder:
         template=ChatTemplate(text, name, special),
         eos_ids=_eos_ids(folder, tokenizer, special.get("eos_token")),
     )
+
+
+def chat_files(folder: Path) -> dict[str, bytes]:
+    """Contents, by name, of the files that `load_chat_folder` reads: for a host without it."""
+    return {name: (folder / name).read_bytes() for name in _FILES if (folder / name).is_file()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

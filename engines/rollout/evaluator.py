@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from engines.types import Problem, Rollout
 from infra.timeline import EVALUATION, span
 
@@ -58,7 +58,7 @@ class Evaluator:
     """Of one stage. One evaluation at a time."""
 
     def __init__(
-        self, *, roller: Roller, held_out: Sequence[HeldOut], samples: int, timeout_s: float
+        self, *, roller: RollsGroups, held_out: Sequence[HeldOut], samples: int, timeout_s: float
     ) -> None:
         """`samples` of each problem; `timeout_s` for all of them."""
         self._roller = roller

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from engines.rollout.admission import Admission
 from engines.rollout.filters.verdict import AskFilter, Drop
 from engines.rollout.group_buffer import GroupBuffer
-from engines.rollout.protocols import Generate, PolicyVersion
+from engines.rollout.protocols import PolicyVersion
 from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.records.take_log import Take
-from engines.rollout.records.turn_journal import TurnJournal
-from engines.rollout.roller import Roller
+from engines.rollout.records.turn_journal import TicketTurns, TurnJournal
+from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import TRAINABLE, Group
 from engines.weight_versions import NO_VERSION, WeightVersions
@@ -64,7 +64,7 @@ class Producer:
         *,
         source: TicketSource,
         admission: Admission,
-        roller: Roller,
+        roller: RollsGroups,
         buffer: GroupBuffer,
         policy: PolicyVersion,
         group_size: int,
@@ -119,7 +119,7 @@ class Producer:
                 seed_name=ticket.group_id,
                 known=self._known_of(ticket),
                 on_finished=lambda rollout: self._keep(ticket, rollout),
-                engine_of=lambda rollout, engine: self._engine_of(ticket, rollout, engine),
+                turns=self._turns_of(ticket),
             )
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         return Group(ticket.problem, samples, ticket.number)
@@ -174,16 +174,16 @@ class Producer:
         now, staleness = self._policy.version, self.admission.max_staleness
         return now - staleness, max(now, self._repeated) if staleness else now
 
-    def _engine_of(self, ticket: Ticket, rollout: str, engine: Generate) -> Generate:
-        """The engine, behind the turns that an earlier attempt had from it."""
+    def _turns_of(self, ticket: Ticket) -> TicketTurns | None:
+        """Those that an earlier attempt had from the engine, and where new ones are noted."""
         if self._turns is None:
-            return engine
+            return None
 
         def is_usable(versions: WeightVersions) -> bool:
             oldest, newest = self._usable_versions
             return all(oldest <= version <= newest for version in versions.sampled)
 
-        return self._turns.engine_of(ticket.number, rollout, engine, is_usable)
+        return self._turns.of(ticket.number, is_usable)
 
     def _keep(self, ticket: Ticket, rollout: Finished) -> None:
         if self._journal is not None:

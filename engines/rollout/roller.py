@@ -17,6 +17,7 @@ from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
+from engines.rollout.records.turn_journal import TicketTurns
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.errors import InfrastructureError
 from infra.timeline import JUDGES, span
@@ -47,14 +48,13 @@ class Roller:
         seed_name: str,
         known: Mapping[str, Finished] = MappingProxyType({}),
         on_finished: Callable[[Finished], None] = lambda made: None,
-        engine_of: Callable[[str, Generate], Generate] = lambda rollout, engine: engine,
+        turns: TicketTurns | None = None,
     ) -> list[Rollout]:
         """`size` rollouts of one problem at once. `group_id` is theirs alone in the stage; groups
         of one `seed_name` are sampled with the same random numbers.
 
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
-        `on_finished` as they end. `engine_of` says by a rollout's id what it asks for its turns, in
-        place of the engine that it is given.
+        `on_finished` as they end. `turns` has those that need not be sampled again.
         """
         prompt_ids = self._chat.prompt_ids(problem)
         prompt = prompt_checksum(prompt_ids)
@@ -66,27 +66,16 @@ class Roller:
             )  # fmt: skip
             found = known.get(attempt.rollout_id)
             if found is not None and found.prompt == prompt:
-                return self._read_back(problem, found)
-            engine = engine_of(attempt.rollout_id, self._generate)
+                return rollout_of(problem, found, written_text(self._chat, found))
+            engine = self._generate
+            if turns is not None:
+                engine = turns.engine_of(attempt.rollout_id, engine)
             rollout = await self._roll_out(domain, attempt, engine)
             on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt))
             return rollout
 
         tasks = [asyncio.create_task(roll(i), name=f"rollout {group_id}#{i}") for i in range(size)]
         return list(await asyncio.gather(*tasks))
-
-    def _read_back(self, problem: Problem, found: Finished) -> Rollout:
-        """As it was when it was judged."""
-        first, last = found.samples[0], found.samples[-1]
-        transcript = Transcript(
-            problem=problem,
-            messages=found.turns,
-            status=first.status,
-            num_tokens=sum(s.num_trained_tokens for s in found.samples),
-            reason=first.reason,
-            raw=self._chat.decode(last.tokens[last.num_prompt_tokens :]),
-        )
-        return Rollout(found.samples, transcript)
 
     async def _roll_out(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
         """One rollout, judged. Raises EngineError."""
@@ -108,6 +97,26 @@ class Roller:
             what = f"{type(made).__name__} instead of what `sessions.finish` returns"
             return _failed(sessions, f"driver: it returned {what}")
         return made
+
+
+def rollout_of(problem: Problem, found: Finished, text: str) -> Rollout:
+    """As it was when it was judged; `text`: what `written_text` gives."""
+    first = found.samples[0]
+    transcript = Transcript(
+        problem=problem,
+        messages=found.turns,
+        status=first.status,
+        num_tokens=sum(s.num_trained_tokens for s in found.samples),
+        reason=first.reason,
+        raw=text,
+    )
+    return Rollout(found.samples, transcript)
+
+
+def written_text(chat: ChatFormat, found: Finished) -> str:
+    """The response of its last sample, with special tokens."""
+    last = found.samples[-1]
+    return chat.decode(last.tokens[last.num_prompt_tokens :])
 
 
 async def _in_time(

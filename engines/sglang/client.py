@@ -76,12 +76,13 @@ class GenerationClient:
         """called before each further try"""
         self.must_wait: Callable[[], bool] = lambda: False
         """whether lost servers have to wait for their weights: that time does not count"""
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
         self._queue: list[Pending] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refusal: Exception | None = None
+        self.refusal: Exception | None = None
+        """why every further turn fails; None: turns are answered"""
         self.in_flight = InFlight()
         """the turns under way"""
 
@@ -92,8 +93,8 @@ class GenerationClient:
         by the temperature (greedy: of the untempered one), before top-p cuts it. Without a seed one
         is drawn here, because SGLang gives all unseeded requests the same one.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         if not self._queue:
@@ -104,7 +105,7 @@ class GenerationClient:
 
     def refuse(self, reason: Exception) -> None:
         """Fail every turn asked for from now on: the servers may be someone else's by now."""
-        self._refusal = reason
+        self.refusal = reason
 
     async def close(self) -> None:
         """Cancel what is under way and close the connections."""
@@ -127,7 +128,7 @@ class GenerationClient:
         prompt wait for each other anyway. A server prefills their prompt once.
         """
         queue, self._queue = self._queue, []
-        num_batches = -(-len(queue) // self._max_batch)
+        num_batches = -(-len(queue) // self.max_batch)
         ends = [len(queue) * batch // num_batches for batch in range(num_batches + 1)]
         for begin, end in pairwise(ends):
             task = asyncio.create_task(self._settle(queue[begin:end]))

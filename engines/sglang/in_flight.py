@@ -43,15 +43,15 @@ class InFlight:
     @contextmanager
     def turn(self) -> Generator[None]:
         """One is under way in the block."""
-        self._change(1)
+        self.change(1)
         try:
             yield
         finally:
-            self._change(-1)
+            self.change(-1)
 
     def since_last(self) -> ServerUse:
         """The use since this was last asked."""
-        self._change(0)
+        self.change(0)
         at = self._changed
         since, idle_s, turn_seconds = self._asked
         self._asked = at, self._idle_s, self._turn_seconds
@@ -62,7 +62,8 @@ class InFlight:
             most_turns=most,
         )
 
-    def _change(self, by: int) -> None:
+    def change(self, by: int) -> None:
+        """So many more are under way from now on, or fewer."""
         at = now()
         seconds, self._changed = at - self._changed, at
         self._turn_seconds += self.turns * seconds

@@ -25,17 +25,18 @@ from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
 from engines.rollout.records.turn_journal import TurnJournal
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
 from infra.trace_file import write_trace
-from tasks.resources import context_length, lease_fleet, open_parts
+from tasks.resources import lease_fleet, open_parts
 from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
+from tasks.rollout_workers.open_roller import open_roller
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 
@@ -57,7 +58,10 @@ async def train(
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
         (roles, fleet), (chat, domains) = await run_both(
-            _lease(stack, spec, context, model), open_parts(stack, model, spec.domains)
+            _lease(stack, spec, context, model),
+            open_parts(
+                stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
+            ),
         )
         timeline = Timeline()
         stack.enter_context(recording(timeline))
@@ -76,12 +80,7 @@ async def train(
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
         group_filter = await live_parts.open_filter(stack, spec.settings)
-        roller = Roller(
-            generate=fleet.client.generate,
-            chat=chat,
-            context_length=context_length(spec.settings.fleet, model),
-            seed=spec.seed,
-        )
+        roller = await open_roller(stack, spec, context, fleet, chat)
         asked = spec.settings.evaluate
         evaluator = evaluator_of(asked, roller, domains, spec.seed)
         evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)
@@ -127,7 +126,7 @@ def _loop(
     spec: RlSpec,
     context: StageContext,
     domains: list[LiveDomain],
-    roller: Roller,
+    roller: RollsGroups,
     roles: Roles,
     policy: PublishedPolicy,
     group_filter: AskFilter,

@@ -15,7 +15,7 @@ from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.evaluator import Evaluator, HeldOut
 from engines.rollout.published_policy import PublishedPolicy
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from infra.timeline import TRAINER, span
 from tasks.policy import Evaluation
 from tasks.rl.record import NEVER, RlRecord
@@ -23,7 +23,7 @@ from tasks.stage import StageContext
 
 
 def evaluator_of(
-    settings: Evaluation | None, roller: Roller, domains: Sequence[LiveDomain], seed: int
+    settings: Evaluation | None, roller: RollsGroups, domains: Sequence[LiveDomain], seed: int
 ) -> Evaluator | None:
     """What the settings ask for, with its problems drawn. Raises InputError."""
     if settings is None:

@@ -36,6 +36,10 @@ class Finished:
     """checksum of the problem's prompt, by which one with another prompt is told apart"""
 
     @property
+    def rollout_id(self) -> str:
+        return self.samples[0].rollout_id
+
+    @property
     def has_failed(self) -> bool:
         """Whether it ended for a reason that may be over at another try."""
         return self.samples[0].status in (Status.ABORTED, Status.FAILED)
@@ -54,14 +58,14 @@ class RolloutJournal:
 
     def __init__(self, notes: Notes, every_s: float = 0.0) -> None:
         self._notes = notes
-        self._writer = NoteWriter(notes, "rollouts", _encoded, every_s)
+        self._writer = NoteWriter(notes, "rollouts", pack_rollouts, every_s)
 
     async def read(self, first: int, last: int | None = None) -> dict[str, Finished]:
         """Rollouts that earlier attempts finished, by id: those whose piece has a number from
         `first` to `last` (None: to the end)."""
         pieces = await asyncio.to_thread(self._notes.notes, "rollouts", first, last)
         found = [rollout for piece in pieces for rollout in _read(piece)]
-        return {f.samples[0].rollout_id: f for f in found}
+        return {f.rollout_id: f for f in found}
 
     def keep(self, number: int, rollout: Finished) -> None:
         """Write it soon, under its number or a higher one."""
@@ -72,7 +76,7 @@ class RolloutJournal:
         await self._writer.flush()
 
 
-def _encoded(finished: Sequence[Finished]) -> bytes:
+def pack_rollouts(finished: Sequence[Finished]) -> bytes:
     beside = [[len(f.samples), dump_turns(f.turns), f.prompt] for f in finished]
     return pack_samples([s for f in finished for s in f.samples], beside)
 
@@ -80,9 +84,14 @@ def _encoded(finished: Sequence[Finished]) -> bytes:
 def _read(piece: bytes) -> list[Finished]:
     """Rollouts of a note; none if a crash of the machine left it empty or incomplete."""
     try:
-        samples, beside = unpack_samples(piece)
+        return unpack_rollouts(piece)
     except ValueError:
         return []
+
+
+def unpack_rollouts(packed: bytes) -> list[Finished]:
+    """The counterpart of `pack_rollouts`. Raises ValueError for data that are damaged."""
+    samples, beside = unpack_samples(packed)
     rest = iter(samples)
     return [
         Finished(tuple(islice(rest, count)), load_turns(turns), prompt)

@@ -1,0 +1,166 @@
+"""RolloutWorker: rolls groups out for a stage in another process, and tells what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.protocols import ChatFormat, Generate
+from engines.rollout.records.journal import Finished, pack_rollouts, unpack_rollouts
+from engines.rollout.records.turn_journal import (
+    NotedTurn,
+    Place,
+    TicketTurns,
+    pack_turns,
+    unpack_turns,
+)
+from engines.rollout.roller import Roller, written_text
+from engines.rollout.workers.messages import (
+    NewRollout,
+    News,
+    NewTurn,
+    RequestOver,
+    RollRequest,
+)
+from engines.types import Generation, Sampling, TokenIds
+from infra.errors import TributaryError
+
+_CANCEL_S = 5.0
+"""what rollouts that are ended may take to close their environments"""
+
+
+class TurnClient(Protocol):
+    """What asks the servers: `GenerationClient` is one."""
+
+    on_trouble: Callable[[], object]
+    must_wait: Callable[[], bool]
+
+    @property
+    def generate(self) -> Generate: ...
+
+
+class RolloutWorker:
+    """In one event loop. Holds nothing that a stage could not have made again."""
+
+    def __init__(
+        self,
+        *,
+        client: TurnClient,
+        chat: ChatFormat,
+        domains: Sequence[LiveDomain],
+        context_length: int,
+        seed: int,
+    ) -> None:
+        """`seed`: the stage's."""
+        self._client = client
+        self._chat = chat
+        self._domains = {domain.name: domain for domain in domains}
+        self._roller = Roller(
+            generate=self._generate, chat=chat, context_length=context_length, seed=seed
+        )
+        self._rolls: dict[int, asyncio.Task[None]] = {}
+        self._rollouts: list[NewRollout] = []
+        self._turns: list[NewTurn] = []
+        self._over: list[RequestOver] = []
+        self._turns_under_way = 0
+        self._is_in_trouble = False
+        self._is_changing = False
+        self._happened = asyncio.Event()
+        client.on_trouble = self._trouble
+        client.must_wait = lambda: self._is_changing
+
+    def roll(self, request: RollRequest) -> None:
+        """Begin, and return at once."""
+        name = f"request {request.number}"
+        task = asyncio.create_task(self._roll(request), name=name)
+        self._rolls[request.number] = task
+        task.add_done_callback(lambda _: self._rolls.pop(request.number, None))
+
+    def cancel(self, number: int) -> None:
+        """End a request's rollouts. None is told any more, and not that it is over."""
+        if (task := self._rolls.get(number)) is not None:
+            task.cancel()
+
+    async def news(self, is_changing: bool, within_s: float) -> News:
+        """What happened since the last call; empty if that is nothing for so many seconds."""
+        self._is_changing = is_changing
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._happened.wait(), within_s)
+        self._happened.clear()
+        news = News(
+            rollouts=tuple(self._rollouts),
+            turns=tuple(self._turns),
+            over=tuple(self._over),
+            turns_under_way=self._turns_under_way,
+            is_in_trouble=self._is_in_trouble,
+        )
+        self._rollouts, self._turns, self._over = [], [], []
+        self._is_in_trouble = False
+        return news
+
+    async def close(self) -> None:
+        """End all requests."""
+        tasks = list(self._rolls.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_S)
+
+    async def _roll(self, request: RollRequest) -> None:
+        recovered: list[int] = []
+        error: Exception | None = None
+        try:
+            known = {made.rollout_id: made for made in unpack_rollouts(request.known)}
+            await self._roller.roll_group(
+                self._domains[request.domain],
+                request.problem,
+                request.size,
+                temperature=request.temperature,
+                group_id=request.group_id,
+                seed_name=request.seed_name,
+                known=known,
+                on_finished=lambda made: self._finished(request, made),
+                turns=self._turns_of(request, recovered),
+            )
+        except TributaryError as raised:
+            error = raised
+        except Exception as raised:  # it may not pickle, and its class may not exist there
+            error = TributaryError(f"{type(raised).__name__}: {raised}")
+        self._over.append(RequestOver(request.number, sum(recovered), error))
+        self._happened.set()
+
+    def _finished(self, request: RollRequest, made: Finished) -> None:
+        text = written_text(self._chat, made)
+        self._rollouts.append(NewRollout(request.number, pack_rollouts([made]), text))
+        self._happened.set()
+
+    def _turns_of(self, request: RollRequest, recovered: list[int]) -> TicketTurns:
+        known: Mapping[Place, NotedTurn] = {t.place: t for t in unpack_turns(request.turns)}
+
+        def keep(turn: NotedTurn) -> None:
+            if request.wants_turns:
+                self._turns.append(NewTurn(request.number, pack_turns([turn])))
+                self._happened.set()
+
+        # The stage sends only those that may be used.
+        return TicketTurns(known, lambda versions: True, keep, recovered.append)
+
+    async def _generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        self._count(1)
+        try:
+            return await self._client.generate(prompt_ids, sampling)
+        finally:
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        """Where servers become busy or idle, the stage is told at once."""
+        before, self._turns_under_way = self._turns_under_way, self._turns_under_way + by
+        if not before or not self._turns_under_way:
+            self._happened.set()
+
+    def _trouble(self) -> None:
+        self._is_in_trouble = True
+        self._happened.set()

@@ -1,0 +1,1 @@
+"""Rollout workers as Ray actors (`resources.rollout_workers`)."""

@@ -1,0 +1,79 @@
+"""The Ray actor of a rollout worker: it opens a stage's domains and asks the stage's servers."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.devices.address import ProcessAddress, address_of_this_actor
+from engines.rollout.workers.messages import News, RollRequest
+from engines.rollout.workers.worker import RolloutWorker
+from engines.sglang.client import GenerationClient
+from infra.user_files import UserFiles, install_hooks
+from tasks.domain import Domain, ScoredDomain
+from tasks.resources import open_parts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker needs of its stage. It may run on a host that has none of the stage's files."""
+
+    chat_files: Mapping[str, bytes]
+    """of the model's folder"""
+    domains: Sequence[Domain | ScoredDomain]
+    hooks: UserFiles
+    router_url: str
+    max_batch: int
+    """turns in one request"""
+    context_length: int
+    seed: int
+
+
+class RolloutWorkerActor:
+    """Its methods are called by `RayWorker`. It ends with the job of its stage."""
+
+    def __init__(self) -> None:
+        self._open = AsyncExitStack()
+        self._worker: RolloutWorker | None = None
+
+    async def open(self, setup: WorkerSetup) -> ProcessAddress:
+        """Raises InputError for a part that cannot be built."""
+        install_hooks(setup.hooks)
+        with tempfile.TemporaryDirectory(prefix="tributary-chat-") as folder:
+            for name, content in setup.chat_files.items():
+                (Path(folder) / name).write_bytes(content)
+            chat, domains = await open_parts(self._open, Path(folder), setup.domains)
+        client = GenerationClient(setup.router_url, max_batch=setup.max_batch)
+        await self._open.enter_async_context(client)
+        self._worker = RolloutWorker(
+            client=client,
+            chat=chat,
+            domains=domains,
+            context_length=setup.context_length,
+            seed=setup.seed,
+        )
+        self._open.push_async_callback(self._worker.close)
+        gc.freeze()  # what is imported stays: a look at all of it would hold every rollout up
+        return address_of_this_actor()
+
+    async def roll(self, request: RollRequest) -> None:
+        self._opened.roll(request)
+
+    async def cancel(self, number: int) -> None:
+        self._opened.cancel(number)
+
+    async def news(self, is_changing: bool, within_s: float) -> News:
+        return await self._opened.news(is_changing, within_s)
+
+    async def close(self) -> None:
+        """End its rollouts, and the processes of the user's own parts."""
+        await self._open.aclose()
+
+    @property
+    def _opened(self) -> RolloutWorker:
+        assert self._worker is not None
+        return self._worker

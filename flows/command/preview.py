@@ -63,7 +63,8 @@ def preview_files(
 
 
 def _source(files: Sequence[str], layout: str, columns: Sequence[str]) -> MessageFiles:
-    named = dict(each.partition("=")[::2] for each in columns)
+    parts = [each.partition("=") for each in columns]
+    named = {column: name for column, _, name in parts}
     written: dict[str, Any] = {"files": list(files), "format": layout, "columns": named}
     try:
         return MessageFiles.model_validate(written)

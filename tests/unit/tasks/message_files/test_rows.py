@@ -9,7 +9,7 @@ import pytest
 
 from engines.chat import Chat
 from engines.rollout.records.json_text import dump_problem, load_problem
-from engines.types import Message, Problem, Tool, ToolCall
+from engines.types import Json, Message, Problem, Tool, ToolCall
 from tasks.message_files.bad_row import BadRow, Reason
 from tasks.message_files.conversation import Conversation
 from tasks.message_files.layouts import read_row
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 ASK = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Yo"}
-LOOK = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+LOOK: dict[str, Json] = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
 CALL = {"function": {"name": "look", "arguments": '{"at": "ant"}'}}
 
 

@@ -19,11 +19,13 @@ from safetensors.numpy import load_file
 from engines.rollout.records.gallery import read_rollouts
 from infra.errors import AgreementError
 from infra.trace_file import TRACE_FILE, read_trace
+from tasks.replay.body import run as run_replay
+from tasks.replay.spec import ReplaySpec
 from tasks.rl.body import run as run_rl
 from tasks.rl.curve import CURVE_FILE, Curve
 from tasks.stage import StageContext, Stopped
 from tests.integration.stages.rl_victim import MOMENTS, context_of, rl_spec
-from tests.parts.stage_parts import ListReporter
+from tests.parts.stage_parts import ListReporter, stage_context
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -139,7 +141,8 @@ async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_sam
     cluster: None, stage_root: Path, small_base: Path
 ) -> None:
     spec = rl_spec("stale")
-    no_checkpoint = spec.settings.model_copy(update={"checkpoint_every": 100})
+    kept = {"checkpoint_every": 100, "keep_rollouts": True}
+    no_checkpoint = spec.settings.model_copy(update=kept)
     spec = spec.model_copy(update={"settings": no_checkpoint})
     whole = context_of(stage_root, "whole-stale", small_base)
     await run_rl(spec, whole)
@@ -159,6 +162,10 @@ async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_sam
     assert isinstance(again.reporter, ListReporter)
     assert again.reporter.steps[1]["rollouts_recovered"] > 0
     assert result(again)[0] == weights
+
+    inputs = {"model": small_base, "rollouts": again.out}
+    replay = stage_context(stage_root, "replay-stale", inputs, pool=again.pool)
+    assert (await run_replay(ReplaySpec.of(spec), replay))["tensors_differing"] == 0
 
 
 async def test_killed_beside_training_it_repeats_what_was_taken_to_the_same_bits(

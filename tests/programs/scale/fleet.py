@@ -47,7 +47,10 @@ class SimulatedFleet:
             await asyncio.sleep(_LOOK_S)
 
     async def versions(self) -> Mapping[str, str]:
-        return {url: str(server.version) for url, server in self.servers.items()}
+        """Nothing of a lost server."""
+        return {
+            url: str(server.version) if server.is_up else "" for url, server in self.servers.items()
+        }
 
     async def checksums(self) -> Mapping[str, str]:
         return dict.fromkeys(self.servers, "equal")

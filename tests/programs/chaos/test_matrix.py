@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from infra.trace_file import TRACE_FILE
 from tests.programs.chaos.cells import matrix
 from tests.programs.chaos.compare import broken_promises, differences, made_from
 from tests.programs.chaos.ground import STALL_S
+from tests.programs.chaos.inject.sitecustomize import MOMENTS
 from tests.programs.chaos.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.unit
@@ -107,6 +110,18 @@ def test_the_matrix_has_its_hundred_cells_in_an_order_of_the_seeds() -> None:
     assert len(names) == len(cells) >= 100
     assert {cell.how.scenario for cell in cells} == set(SCENARIOS)
     assert names == {cell.name for cell in matrix(1)}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_moment_waits_for_exists_and_takes_what_its_test_takes(moment: str) -> None:
+    module, path, is_meant = MOMENTS[moment]
+    function: Any = importlib.import_module(module)
+    for name in path.split("."):
+        function = getattr(function, name)
+    given = inspect.signature(function).parameters.values()
+    needed = [p.name for p in given if p.default is p.empty]
+    for names in (needed, [p.name for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]):
+        inspect.signature(is_meant).bind(*names)
 
 
 def test_the_recipe_can_run_where_a_hung_stage_is_soon_found() -> None:

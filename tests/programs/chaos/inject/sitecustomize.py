@@ -45,9 +45,9 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     ),
     "starting": ("tasks.rl.body", "run", lambda spec, context: True),
     "mid-generation": (
-        "engines.rollout.records.journal",
-        "RolloutJournal._note",
-        lambda self, number, finished: number >= FAR,
+        "engines.rollout.records.note_writer",
+        "NoteWriter._note",
+        lambda self, number, pieces: self._kind == "rollouts" and number >= FAR,
     ),
     "mid-reward": (
         "engines.rollout.roller",
@@ -62,7 +62,7 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
     "mid-publish": (
         "engines.weights.update",
         "Update.end",
-        lambda self: self._in_parts and self._version == 3,
+        lambda self, check=None: self._in_parts and self._version == 3,
     ),
     # In the store but not visible yet, while the next step goes on.
     "mid-checkpoint": (

@@ -10,7 +10,6 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from infra.errors import InputError
@@ -68,6 +67,24 @@ def construct(kind: str, name: str, factory: Callable[..., Any], options: Mappin
         raise InputError(f"{kind} {name!r}: its constructor {_EXITS.format(error)}") from error
 
 
+def construct_with(
+    kind: str,
+    name: str,
+    factory: Callable[..., Any],
+    options: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    *,
+    refusal: str,
+) -> Any:
+    """`construct`, with those of `offered` that the constructor has parameters for. `refusal` says
+    why options must not have their names."""
+    if taken := sorted(offered.keys() & options.keys()):
+        raise InputError(f"{kind} {name!r}: options.{taken[0]}: {refusal}; remove it here")
+    known = inspect.signature(factory).parameters
+    wanted = {key: value for key, value in offered.items() if key in known}
+    return construct(kind, name, factory, {**options, **wanted})
+
+
 def require_methods(kind: str, name: str, part: object, methods: Iterable[str]) -> None:
     missing = [method for method in methods if not callable(getattr(part, method, None))]
     if missing:
@@ -80,14 +97,6 @@ def require_methods(kind: str, name: str, part: object, methods: Iterable[str]) 
 def require_no_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
     if options:
         raise InputError(f"{kind} {name!r} has no options; remove {', '.join(options)}.")
-
-
-def source_file(name: str) -> Path | None:
-    """The file of a user's `module:attribute` (it belongs to an artifact's identity), if any."""
-    if ":" not in name:
-        return None
-    file = getattr(_import("hook", name, name.partition(":")[0]), "__file__", None)
-    return Path(file) if file else None
 
 
 def _import(kind: str, name: str, module: str) -> Any:

@@ -161,7 +161,7 @@ class BackgroundSampler:
         task.add_done_callback(lambda done: self._over(ticket.number, done))
 
     async def _roll(self, ticket: Ticket) -> None:
-        group, drop = await self.producer.rolled(ticket)
+        group, drop = await self.producer.roll_and_filter(ticket)
         self._sampled.groups.append(group)
         if self.buffer.is_fresh(group):
             self.producer.emit(group, drop, self._sampled)

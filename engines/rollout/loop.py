@@ -117,7 +117,7 @@ async def fill(producer: Producer) -> Sampled:
     sampled = Sampled()
     while count := producer.admission.in_turns(len(producer.buffer), sampled.waves):
         tickets = producer.source.draw(count)
-        rolled = await asyncio.gather(*map(producer.rolled, tickets))
+        rolled = await asyncio.gather(*map(producer.roll_and_filter, tickets))
         for group, drop in rolled:
             producer.emit(group, drop, sampled)
             sampled.groups.append(group)

@@ -132,7 +132,7 @@ class Producer:
             return Drop("nothing_trainable")
         return await self._filter(group)
 
-    async def rolled(self, ticket: Ticket) -> tuple[Group, Drop | None]:
+    async def roll_and_filter(self, ticket: Ticket) -> tuple[Group, Drop | None]:
         """A ticket's group, and why it may not be trained on. Raises EngineError."""
         group = await self.roll(ticket)
         return group, await self.drop_of(group)

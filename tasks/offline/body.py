@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from itertools import cycle, islice
 from pathlib import Path
 
+from engines.rollout.filters.can_teach import CanTeach
 from engines.rollout.producer import trainable
 from engines.rollout.records.saved_groups import saved_groups
 from engines.types import Group
@@ -51,8 +52,8 @@ async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
 
 def _that_teach(artifact: Path, needs_spread: bool) -> tuple[list[Group], int]:
     """The groups that can teach, and how many cannot. Raises TrainingStopped if none can."""
-    everything = list(saved_groups(artifact))
-    groups = [g for g in everything if (g.has_signal if needs_spread else trainable(g).samples)]
+    everything, rule = list(saved_groups(artifact)), CanTeach(needs_spread)
+    groups = [g for g in everything if trainable(g).samples and rule.keep(g) is True]
     if not groups:
         raise TrainingStopped(
             f"none of {len(everything)} groups can teach: their rewards are equal, or their"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from engines.rollout.drivers.built_in import BUILT_IN
 from engines.rollout.drivers.live_domain import Driver
 from engines.types import Environment
-from infra.errors import InputError
-from infra.hooks import construct, require_methods, resolve
+from infra.hooks import construct_with, require_methods, resolve
 
 
 def build(
@@ -23,13 +21,8 @@ def build(
     it does not take.
     """
     factory = resolve("driver", name, BUILT_IN)
-    given = {"environment": environment, "max_turns": max_turns}
-    if taken := sorted(given.keys() & options.keys()):
-        raise InputError(
-            f"driver {name!r}: options.{taken[0]}: the driver gets the domain's; remove it here"
-        )
-    known = inspect.signature(factory).parameters
-    ours = {key: value for key, value in given.items() if key in known}
-    driver = construct("driver", name, factory, {**options, **ours})
+    offered = {"environment": environment, "max_turns": max_turns}
+    refusal = "the driver gets the domain's"
+    driver = construct_with("driver", name, factory, options, offered, refusal=refusal)
     require_methods("driver", name, driver, ("run",))
     return driver

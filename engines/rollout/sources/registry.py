@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from engines.rollout.sources.data_source import DataSource, LearningSource
 from engines.rollout.tickets import TicketSource
 from engines.types import Split
 from infra.errors import InputError
-from infra.hooks import construct, require_methods, require_no_options, resolve
+from infra.hooks import construct_with, require_methods, require_no_options, resolve
 
 _IN_TURNS = "in-turns"
 
@@ -51,14 +50,9 @@ def build_source(
         require_no_options("data source", name, options)
         return None
     factory = resolve("data source", name, BUILT_IN)
-    given = {"domains": tuple(domains), "seed": seed}
-    if taken := sorted(given.keys() & options.keys()):
-        raise InputError(
-            f"data source {name!r}: options.{taken[0]}: the source gets the stage's; remove it here"
-        )
-    known = inspect.signature(factory).parameters
-    ours = {key: value for key, value in given.items() if key in known}
-    source = construct("data source", name, factory, {**options, **ours})
+    offered = {"domains": tuple(domains), "seed": seed}
+    refusal = "the source gets the stage's"
+    source = construct_with("data source", name, factory, options, offered, refusal=refusal)
     require_methods("data source", name, source, ("pick",))
     return source
 

@@ -47,9 +47,9 @@ def _made(recorded: RunRecord, names: list[str]) -> dict[str, StageRecord]:
 def _show(record: RunRecord, name: str, console: Console) -> int:
     stage = record.stage(name)
     assert stage is not None, "the flow is completed"
-    metrics = {key: int(value) for key, value in stage.metrics.items() if value.is_integer()}
-    steps, tensors = metrics["steps"], metrics["tensors"]
-    if not (differing := metrics["tensors_differing"]):
+    counts = ("steps", "tensors", "tensors_differing")
+    steps, tensors, differing = (int(stage.metrics[name]) for name in counts)
+    if not differing:
         console.print(f"the same weights after {steps} steps: all {tensors} tensors, to the bit")
         return 0
     console.print(

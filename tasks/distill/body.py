@@ -26,6 +26,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.stage import StageContext, require_inputs
@@ -46,6 +47,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             lease_fleet(stack, context, spec.settings.fleet, first),
             open_parts(stack, first, spec.domains),
         )
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []

@@ -20,6 +20,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.stage import StageContext, require_inputs
@@ -38,6 +39,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
             lease_fleet(stack, context, spec.settings.fleet, first),
             open_parts(stack, first, spec.domains),
         )
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from curricula.rows.conversation import Conversation
 from engines.batching import TokenSequence
 from engines.chat import Chat
 from engines.types import Message, Problem
+from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.conversation import Conversation
 
 _THINK, _END_THINK = "<think>", "</think>"
 

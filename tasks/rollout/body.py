@@ -22,6 +22,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.rollout.spec import RolloutSpec
@@ -40,6 +41,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
             lease_fleet(stack, context, spec.settings.fleet, model),
             open_parts(stack, model, spec.domains),
         )
+        say_left_out(context, domains)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []

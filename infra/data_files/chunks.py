@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.files import DataFile, local_copy, open_file
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.files import DataFile, local_copy, open_file
 
 CHUNK_BYTES = 1 << 20
 

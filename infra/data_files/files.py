@@ -15,7 +15,6 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.errors import InputError, StorageError
-from tasks.model_folder.location import expanded
 
 _WHOLE = 64 << 20
 """bytes up to which the whole file enters its fingerprint"""
@@ -72,7 +71,7 @@ def find_files(patterns: Sequence[str]) -> list[DataFile]:
 
 def _matches(pattern: str) -> tuple[Any, list[str]]:
     try:
-        fs, path = fsspec.core.url_to_fs(expanded(pattern))
+        fs, path = fsspec.core.url_to_fs(os.path.expanduser(os.path.expandvars(pattern)))
         if fs.isdir(path):
             raise InputError(
                 f"files: {pattern} is a folder; give its files, e.g. {pattern.rstrip('/')}/*.jsonl"
@@ -112,6 +111,12 @@ def _hashed(file: DataFile) -> list[Any]:
         return [size, found.hexdigest()]
     except Exception as error:
         raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+
+
+def modified(file: DataFile) -> int:
+    """When a file on this machine was written last, in ns; 0 for one elsewhere."""
+    is_here = isinstance(file.fs, LocalFileSystem)
+    return os.stat(file.path).st_mtime_ns if is_here else 0
 
 
 def local_copy(file: DataFile, scratch: Path) -> Path:

@@ -146,6 +146,17 @@ class MlflowRest:
         body = {"name": name, "alias": alias, "version": version}
         self._call("POST", "/registered-models/alias", body)
 
+    def model_tags(self, name: str) -> dict[str, str]:
+        """Of a registered model; empty while there is none."""
+        found = self._call("GET", "/registered-models/get", {"name": name}, (404,))
+        tags = found.get("registered_model", {}).get("tags", [])
+        return {tag["key"]: tag["value"] for tag in tags}
+
+    def tag_model(self, name: str, tags: Mapping[str, str]) -> None:
+        for key, value in tags.items():
+            body = {"name": name, "key": key, "value": value}
+            self._call("POST", "/registered-models/set-tag", body)
+
     def _call(
         self, method: str, path: str, body: Mapping[str, Any], allowed: tuple[int, ...] = ()
     ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import CycloptsError, Parameter
 
-from flows.command.app import Json, Set, app, console, errors, examples
+from flows.command.app import Json, Set, app, console, errors, examples, unwrap_help
 from flows.command.declared import machine, parts, results, running
 from infra.errors import BAD_INPUT, DETACHED, TributaryError
 
@@ -118,7 +118,7 @@ def compare(*runs: str, json: Json = False) -> int:
 @app.command(
     help_epilogue=examples(
         "preview chats.jsonl --model ./model",
-        "preview 'data/*.parquet' --model base --rows 5 --columns messages=chat --json",
+        "preview 'data/*.parquet' --model base --columns messages=chat --json",
     )
 )
 def preview(
@@ -151,6 +151,7 @@ def preview(
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
+    unwrap_help()
     try:
         code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
     except CycloptsError:  # already printed

@@ -31,7 +31,7 @@ def artifacts(*, run: str = "", kind: str = "", root: str = "", json: Json = Fal
     help_epilogue=examples(
         "rollouts",
         "rollouts agent-rl --step 20: --reward :0.5",
-        "rollouts evaluate --run cpu-demo --expert agent --status truncated --sort longest",
+        "rollouts evaluate --run cpu-demo --expert agent --sort longest",
         "rollouts 3f09c2b1 --limit 100 --json > samples.json",
     )
 )

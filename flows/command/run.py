@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any, Protocol
 
@@ -147,6 +148,8 @@ class _Here:
     def __init__(self, record: RunRecord, console: Console) -> None:
         from flows.running.in_process import InProcessRun
 
+        # A scheduler or `tributary cancel` ends it as Ctrl-C does; a shell's job ignores SIGINT.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._run = InProcessRun(
             record, lambda text: console.print(text, markup=False, soft_wrap=True)
         )

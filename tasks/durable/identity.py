@@ -24,6 +24,7 @@ from infra.config import Config
 from infra.data_files.files import fingerprint
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
+from infra.hub import hub_name, is_hub_name, pinned
 from infra.user_files import InstalledFiles
 from tasks.domain import CurriculumSpec
 from tasks.message_files.spec import MessageFiles
@@ -149,8 +150,12 @@ def _put_file_contents(value: Any, content: Any) -> None:
             _put_file_contents(item, its)
 
 
-def folder_fingerprint(url: str) -> dict[str, list[Any]]:
-    """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining."""
+def folder_fingerprint(url: str) -> dict[str, Any]:
+    """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining.
+    Of a model on a hub, its commit."""
+    if is_hub_name(url):
+        name = hub_name(pinned(url))
+        return {"hub": name.repo, "commit": name.revision}
     try:
         fs, root = fsspec.core.url_to_fs(expanded(url))
         paths = sorted(fs.find(root))

@@ -192,7 +192,7 @@ def test_a_fingerprint_follows_the_content_and_not_the_place(tmp_path: Path):
     ("pattern", "text"),
     [
         ("none.jsonl", "no file matches"),
-        ("", "is a folder; give its files"),
+        ("", "is a folder, but none that `datasets` saved; give its files"),
         ("a.json", "is of no kind that is read"),
     ],
 )

@@ -163,7 +163,7 @@ def test_tools_reach_the_template_as_they_are_written(qwen: Renderer, llama: Ren
     row = openai(ASK, ANSWER, tools=[LOOK])
     text = qwen.chat.decode(qwen.render(read(row)).tokens)
     assert json.dumps({"type": "function", "function": LOOK}) in text
-    with pytest.raises(BadRow, match="writes no tool calls") as caught:
+    with pytest.raises(BadRow, match="lists no tools") as caught:
         llama.render(read(row))
     assert caught.value.reason is Reason.TOOLS
 

@@ -11,11 +11,13 @@ undisturbed one would have given.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
 from infra.data_files.bad_row import BadRow
@@ -27,6 +29,8 @@ from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 
 WINDOW_BYTES = 64 << 20
+_AHEAD = 64
+"""rows that are tokenised at once"""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class MessageStream:
         self._has_good = False
         self._windows = self._windows_of(0)
         self._open: _Window | None = None
+        self._ready: deque[TokenSequence | BadRow] = deque()
+        """what became of the rows from `_row` on"""
 
     @property
     def num_rows(self) -> int:
@@ -83,12 +89,16 @@ class MessageStream:
             if self._row == len(window.order):
                 self._next_window()
                 continue
+            if not self._ready:
+                self._ready = deque(self._rendered_ahead(window))
             rows, index = window.order[self._row]
             self._row += 1
-            sequence = self._rendered(window, rows, index)
-            if sequence is not None:
+            made = self._ready.popleft()
+            if self._epoch == 0:
+                self._count(window, rows, index, made)
+            if not isinstance(made, BadRow):
                 self._has_good = True
-                return sequence
+                return made
 
     @property
     def position(self) -> dict[str, Any]:
@@ -107,23 +117,29 @@ class MessageStream:
         self._row, self._has_good = position["row"], position["has_good"]
         self.counts = RowCounts.from_json(position["counts"])
         self._windows, self._open = self._windows_of(self._epoch), None
+        self._ready.clear()
 
-    def _rendered(self, window: _Window, rows: int, index: int) -> TokenSequence | None:
-        """None for a bad row, which is counted."""
-        read = window.rows[rows]
+    def _rendered_ahead(self, window: _Window) -> list[TokenSequence | BadRow]:
+        """The next rows, several at once; what becomes of a row depends on no other."""
+        wanted = window.order[self._row : self._row + _AHEAD]
+        return self._renderer.render_all(
+            [self._read(window.rows[rows], index) for rows, index in wanted]
+        )
+
+    def _read(self, rows: Rows, index: int) -> Conversation | BadRow:
         try:
-            row = read_row(read.row(index), self._source.columns, self._source.format)
-            sequence = self._renderer.render(row)
+            return read_row(rows.row(index), self._source.columns, self._source.format)
         except BadRow as error:
-            if self._epoch == 0:
-                name = self._files.names[window.chunks[rows].file]
-                self.counts.left_out(f"{name}:{read.line(index)}", error)
-                source = self._source
-                self.counts.judge(source.files, self.num_rows, source.max_bad_share)
-            return None
-        if self._epoch == 0:
-            self.counts.good(sequence)
-        return sequence
+            return error
+
+    def _count(self, window: _Window, rows: int, index: int, made: TokenSequence | BadRow) -> None:
+        if not isinstance(made, BadRow):
+            self.counts.good(made)
+            return
+        name = self._files.names[window.chunks[rows].file]
+        self.counts.left_out(f"{name}:{window.rows[rows].line(index)}", made)
+        source = self._source
+        self.counts.judge(source.files, self.num_rows, source.max_bad_share)
 
     def _opened(self) -> _Window:
         if self._open is None:

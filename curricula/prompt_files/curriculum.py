@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from curricula.prompt_files.build import SPLITS, Counts
+from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.index import open_index
 from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import Prompt, read_prompt
@@ -91,6 +92,12 @@ class Files:
                 if prompt.solution and len(found) < count:
                     found.append(self._demonstration(problem, prompt))
         return found
+
+    def add_held_out(self, words: HeldOutWords) -> None:
+        """All rows of the held-out split."""
+        for position in range(self.num_rows("heldout")):
+            problem, prompt = self._problem("heldout", 0, position)
+            words.add(problem.id, prompt.text_asked)
 
     def environment(self) -> None:
         return None

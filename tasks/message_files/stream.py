@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curricula.prompt_files.contamination import HeldOutWords
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
-from infra.data_files.bad_row import BadRow
+from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import Chunk, LocalFiles, Rows
 from infra.data_files.files import find_files
 from infra.data_files.tally import RowTally
@@ -58,10 +59,18 @@ class RowCounts(RowTally):
 class MessageStream:
     """The sequences of one source."""
 
-    def __init__(self, source: MessageFiles, renderer: Renderer, seed: str, scratch: Path) -> None:
+    def __init__(
+        self,
+        source: MessageFiles,
+        renderer: Renderer,
+        seed: str,
+        scratch: Path,
+        held_out: HeldOutWords | None = None,
+    ) -> None:
         """Raises InputError for files without a row, and what finding and opening them raises."""
         self._source = source
         self._renderer = renderer
+        self._held_out = held_out
         self._seed = seed
         self._files = LocalFiles(find_files(source.files), scratch)
         if not self._files.num_rows:
@@ -128,9 +137,20 @@ class MessageStream:
 
     def _read(self, rows: Rows, index: int) -> Conversation | BadRow:
         try:
-            return read_row(rows.row(index), self._source.columns, self._source.format)
+            read = read_row(rows.row(index), self._source.columns, self._source.format)
         except BadRow as error:
             return error
+        return self._contaminated(read) or read
+
+    def _contaminated(self, read: Conversation) -> BadRow | None:
+        if self._held_out is None:
+            return None
+        asked = "\n".join(m.content for m in read.messages if m.role == "user")
+        shared = self._held_out.shared_with(asked)
+        if shared is None:
+            return None
+        run, other = shared
+        return BadRow(Reason.CONTAMINATED, f"shares {run[:160]!r} with {other}, which is held out")
 
     def _count(self, window: _Window, rows: int, index: int, made: TokenSequence | BadRow) -> None:
         if not isinstance(made, BadRow):
@@ -190,14 +210,19 @@ class MixedStream:
     """Several sources: each next sequence is of the one that lags furthest behind its weight."""
 
     def __init__(
-        self, sources: Sequence[MessageFiles], renderer: Renderer, seed: int, scratch: Path
+        self,
+        sources: Sequence[MessageFiles],
+        renderer: Renderer,
+        seed: int,
+        scratch: Path,
+        held_out: HeldOutWords | None = None,
     ) -> None:
         """Raises what MessageStream raises, and names the source."""
         self._weights = [source.weight for source in sources]
         self.streams: list[MessageStream] = []
         for number, source in enumerate(sources):
             try:
-                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch)
+                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch, held_out)
             except InputError as error:
                 raise InputError(f"data.{number}.{error}") from error
             self.streams.append(stream)

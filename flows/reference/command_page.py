@@ -6,7 +6,7 @@ from flows.command.main import app
 
 _INTRO = """# Every command and option
 
-This page is made from the code. [The command](../cli.md) explains exit codes, outputs and deployments.
+This page is made from the code. [The command](../cli.md) explains exit codes and outputs.
 """
 
 

@@ -52,6 +52,10 @@ class PlannedStage:
     data, scores or what no stage trained"""
     scored_as: str = ""
     """what scores call that version"""
+    is_stored: bool = False
+    """whether it must be in the store: the run begins after it"""
+    again: bool = False
+    """whether it runs although the store has it"""
 
     @property
     def kind(self) -> str:

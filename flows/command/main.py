@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from infra.errors import BAD_INPUT, DETACHED, TributaryError
+from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
 app = App(
     name="tributary",
@@ -49,6 +49,8 @@ def init(folder: str = ".", /) -> int:
         "run mine/recipe.yaml",
         "run cpu-demo --set seed=1 --set experts.agent.path.rl.steps=4",
         "run cpu-demo --expert agent --name agent-alone",
+        "run cpu-demo --until agent-rl",
+        "run cpu-demo --only evaluate --force evaluate",
     )
 )
 def run(
@@ -59,6 +61,10 @@ def run(
     expert: str = "",
     name: str = "",
     in_process: bool = False,
+    from_: Annotated[str, Parameter(name="--from")] = "",
+    until: str = "",
+    only: str = "",
+    force: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
@@ -70,10 +76,21 @@ def run(
         expert: Run only the stages and the evaluation of this expert.
         name: Another name for this run.
         in_process: Run in this process, without the Prefect server.
+        from_: Begin with this stage; what does not depend on it must be in the store.
+        until: End after this stage, and run nothing that it does not need.
+        only: Run this stage alone; what it is made from must be in the store.
+        force: Run this stage although the store has its result.
     """
     from flows.command.run import start
+    from flows.load import load_recipe
+    from flows.running.chosen_stages import ChosenStages
 
-    return start(recipe, set_ or [], expert, name, in_process, console)
+    if only and (from_ or until):
+        raise InputError("--only says where to begin and to end; leave out --from and --until")
+    chosen = ChosenStages(
+        from_stage=from_, until_stage=until, only_stage=only, force_stages=force or []
+    )
+    return start(load_recipe(recipe, set_ or []), expert, chosen, name, in_process, console)
 
 
 @app.command
@@ -180,6 +197,25 @@ def compare(*runs: str, json: bool = False) -> int:
     from flows.command.compare import show_comparison
 
     return show_comparison(runs, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "diff cpu-demo --set experts.agent.path.rl.steps=4",
+        "diff cpu-demo-20260101-120000-ab12 mine.yaml",
+    )
+)
+def diff(a: str, b: str = "", /, *, set_: Set | None = None, json: bool = False) -> int:
+    """Show which settings of two recipes or runs differ, which stages run again, and why.
+
+    Args:
+        a: A recipe's file, a shipped recipe's name, or a run's id or name.
+        b: The same; empty is A with the changes of --set, which are always B's.
+        json: Print JSON.
+    """
+    from flows.diff.show import show_diff
+
+    return show_diff(a, b, set_ or [], json, console)
 
 
 @app.command

@@ -10,7 +10,8 @@ from rich.console import Console
 from flows.catalog import plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.distill_rounds import written
-from flows.load import load_recipe
+from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run, new_run
 from flows.running.run_lock import is_running
@@ -25,22 +26,29 @@ SILENT_SECONDS = 600.0
 
 
 def start(
-    recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
+    recipe: Recipe,
+    expert: str,
+    chosen: ChosenStages,
+    name: str,
+    in_process: bool,
+    console: Console,
 ) -> int:
-    """Run the recipe, or one expert of it; -> exit code."""
+    """Run the recipe, or one expert of it, or some stages; -> exit code."""
     from flows.checks.recipe import cautions, check_recipe
     from flows.running.open import running_stack
+    from flows.running.stored_stages import require_stored
 
     check_name(name)
-    loaded = load_recipe(recipe, changes)
     flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
-    plan = plan_of(flow, loaded, arguments)
-    check_recipe(loaded, plan)
-    for caution in cautions(loaded, plan):
+    arguments |= chosen.arguments
+    plan = plan_of(flow, recipe, arguments)
+    check_recipe(recipe, plan)
+    require_stored(recipe, plan)
+    for caution in cautions(recipe, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
+    record = new_run(recipe, flow, arguments, name=name, in_process=in_process)
     return watch(record, console)
 
 

@@ -14,9 +14,8 @@ from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
 from flows.load import load_recipe
 from flows.plan import PlannedStage
-from flows.recipe import Recipe
 from flows.reports.report import build_report
-from flows.running.records import find_run, store_of, store_to_show
+from flows.running.records import find_run, store_to_show
 from infra.errors import TributaryError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
@@ -25,6 +24,7 @@ from infra.store.artifacts import ArtifactStore
 def show_check(name: str, changes: list[str], console: Console) -> int:
     from flows.checks.exactness import inexact
     from flows.checks.recipe import cautions, check_recipe
+    from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
@@ -54,27 +54,6 @@ def show_check(name: str, changes: list[str], console: Console) -> int:
     for caution in cautions(recipe, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     return 0
-
-
-def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
-    """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
-    from flows.planned_digests import planned_identities
-    from flows.reasons import reasons
-    from infra.user_files import install_hooks, read_hooks
-
-    identities = planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
-    artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
-    cached = {
-        name: artifacts.find(identity.kind, identity.digest) is not None
-        for name, identity in identities.items()
-    }
-    listed = [] if all(cached.values()) else artifacts.list()
-
-    def why(stage: PlannedStage) -> list[str]:
-        identity = identities[stage.name]
-        return reasons(stage, identity, cached, artifacts, listed, recipe.name)
-
-    return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
 
 
 def _state(why: list[str] | None) -> str:

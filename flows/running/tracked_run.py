@@ -100,8 +100,13 @@ class TrackedRun:
             made = {kind: stage for kind, stage in versions.items() if stage.name in artifacts}
             if not made:
                 continue
-            best = max(made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model))
-            for alias, stage in [*made.items(), ("best", best)]:
+            aliases = [*made.items()]
+            if scores:  # else there is nothing to tell a best one by
+                best = max(
+                    made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model)
+                )
+                aliases.append(("best", best))
+            for alias, stage in aliases:
                 record = artifacts[stage.name]
                 self._register(f"{self._recipe.name}-{model}", stage.name, record, alias)
 

@@ -5,31 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
+from cyclopts import CycloptsError, Parameter
 
+from flows.command.app import Set, app, console, errors, examples
+from flows.command.declared import stages as _stages  # noqa: F401
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-app = App(
-    name="tributary",
-    help="The whole post-training recipe of a language model as one durable pipeline.",
-    version_flags=["--version"],
-    help_format="plaintext",
-)
-console = Console()
-errors = Console(stderr=True)
-
-Set = Annotated[
-    list[str],
-    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
-]
 Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
 Way = Literal["auto", "broadcast", "disk"]
-
-
-def examples(*lines: str) -> str:
-    """What stands below a command's options."""
-    return "\n".join(["Examples:", *(f"  tributary {line}" for line in lines)])
 
 
 @app.command(help_epilogue=examples("init mine", "init  # in this folder"))
@@ -82,7 +65,6 @@ def run(
         force: Run this stage although the store has its result.
     """
     from flows.command.run import start
-    from flows.load import load_recipe
     from flows.running.chosen_stages import ChosenStages
 
     if only and (from_ or until):
@@ -90,7 +72,7 @@ def run(
     chosen = ChosenStages(
         from_stage=from_, until_stage=until, only_stage=only, force_stages=force or []
     )
-    return start(load_recipe(recipe, set_ or []), expert, chosen, name, in_process, console)
+    return start(recipe, set_ or [], expert, chosen, name, in_process, console)
 
 
 @app.command
@@ -197,25 +179,6 @@ def compare(*runs: str, json: bool = False) -> int:
     from flows.command.compare import show_comparison
 
     return show_comparison(runs, json, console)
-
-
-@app.command(
-    help_epilogue=examples(
-        "diff cpu-demo --set experts.agent.path.rl.steps=4",
-        "diff cpu-demo-20260101-120000-ab12 mine.yaml",
-    )
-)
-def diff(a: str, b: str = "", /, *, set_: Set | None = None, json: bool = False) -> int:
-    """Show which settings of two recipes or runs differ, which stages run again, and why.
-
-    Args:
-        a: A recipe's file, a shipped recipe's name, or a run's id or name.
-        b: The same; empty is A with the changes of --set, which are always B's.
-        json: Print JSON.
-    """
-    from flows.diff.show import show_diff
-
-    return show_diff(a, b, set_ or [], json, console)
 
 
 @app.command

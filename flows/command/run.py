@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from flows.catalog import plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.distill_rounds import written
+from flows.load import load_recipe
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
@@ -26,7 +27,8 @@ SILENT_SECONDS = 600.0
 
 
 def start(
-    recipe: Recipe,
+    recipe: str,
+    changes: list[str],
     expert: str,
     chosen: ChosenStages,
     name: str,
@@ -34,21 +36,33 @@ def start(
     console: Console,
 ) -> int:
     """Run the recipe, or one expert of it, or some stages; -> exit code."""
+    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    arguments |= chosen.arguments
+    return start_flow(flow, arguments, load_recipe(recipe, changes), name, in_process, console)
+
+
+def start_flow(
+    flow: str,
+    arguments: dict[str, Any],
+    loaded: Recipe,
+    name: str,
+    in_process: bool,
+    console: Console,
+) -> int:
+    """Check a flow's plan, put its run on record and follow it; -> exit code."""
     from flows.checks.recipe import cautions, check_recipe
     from flows.running.open import running_stack
     from flows.running.stored_stages import require_stored
 
     check_name(name)
-    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
-    arguments |= chosen.arguments
-    plan = plan_of(flow, recipe, arguments)
-    check_recipe(recipe, plan)
-    require_stored(recipe, plan)
-    for caution in cautions(recipe, plan):
+    plan = plan_of(flow, loaded, arguments)
+    check_recipe(loaded, plan)
+    require_stored(loaded, plan)
+    for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = new_run(recipe, flow, arguments, name=name, in_process=in_process)
+    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
     return watch(record, console)
 
 

@@ -139,6 +139,8 @@ def _gains(
     }
     gains: dict[str, Gain] = {}
     for name, expert in recipe.experts.items():
+        if expert.domain is None:
+            continue
         domain, since = expert.domain.name, first_version(versions.get(name, []))
         before, after = means.get((since, domain)), means.get((name, domain))
         if before is None or after is None:

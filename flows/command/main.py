@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from cyclopts import CycloptsError, Parameter
 
 from flows.command.app import Set, app, console, errors, examples
-from flows.command.declared import stages as _stages  # noqa: F401
+from flows.command.declared import stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
+DECLARED = (stages,)
+"""modules that add further commands to the app"""
 Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
 Way = Literal["auto", "broadcast", "disk"]
 

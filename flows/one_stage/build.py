@@ -84,7 +84,7 @@ def _path(asked: OneStage) -> list[dict[str, Any]]:
 
 
 def _sft(asked: OneStage) -> dict[str, Any]:
-    settings = {"batch_size": BATCH_SIZE, **asked.settings}
+    settings: dict[str, Any] = {"batch_size": BATCH_SIZE, **asked.settings}
     steps = settings.pop("steps", None)
     if steps is None:
         batch = settings["batch_size"]

@@ -61,8 +61,6 @@ def _save(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise InputError(
-            f"--save {path}: exists already; choose another name, or remove it"
-        ) from None
+        raise InputError(f"--save {path}: exists already; choose another") from None
     except OSError as error:
         raise InputError(f"--save {path}: cannot be written: {error}") from None

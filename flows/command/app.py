@@ -13,8 +13,8 @@ app = App(
     version_flags=["--version"],
     help_format="plaintext",
 )
-console = Console()
-errors = Console(stderr=True)
+console = Console(emoji=False)
+errors = Console(stderr=True, emoji=False)
 
 Set = Annotated[
     list[str],

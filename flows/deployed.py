@@ -29,7 +29,7 @@ def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]
 
 
 @_deployed("post-train", "{recipe.name}")
-def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> dict[str, Any]:
+def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> Any:
     """Train every expert, unify them, evaluate all models.
 
     Args:
@@ -40,7 +40,7 @@ def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> dict[str, Any]:
 
 
 @_deployed("expert", "{recipe.name}-{name}")
-def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> dict[str, Any]:
+def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> Any:
     """Train one expert of a recipe.
 
     Args:
@@ -52,7 +52,7 @@ def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> dict[str, A
 
 
 @_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")
-def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
+def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> Any:
     """Train one expert again on its own verified answers; train it first if necessary.
 
     Args:
@@ -64,7 +64,7 @@ def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str,
 
 
 @_deployed("evaluate", "{recipe.name}-evaluate")
-def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
+def evaluate(recipe: Recipe, models: dict[str, str]) -> Any:
     """Score models on a recipe's held-out problems.
 
     Args:
@@ -80,7 +80,7 @@ def replay(
     stage: str,
     flow: str = "post-train",
     arguments: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Any:
     """Train a stage again on the rollouts that it kept; the weights must be the same.
 
     Args:

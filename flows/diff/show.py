@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flows.command.output import print_json
 from flows.diff.compare import Diff, Setting, StageFate, compare
 from flows.diff.side import side_of
 from flows.reasons import value_text
@@ -20,7 +21,7 @@ def show_diff(a: str, b: str, changes: Sequence[str], json: bool, console: Conso
     """The changes are B's; without B, it is A with them."""
     found = compare(side_of(a, [], "A"), side_of(b or a, changes, "B"))
     if json:
-        print(found.model_dump_json(indent=1))
+        print_json(found)
         return 0
     for line in [*_settings(found), *_stages(found)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Literal
 
 from cyclopts import CycloptsError, Parameter
+from cyclopts.validators import Number
 
 from flows.command.app import Json, Set, app, console, errors, examples, unwrap_help
 from flows.command.declared import machine, parts, results, running
@@ -57,6 +58,38 @@ def run(
     from flows.command.run import start
 
     return start(recipe, set_ or [], expert, name, in_process, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "rounds cpu-demo --expert agent", "rounds cpu-demo --expert agent --rounds 3"
+    )
+)
+def rounds(
+    recipe: str,
+    /,
+    *,
+    expert: str,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=8))] = 1,
+    set_: Set | None = None,
+    name: str = "",
+    in_process: bool = False,
+) -> int:
+    """Add rounds of self-distillation to one expert, after the newest round of the same settings.
+
+    Each round is judged against the best one so far; @best moves only to a better one. Nothing is
+    done while an earlier run adds rounds to this expert, and once `rounds` in the recipe says so.
+
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe.
+        expert: Which expert; it is trained first if necessary.
+        rounds: How many rounds to add, 1 to 8.
+        name: Another name for this run.
+        in_process: Run in this process, without the Prefect server.
+    """
+    from flows.command.run import start_rounds
+
+    return start_rounds(recipe, set_ or [], expert, rounds, name, in_process, console)
 
 
 @app.command(help_epilogue=examples("resume", "resume cpu-demo"))

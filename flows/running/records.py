@@ -18,6 +18,7 @@ from pydantic import Field
 
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
+from flows.running.hub_models import pinned_arguments, pinned_recipe
 from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
@@ -215,6 +216,7 @@ def new_run(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
     record = RunRecord(store_of(recipe.storage), run)
+    recipe, arguments = pinned_recipe(recipe), pinned_arguments(arguments)
     head = RunHead(
         run=run,
         flow=flow,

@@ -21,7 +21,7 @@ from flows.load import load_recipe
 from flows.rounds.promotion import Round
 from flows.running.tracked_run import TrackedRun
 from infra.store.artifacts import ArtifactRecord
-from infra.tracking.rest import MlflowRest
+from infra.tracking.rest import Dataset, MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
 
@@ -141,8 +141,8 @@ def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
     run = MlflowRest(mlflow_uri).run(run_id)
     tags = {t["key"]: t["value"] for t in run["data"]["tags"]}
     assert tags["mlflow.parentRunId"] == second
-    assert origin in tags["mlflow.note.content"]
-    assert {"key": "final/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
+    assert tags["tributary.origin_run"] == origin
+    assert {"key": "total/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
     assert run["info"]["status"] == "FINISHED"
 
 
@@ -201,7 +201,8 @@ def _best(uri: str) -> str:
 def test_a_dataset_is_an_input_of_its_run(mlflow_uri: str) -> None:
     tracker = Tracker(mlflow_uri, "data")
     run = tracker.parent_run("d", "d", {}, {})
-    tracker.dataset(run, "distilled", 1234, "file:///store/artifacts/distill/x/a1")
+    source = json.dumps({"from": "file:///store/artifacts/distill/x/a1"})
+    tracker.datasets(run, [Dataset("distilled", source, 1234)])
     inputs = MlflowRest(mlflow_uri).run(run)["inputs"]["dataset_inputs"]
     assert inputs[0]["dataset"]["name"] == "distilled"
 

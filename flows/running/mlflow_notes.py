@@ -67,8 +67,9 @@ def _outcome(record: ArtifactRecord) -> str:
     )
 
 
-def run_note(title: str, scores: Scores, links: Mapping[str, str]) -> str:
-    """Who is best in each domain, then every score, then pages."""
+def run_note(of: str, scores: Scores, links: Mapping[str, str]) -> str:
+    """Who is best in each domain, on the first line: MLflow shows no more of an experiment's text
+    at first. Then every score, and pages. `of` says which run it is, where the page does not."""
     domains = domains_of(scores)
     best = {
         domain: max(
@@ -82,7 +83,8 @@ def run_note(title: str, scores: Scores, links: Mapping[str, str]) -> str:
         for model, row in scores.items()
     ]
     pages = " · ".join(_linked(name, page) for name, page in links.items())
-    parts = [title, "Best: " + ", ".join(lines) if lines else "No scores yet."]
+    best_line = "Best: " + ", ".join(lines) if lines else "No scores yet"
+    parts = [f"{best_line} (run {of})" if of else best_line]
     parts += [markdown_table(["mean outcome", *domains], rows)] if rows else []
     return "\n\n".join(filter(None, [*parts, pages]))
 

@@ -221,7 +221,7 @@ class TrackedRun:
             pages = self.links()
             note = run_note("", scores, pages | self._pages)
             self.tracker.describe(self.parent, note)
-            last = run_note(f"Latest run: [{self._run}]({pages['MLflow run']})", scores, pages)
+            last = run_note(f"[{self._run}]({pages['MLflow run']})", scores, pages)
             columns = [f"metrics.score/{model}" for model in own]
             self.tracker.show_columns([*columns, "metrics.score", "params.seed"], last)
 

@@ -25,8 +25,9 @@ NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
 class Expert(Config):
     """One domain's specialist."""
 
-    domain: Domain
-    """the name is optional; the default is the expert's key"""
+    domain: Domain | None = None
+    """the name is optional; the default is the expert's key. Without a domain the path can hold
+    only `sft` on your own files, and nothing is evaluated"""
     path: Path
     """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
     base in this domain"""
@@ -132,7 +133,8 @@ class Recipe(Config):
         """Each once, in the experts' order."""
         first: dict[str, Domain] = {}
         for expert in self.experts.values():
-            first.setdefault(expert.domain.name, expert.domain)
+            if expert.domain is not None:
+                first.setdefault(expert.domain.name, expert.domain)
         return list(first.values())
 
 

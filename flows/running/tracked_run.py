@@ -150,7 +150,7 @@ class TrackedRun:
                 self._register(name, stage.name, artifacts[stage.name], alias)
             if promoted:
                 self._register(name, promoted, artifacts[promoted], BEST, BY_ROUNDS)
-            elif not self._is_promoted(name):
+            elif scores and not self._is_promoted(name):
                 best = max(
                     made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model)
                 )

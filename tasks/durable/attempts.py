@@ -71,6 +71,8 @@ class StageWork:
     mlflow_run: str = ""
     mlflow_deferred: DeferredRun | None = None
     """its run where MLflow did not answer"""
+    again: str = ""
+    """as in its identity"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         spec_name=name_of(work.spec),
         spec=work.spec.model_dump(mode="json"),
         digest=work.digest,
+        again=work.again,
         attempt=claim.number,
         inputs=dict(work.inputs),
         resources=work.resources,

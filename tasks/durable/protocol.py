@@ -30,6 +30,8 @@ class JobInput(Config):
     """by which the registry finds the kind: `rl`, or `module:Class` of the user's own"""
     spec: dict[str, Any]
     digest: str
+    again: str = ""
+    """as in the stage's identity"""
     attempt: int
     inputs: dict[str, ArtifactRecord]
     resources: StageResources

@@ -71,13 +71,11 @@ def run_note(of: str, scores: Scores, links: Mapping[str, str]) -> str:
     """Who is best in each domain, on the first line: MLflow shows no more of an experiment's text
     at first. Then every score, and pages. `of` says which run it is, where the page does not."""
     domains = domains_of(scores)
-    best = {
-        domain: max(
-            (model for model in scores if domain in scores[model]), key=lambda m: scores[m][domain]
-        )
-        for domain in domains
-    }
-    lines = [f"**{domain}: {model}** {scores[model][domain]:.3f}" for domain, model in best.items()]
+    best = {domain: _best(scores, domain) for domain in domains}
+    lines = [
+        f"{domain}: **{model}** {scores[model][domain]:.3f}" if model else f"{domain}: none"
+        for domain, model in best.items()
+    ]
     rows = [
         [model, *(_cell(row, domain, best[domain] == model) for domain in domains)]
         for model, row in scores.items()
@@ -87,6 +85,12 @@ def run_note(of: str, scores: Scores, links: Mapping[str, str]) -> str:
     parts = [f"{best_line} (run {of})" if of else best_line]
     parts += [markdown_table(["mean outcome", *domains], rows)] if rows else []
     return "\n\n".join(filter(None, [*parts, pages]))
+
+
+def _best(scores: Scores, domain: str) -> str:
+    """Empty where every model scored 0."""
+    of = {model: row[domain] for model, row in scores.items() if row.get(domain)}
+    return max(of, key=lambda model: of[model], default="")
 
 
 def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:
@@ -115,7 +119,7 @@ def datasets_of(planned: PlannedStage) -> Iterator[Dataset]:
                 "start": getattr(spec, "start", 0),
             }
             yield Dataset(
-                name=f"{domain.name}-{split}",
+                name=f"{domain.name} problems, {split}",
                 source=json.dumps(source, sort_keys=True),
                 rows=rows,
                 context="evaluation" if split == "heldout" else "training",

@@ -222,8 +222,9 @@ class TrackedRun:
             note = run_note("", scores, pages | self._pages)
             self.tracker.describe(self.parent, note)
             last = run_note(f"[{self._run}]({pages['MLflow run']})", scores, pages)
-            columns = [f"metrics.score/{model}" for model in own]
-            self.tracker.show_columns([*columns, "metrics.score", "params.seed"], last)
+            models = [p.scored_as for p in versions if p.scored_as == p.model]
+            columns = [f"metrics.score/{model}" for model in models]
+            self.tracker.show_columns([*columns, "params.seed"], last)
 
     def rounds(self, rounds: Sequence[Round]) -> None:
         """The curve of a series, as metrics of the parent run with the round as step."""

@@ -11,6 +11,11 @@ VIEW = "tributary"
 _TRAINING = {"workflowType": "machine_learning"}
 
 
+def start_page(uri: str) -> str:
+    """All experiments."""
+    return f"{uri}/#/experiments?{urlencode(_TRAINING)}"
+
+
 def runs_page(uri: str, experiment: str) -> str:
     """The experiment's runs, with the columns of the shared view."""
     query = urlencode({**_TRAINING, "viewStateShareKey": VIEW})

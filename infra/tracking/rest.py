@@ -52,9 +52,8 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """As short as MLflow takes one."""
         text = f"{self.name} {self.rows} {self.source}"
-        return hashlib.sha256(text.encode()).hexdigest()[:36]
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class MlflowRest:

@@ -46,6 +46,15 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
+def shipped_recipes() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a recipe has this name: a file, or a shipped one."""
+    return Path(name).expanduser().is_file() or (SHIPPED / f"{name}.yaml").is_file()
+
+
 def recipe_path(name: str) -> Path:
     """The file of a recipe given as a path or as a shipped name, e.g. `cpu-demo`."""
     path = Path(name).expanduser()
@@ -54,7 +63,7 @@ def recipe_path(name: str) -> Path:
     shipped = SHIPPED / f"{name}.yaml"
     if shipped.is_file():
         return shipped
-    names = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+    names = shipped_recipes()
     raise InputError(
         f"no recipe `{name}`: there is no such file, and it is none of the shipped"
         f" recipes ({', '.join(names)})"

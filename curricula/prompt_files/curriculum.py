@@ -8,6 +8,7 @@ that repeat what is held out, `mixture` says whose turn it is among sources.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -164,6 +165,6 @@ class Files:
         return self._mixtures[split]
 
 
-@lru_cache(maxsize=16)
-def _order(seed: str, rows: int) -> list[int]:
-    return random.Random(seed).sample(range(rows), rows)
+@lru_cache(maxsize=8)
+def _order(seed: str, rows: int) -> array[int]:
+    return array("q", random.Random(seed).sample(range(rows), rows))

@@ -48,8 +48,8 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
                 stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
         )
-        say_left_out(context, domains)
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []

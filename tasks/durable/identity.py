@@ -49,18 +49,19 @@ class StageIdentity:
     inputs: Mapping[str, str]
     """digests by role"""
     code: CodeIdentity
+    again: str = ""
+    """the run that was told to run it again; empty for the result that every run finds"""
 
     @property
     def digest(self) -> str:
         """sha256 hex. No path, port or resource enters it."""
-        return digest_of(
-            {
-                "kind": self.kind,
-                "spec": self.content,
-                "inputs": dict(self.inputs),
-                "code": self.code.hash,
-            }
-        )
+        parts = {
+            "kind": self.kind,
+            "spec": self.content,
+            "inputs": dict(self.inputs),
+            "code": self.code.hash,
+        }
+        return digest_of(parts | ({"again": self.again} if self.again else {}))
 
 
 def stage_identity(

@@ -40,8 +40,8 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
                 stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
         )
-        say_left_out(context, domains)
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()

@@ -41,9 +41,9 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
                 stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
         )
-        say_left_out(context, domains)
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         roller = await rollers.of(model, chat)
+        say_left_out(context, domains)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []

@@ -74,7 +74,12 @@ class SftSpec(StageSpec):
             if settings.decontaminate:
                 spec = spec.model_copy(update={"held_out": _held_out(settings, place)})
             return spec, {"model": place.model, **given}
-        if len(place.domains) != 1:
+        if not place.domains:
+            raise InputError(
+                "it has nothing to train on, as the expert has no `domain`; write one, or name"
+                " files of your own in `data`"
+            )
+        if len(place.domains) > 1:
             raise InputError(
                 "it has nothing to train on, as demonstrations are one domain's; put `distill`"
                 " before it, or name files of your own in `data`"

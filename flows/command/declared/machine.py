@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from flows.command.app import Json, app, console, examples
 
 
@@ -58,3 +60,19 @@ def doctor(*, clean: bool = False, json: Json = False) -> int:
     from flows.command.stack import clean_up, show_doctor
 
     return show_doctor(clean_up() if clean else None, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "completion bash > ~/.local/share/bash-completion/completions/tributary",
+        "completion zsh > ~/.zfunc/_tributary",
+    )
+)
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print a script that completes commands and options in a shell.
+
+    Args:
+        shell: Which shell.
+    """
+    print(app.generate_completion(prog_name="tributary", shell=shell))
+    return 0

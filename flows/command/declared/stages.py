@@ -75,8 +75,8 @@ Here = Annotated[bool, Parameter(negative=(), help="run without the Prefect serv
 @app.command(
     help_epilogue=examples(
         "sft --model ./qwen --data 'chats/*.jsonl'",
-        "sft --model ./qwen --data chats.parquet --epochs 2 --lr 5e-6 --save mine.yaml",
-        "sft --model cpu-smoke/base --domain reasoning --steps 100 --lr 2e-3",
+        "sft --model ./qwen --data chats.parquet --epochs 2 --save mine.yaml",
+        "sft --model cpu-smoke/base --domain reasoning --lr 2e-3",
     )
 )
 def sft(
@@ -114,8 +114,8 @@ def sft(
 @app.command(
     help_epilogue=examples(
         "rl --model ./qwen --data problems.jsonl --reward math",
-        "rl --model cpu-demo/agent-sft --domain agent --steps 24 --lr 2e-4",
-        "rl --model ./qwen --domain my_domain.py:MyDomain --reward my_domain.py:right_answer",
+        "rl --model cpu-demo/agent-sft --domain agent --lr 2e-4",
+        "rl --model ./qwen --domain mine.py:Sums --reward mine.py:right",
     )
 )
 def rl(
@@ -155,7 +155,7 @@ def rl(
 
 @app.command(
     help_epilogue=examples(
-        "distill --model cpu-demo/agent-rl --domain agent --problems 1000 --samples 4",
+        "distill --model cpu-demo/agent-rl --domain agent --samples 4",
         "distill --model ./qwen --data problems.jsonl --reward math",
     )
 )
@@ -190,7 +190,7 @@ def distill(
 @app.command(
     help_epilogue=examples(
         "evaluate --model ./qwen --data test.jsonl --reward math",
-        "evaluate --model cpu-demo/unified-rl --domain reasoning --problems 512 --samples 8",
+        "evaluate --model cpu-demo/unified-rl --domain agent --problems 512",
     )
 )
 def evaluate(

@@ -131,7 +131,7 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], folder)}
-    for source in _message_files(data):
+    for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
@@ -149,6 +149,18 @@ def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for source in sources if isinstance(sources, list) else [sources]:
                     if isinstance(source, dict):
                         yield source
+
+
+def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's curriculum names files of prompts."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        found: Any = owner
+        for key in ("domain", "curriculum", "options", "sources"):
+            found = found.get(key) if isinstance(found, dict) else None
+        for source in found if isinstance(found, list) else [found]:
+            if isinstance(source, dict):
+                yield source
 
 
 def _read_text(file: Path) -> str:

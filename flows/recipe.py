@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from flows.old_form import old_form_problem
 from flows.path import Path
@@ -52,6 +52,8 @@ class Storage(Config):
 class Tracking(Config):
     experiment: str = "tributary"
     """MLflow experiment that holds the recipe's runs"""
+    system_metrics_s: NonNegativeFloat = 15.0
+    """seconds from one look at a job's machine (CPU, memory, disk) to the next; 0: none"""
 
 
 class Recipe(Config):

@@ -132,7 +132,7 @@ def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
 def _timed(spec: StageSpec) -> Iterator[Domain | ScoredDomain | RewardSpec | GroupFilterSpec]:
     for domain in spec.sampled_domains:
         yield domain
-        yield from domain.rewards if isinstance(domain, Domain) else [domain.outcome]
+        yield from domain.rewards if isinstance(domain, Domain) else domain.outcomes
     for part in spec.rollout_parts.values():
         if isinstance(part, GroupFilterSpec):
             yield part

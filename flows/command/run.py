@@ -18,6 +18,7 @@ from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
+from infra.tracking.pages import start_page
 
 CANCEL_WINDOW_SECONDS = 2.0
 CANCEL_SECONDS = 90.0
@@ -202,7 +203,9 @@ class _Deployed:
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
         console.print(
-            f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
+            f"MLflow: {start_page(stack.mlflow_uri)}   Ray: {stack.ray_dashboard}",
+            markup=False,
+            soft_wrap=True,
         )
 
     def _goes_on(self, flow_run: str) -> bool:

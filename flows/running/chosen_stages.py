@@ -72,7 +72,7 @@ def narrowed(plan: list[PlannedStage], chosen: ChosenStages) -> list[PlannedStag
     if ends:
         run &= needed_by([ends], stages)
     if begins:
-        run &= _made_from(begins, plan)
+        run &= made_from(begins, plan)
     if not run:
         raise InputError(f"--until {ends} does not come after --from {begins}: nothing would run")
     for name in chosen.force_stages:
@@ -99,7 +99,7 @@ def needed_by(names: Collection[str], stages: Mapping[str, PlannedStage]) -> set
     return found
 
 
-def _made_from(name: str, plan: Sequence[PlannedStage]) -> set[str]:
+def made_from(name: str, plan: Sequence[PlannedStage]) -> set[str]:
     """The stage and all that is made from it."""
     found = {name}
     for stage in plan:  # each stands after its inputs

@@ -171,7 +171,9 @@ class RecipeRun:
             raise StageStopped(f"stage {planned.name} was not started")
         with self.tracked.stage(planned, work) as work:
             artifact, cached = run_stage(work, self.place, progress)
-        if not progress.mine:  # another run made it: ours shows it as cached, with its origin
+        if progress.mine:
+            self.tracked.made(planned, artifact)
+        else:  # another run made it: ours shows it as cached, with its origin
             self.tracked.cached(planned, artifact)
         progress.end("completed", artifact=artifact)
         return artifact, cached

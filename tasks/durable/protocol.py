@@ -43,6 +43,8 @@ class JobInput(Config):
     mlflow_run: str = ""
     mlflow_deferred: DeferredRun | None = None
     """in place of `mlflow_run` while MLflow does not answer"""
+    system_metrics_s: float = 0.0
+    """from one look at the machine's load to the next; 0: none"""
 
 
 def job_path(job: str) -> str:

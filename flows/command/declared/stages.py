@@ -76,7 +76,7 @@ Here = Annotated[bool, Parameter(negative=(), help="run without the Prefect serv
     help_epilogue=examples(
         "sft --model ./qwen --data 'chats/*.jsonl'",
         "sft --model ./qwen --data chats.parquet --epochs 2 --save mine.yaml",
-        "sft --model cpu-smoke/base --domain reasoning --lr 2e-3",
+        "sft --model cpu-smoke/base --domain reasoning --steps 100 --lr 2e-3",
     )
 )
 def sft(
@@ -114,8 +114,8 @@ def sft(
 @app.command(
     help_epilogue=examples(
         "rl --model ./qwen --data problems.jsonl --reward math",
-        "rl --model cpu-demo/agent-sft --domain agent --lr 2e-4",
-        "rl --model ./qwen --domain mine.py:Sums --reward mine.py:right",
+        "rl --model cpu-demo/agent-sft --domain agent --steps 24 --lr 2e-4",
+        "rl --model ./qwen --domain mine.py:Domain --reward mine.py:is_right",
     )
 )
 def rl(
@@ -155,7 +155,7 @@ def rl(
 
 @app.command(
     help_epilogue=examples(
-        "distill --model cpu-demo/agent-rl --domain agent --samples 4",
+        "distill --model cpu-demo/agent-rl --domain agent --problems 1000",
         "distill --model ./qwen --data problems.jsonl --reward math",
     )
 )
@@ -190,7 +190,7 @@ def distill(
 @app.command(
     help_epilogue=examples(
         "evaluate --model ./qwen --data test.jsonl --reward math",
-        "evaluate --model cpu-demo/unified-rl --domain agent --problems 512",
+        "evaluate --model cpu-demo/unified-rl --domain reasoning --samples 8",
     )
 )
 def evaluate(

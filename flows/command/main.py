@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from flows.command.models.commands import register
 from infra.errors import BAD_INPUT, DETACHED, TributaryError
 
 app = App(
@@ -16,6 +17,9 @@ app = App(
     version_flags=["--version"],
     help_format="plaintext",
 )
+artifacts_app = App(name="artifacts", help_format="plaintext")
+app.command(artifacts_app)
+register(app, artifacts_app)
 console = Console()
 errors = Console(stderr=True)
 
@@ -182,7 +186,7 @@ def compare(*runs: str, json: bool = False) -> int:
     return show_comparison(runs, json, console)
 
 
-@app.command
+@artifacts_app.default
 def artifacts(*, json: bool = False, root: str = "") -> int:
     """List the artifacts in the store.
 

@@ -76,7 +76,9 @@ def export_model(model: NamedModel, folder: Path, licence: str = "") -> Exported
 def require_loadable(folder: Path) -> None:
     """Raises CorruptArtifact unless transformers loads the tokenizer and every weight."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         AutoTokenizer.from_pretrained(folder)
         loaded: Any = AutoModelForCausalLM.from_pretrained(

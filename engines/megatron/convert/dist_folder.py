@@ -42,26 +42,26 @@ class DistWeights:
 
     def __init__(self, folder: Path) -> None:
         """Raises InputError for a folder that is damaged or holds no model."""
-        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
 
         self.folder = folder
         self._reader = FileSystemReader(folder)
         try:
-            stored: Mapping[str, Any] = self._reader.read_metadata().state_dict_metadata
+            metadata: Any = self._reader.read_metadata()
         except Exception as error:  # it is a pickle, which fails in many ways
             raise InputError(
                 f"{folder} is no whole dist_checkpointing folder ({error}); copy it again"
             ) from error
+        stored: Mapping[str, Any] = metadata.state_dict_metadata
         # Only tensors have a size; what else is stored are extra states.
-        self.sizes: dict[str, tuple[int, ...]] = {
-            name: tuple(entry.size) for name, entry in stored.items() if hasattr(entry, "size")
-        }
-        self._types = {name: stored[name].properties.dtype for name in self.sizes}
+        tensors = {name: entry for name, entry in stored.items() if hasattr(entry, "size")}
+        self.sizes: dict[str, tuple[int, ...]] = {n: tuple(e.size) for n, e in tensors.items()}
+        self._types = {name: entry.properties.dtype for name, entry in tensors.items()}
 
     def read(self, name: str, layer: int | None, num_layers: int) -> Tensor:
         """A parameter; `name` is that of one layer, without its prefix, where `layer` is given."""
         import torch
-        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         key, is_stacked = self._key(name, layer, num_layers)
         whole = torch.empty(self.sizes[key], dtype=self._types[key])

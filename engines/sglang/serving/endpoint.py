@@ -75,6 +75,11 @@ class Endpoint:
         self._parts: list[Server | Router] = []
         self._gateway: Gateway | None = None
 
+    @property
+    def server_urls(self) -> list[str]:
+        """Of the SGLang servers, in the models' order; they listen on loopback, without a key."""
+        return [part.url for part in self._parts if isinstance(part, Server)]
+
     def start(self, models: Sequence[ServedModel]) -> None:
         """Return when every model answers. Raises EngineError with the end of a log."""
         engines, programs = self._children(_LAUNCHER), self._programs(len(models) == 1)

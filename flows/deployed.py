@@ -9,11 +9,13 @@ from prefect import Flow, flow
 from pydantic import Field
 
 from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Rounds = Annotated[int, Field(ge=1, le=8)]
+ALL = ChosenStages()
 
 
 def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -27,28 +29,30 @@ def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]
 
 
 @_deployed("post-train", "{recipe.name}")
-def post_train(recipe: Recipe) -> dict[str, Any]:
+def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> Any:
     """Train every expert, unify them, evaluate all models.
 
     Args:
         recipe: What to train, where, and where to store it.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("post-train", recipe, {})
+    return run_flow("post-train", recipe, stages.arguments)
 
 
 @_deployed("expert", "{recipe.name}-{name}")
-def expert(recipe: Recipe, name: str) -> dict[str, Any]:
+def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> Any:
     """Train one expert of a recipe.
 
     Args:
         recipe: The recipe that holds the expert.
         name: Which expert, e.g. `reasoning`.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("expert", recipe, {"name": name})
+    return run_flow("expert", recipe, {"name": name} | stages.arguments)
 
 
 @_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")
-def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
+def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> Any:
     """Train one expert again on its own verified answers; train it first if necessary.
 
     Args:
@@ -60,7 +64,7 @@ def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str,
 
 
 @_deployed("evaluate", "{recipe.name}-evaluate")
-def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
+def evaluate(recipe: Recipe, models: dict[str, str]) -> Any:
     """Score models on a recipe's held-out problems.
 
     Args:
@@ -76,7 +80,7 @@ def replay(
     stage: str,
     flow: str = "post-train",
     arguments: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Any:
     """Train a stage again on the rollouts that it kept; the weights must be the same.
 
     Args:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from flows.old_form import old_form_problem
 from flows.path import Path
+from flows.rounds.settings import RoundsSettings
 from infra.config import Config
+from infra.hooks import did_you_mean
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
@@ -23,8 +25,9 @@ NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
 class Expert(Config):
     """One domain's specialist."""
 
-    domain: Domain
-    """the name is optional; the default is the expert's key"""
+    domain: Domain | None = None
+    """the name is optional; the default is the expert's key. Without a domain the path can hold
+    only `sft` on your own files, and nothing is evaluated"""
     path: Path
     """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
     base in this domain"""
@@ -49,6 +52,8 @@ class Storage(Config):
 class Tracking(Config):
     experiment: str = "tributary"
     """MLflow experiment that holds the recipe's runs"""
+    system_metrics_s: NonNegativeFloat = 15.0
+    """seconds from one look at a job's machine (CPU, memory, disk) to the next; 0: none"""
 
 
 class Recipe(Config):
@@ -67,6 +72,8 @@ class Recipe(Config):
     unified: Unified | None = None
     """optional; without it the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
+    rounds: RoundsSettings = RoundsSettings()
+    """how `distill-rounds` goes on"""
     determinism: Literal["exact", "close"] = "close"
     """`exact`: a run that was killed and resumed gives the same bits as an undisturbed one; `check`
     refuses recipes for which this is not guaranteed (GPUs are not tested yet). `close`: nothing is
@@ -112,12 +119,22 @@ class Recipe(Config):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _rounds_are_of_experts(self) -> Recipe:
+        for name in self.rounds.harder:
+            if name not in self.experts:
+                raise ValueError(
+                    f"rounds.harder.{name}: no such expert{did_you_mean(name, self.experts)}"
+                )
+        return self
+
     @property
     def domains(self) -> list[Domain]:
         """Each once, in the experts' order."""
         first: dict[str, Domain] = {}
         for expert in self.experts.values():
-            first.setdefault(expert.domain.name, expert.domain)
+            if expert.domain is not None:
+                first.setdefault(expert.domain.name, expert.domain)
         return list(first.values())
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from flows.command.output import duration
 from flows.plan import PlannedStage
 from flows.reports.curve_chart import curve_table
 from flows.reports.page import report_path
@@ -63,7 +64,7 @@ class LiveTable:
 
 
 def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
-    table = Table("stage", "kind", "state", "progress", "time", expand=False)
+    table = Table("stage", "kind", "state", "progress", "time", "left", expand=False)
     for planned in plan:
         stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)
         running = stage.state == "running"
@@ -75,6 +76,7 @@ def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
             f"[{STYLES[stage.state]}]{stage.state}[/]",
             progress if running else "",
             f"{seconds:.1f} s" if seconds else "",
+            duration(stage.seconds_left(time.time())),
         )
     return table
 
@@ -102,7 +104,8 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for note in notes(report, record.recipe()):
+    said = [f"{s.name}: {s.message}" for s in record.stages().values() if s.is_done and s.message]
+    for note in [*said, *notes(report, record.recipe())]:
         console.print(f"- {note}", markup=False, soft_wrap=True)
     links, page = record.state().links, report_path(report.run)
     links.pop("report", "")  # another machine may have made it, or nobody yet

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from flows.catalog import plan_of
+from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.distill_rounds import written
 from flows.load import load_recipe
+from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
-from flows.running.records import RunRecord, check_name, find_run, new_run
+from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
+from infra.tracking.pages import start_page
 
 CANCEL_WINDOW_SECONDS = 2.0
 CANCEL_SECONDS = 90.0
@@ -25,22 +29,64 @@ SILENT_SECONDS = 600.0
 
 
 def start(
-    recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
+    recipe: str,
+    changes: list[str],
+    expert: str,
+    chosen: ChosenStages,
+    name: str,
+    in_process: bool,
+    console: Console,
 ) -> int:
-    """Run the recipe, or one expert of it; -> exit code."""
+    """Run the recipe, or one expert of it, or some stages; -> exit code."""
+    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    arguments |= chosen.arguments
+    return start_flow(flow, arguments, load_recipe(recipe, changes), name, in_process, console)
+
+
+def start_rounds(
+    recipe: str,
+    changes: list[str],
+    expert: str,
+    rounds: int,
+    name: str,
+    in_process: bool,
+    console: Console,
+) -> int:
+    """Add rounds of self-distillation to one expert; 0 also if there is nothing to do."""
+    from flows.rounds.series import NotDue
+
+    arguments = {"expert": expert, "rounds": rounds}
+    loaded = load_recipe(recipe, changes)
+    try:
+        return start_flow(DISTILL_ROUNDS, arguments, loaded, name, in_process, console)
+    except NotDue as why:
+        console.print(f"nothing to do: {why}", markup=False, highlight=False, soft_wrap=True)
+        return 0
+
+
+def start_flow(
+    flow: str,
+    arguments: dict[str, Any],
+    loaded: Recipe,
+    name: str,
+    in_process: bool,
+    console: Console,
+) -> int:
+    """Check a flow's plan, put its run on record and follow it; -> exit code."""
     from flows.checks.recipe import cautions, check_recipe
+    from flows.running.begin import begin
     from flows.running.open import running_stack
+    from flows.running.stored_stages import require_stored
 
     check_name(name)
-    loaded = load_recipe(recipe, changes)
-    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
     plan = plan_of(flow, loaded, arguments)
     check_recipe(loaded, plan)
+    require_stored(loaded, plan)
     for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
+    record = begin(loaded, flow, arguments, name=name, in_process=in_process)
     return watch(record, console)
 
 
@@ -113,6 +159,8 @@ class _Here:
     def __init__(self, record: RunRecord, console: Console) -> None:
         from flows.running.in_process import InProcessRun
 
+        # A scheduler or `tributary cancel` ends it as Ctrl-C does; a shell's job ignores SIGINT.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._run = InProcessRun(
             record, lambda text: console.print(text, markup=False, soft_wrap=True)
         )
@@ -155,7 +203,9 @@ class _Deployed:
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
         console.print(
-            f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
+            f"MLflow: {start_page(stack.mlflow_uri)}   Ray: {stack.ray_dashboard}",
+            markup=False,
+            soft_wrap=True,
         )
 
     def _goes_on(self, flow_run: str) -> bool:

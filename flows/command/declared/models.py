@@ -1,41 +1,24 @@
-"""The commands that take a trained model further. Each imports what it needs when it runs."""
+"""What takes a trained model further, and frees the space of those that nothing needs."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import App, Parameter
-from rich.console import Console
+from cyclopts import Parameter
 
-console = Console()
+from flows.command.app import Json, app, artifacts_app, console, examples
 
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)]
+Switch = Annotated[bool, Parameter(negative=())]
 
 
-def examples(*lines: str) -> str:
-    """What stands below a command's options."""
-    return "\n".join(["Examples:", *(f"  tributary {line}" for line in lines)])
-
-
-def register(app: App, artifacts: App) -> None:
-    """Add the commands; those about a store's artifacts below `artifacts`."""
-    app.command(serve, help_epilogue=_SERVE)
-    app.command(chat, help_epilogue=_CHAT)
-    app.command(export, help_epilogue=_EXPORT)
-    app.command(push, help_epilogue=_PUSH)
-    app.command(convert, help_epilogue=_CONVERT)
-    artifacts.command(gc, help_epilogue=_GC)
-    artifacts.command(pin)
-    artifacts.command(unpin)
-
-
-_SERVE = examples(
-    "serve agent-rl",
-    "serve new=@best old=hf:Qwen/Qwen3-0.6B --port 8000",
-    "serve ./exported --host 0.0.0.0 --api-key-from MY_KEY",
+@app.command(
+    help_epilogue=examples(
+        "serve agent-rl",
+        "serve new=@best old=hf:Qwen/Qwen3-0.6B --port 8000",
+        "serve ./exported --host 0.0.0.0 --api-key-from MY_KEY",
+    )
 )
-
-
 def serve(
     *models: str,
     port: int = 8000,
@@ -72,9 +55,9 @@ def serve(
     return run(models, options, console)
 
 
-_CHAT = examples("chat agent-rl", "chat @best --thinking", "echo 'Hello' | tributary chat ./model")
-
-
+@app.command(
+    help_epilogue=examples("chat agent-rl", "chat @best --thinking", "chat ./model < questions.txt")
+)
 def chat(
     model: str,
     /,
@@ -82,7 +65,7 @@ def chat(
     system: str = "",
     temperature: float = 0.7,
     max_tokens: int = 512,
-    thinking: bool = False,
+    thinking: Switch = False,
     root: str = "",
 ) -> int:
     """Converse with a model; through a pipe, each line is a message and only answers are printed.
@@ -101,9 +84,9 @@ def chat(
     return run(model, ChatOptions(system, temperature, max_tokens, thinking), root, console)
 
 
-_EXPORT = examples("export agent-rl ./agent", "export @best ./best --license apache-2.0")
-
-
+@app.command(
+    help_epilogue=examples("export agent-rl ./agent", "export @best ./best --license apache-2.0")
+)
 def export(model: str, folder: str, /, *, license: str = "", root: str = "") -> int:
     """Write a model as an HF folder with its card and its lineage. Overwrites nothing.
 
@@ -118,10 +101,14 @@ def export(model: str, folder: str, /, *, license: str = "", root: str = "") -> 
     return run(model, folder, license, root, console)
 
 
-_PUSH = examples("push @best s3://bucket/models/best", "push agent-rl hf:my-org/agent --public")
-
-
-def push(model: str, to: str, /, *, license: str = "", public: bool = False, root: str = "") -> int:
+@app.command(
+    help_epilogue=examples(
+        "push @best s3://bucket/models/best", "push agent-rl hf:my-org/agent --public"
+    )
+)
+def push(
+    model: str, to: str, /, *, license: str = "", public: Switch = False, root: str = ""
+) -> int:
     """Export a model to a bucket or to a hub (HF_ENDPOINT, HF_TOKEN).
 
     Args:
@@ -136,11 +123,11 @@ def push(model: str, to: str, /, *, license: str = "", public: bool = False, roo
     return run(model, to, license, public, root, console)
 
 
-_CONVERT = examples(
-    "convert ./model ./megatron", "convert ./megatron ./model --like hf:Qwen/Qwen3-0.6B"
+@app.command(
+    help_epilogue=examples(
+        "convert ./model ./megatron", "convert ./megatron ./model --like hf:Qwen/Qwen3-0.6B"
+    )
 )
-
-
 def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> int:
     """Convert a model from HF to Megatron's dist_checkpointing or back, and compare logits.
 
@@ -156,10 +143,8 @@ def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> i
     return run(source, folder, like, root, console)
 
 
-_GC = examples("artifacts gc", "artifacts gc --keep-runs 1 --yes")
-
-
-def gc(*, keep_runs: int = 3, yes: bool = False, json: bool = False, root: str = "") -> int:
+@artifacts_app.command(help_epilogue=examples("artifacts gc", "artifacts gc --keep-runs 1 --yes"))
+def gc(*, keep_runs: int = 3, yes: Switch = False, json: Json = False, root: str = "") -> int:
     """Show which artifacts nothing needs and what they would free; with --yes, delete them.
 
     Kept are those of running runs, of the newest runs of each recipe, of aliases in MLflow, pinned
@@ -168,7 +153,6 @@ def gc(*, keep_runs: int = 3, yes: bool = False, json: bool = False, root: str =
     Args:
         keep_runs: How many runs of each recipe keep their artifacts and their report.
         yes: Delete.
-        json: Print JSON.
         root: The store; default: the latest run's.
     """
     from flows.command.models.collect import collect
@@ -176,6 +160,7 @@ def gc(*, keep_runs: int = 3, yes: bool = False, json: bool = False, root: str =
     return collect(keep_runs, yes, json, root, console)
 
 
+@artifacts_app.command(help_epilogue=examples("artifacts pin agent-rl --note paper"))
 def pin(artifact: str, /, *, note: str = "", root: str = "") -> int:
     """Keep an artifact whatever `gc` finds.
 
@@ -189,6 +174,7 @@ def pin(artifact: str, /, *, note: str = "", root: str = "") -> int:
     return run(artifact, note, root, console)
 
 
+@artifacts_app.command(help_epilogue=examples("artifacts unpin agent-rl"))
 def unpin(artifact: str, /, *, root: str = "") -> int:
     """Let `gc` delete an artifact that nothing else needs.
 

@@ -34,6 +34,8 @@ _ROUTER: Mapping[str, object] = {
     "--log-level": "error",
 }
 _LOOK_S = 0.5
+_ROUTES_S = 120.0
+"""what a router may take to look at servers that answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Endpoint:
             list(pool.map(Server.wait_ready, everyone))
         for name, router in routers.items():
             router.wait_ready()
-            router.set_servers([server.url for server in servers[name]])
+            router.set_servers([server.url for server in servers[name]], _ROUTES_S)
         if len(models) > 1:
             addresses = {name: router.url for name, router in routers.items()}
             self._gateway = Gateway(self._host, self._port, self._key, addresses)

@@ -49,6 +49,7 @@ class Gateway:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_END_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_S)
+            self._loop.close()
 
     async def _listen(self, host: str, port: int) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_S)
@@ -86,7 +87,7 @@ class Gateway:
             model: Any = orjson.loads(body)["model"]
         except (ValueError, KeyError, TypeError):
             return _error(400, "the body must be a JSON object with `model`", "invalid_request")
-        if model not in self._routers:
+        if not isinstance(model, str) or model not in self._routers:
             known = ", ".join(self._routers)
             return _error(404, f"no model {model!r}; there are {known}", "model_not_found")
         return await self._answer(request, self._routers[model], body)

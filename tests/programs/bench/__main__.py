@@ -28,8 +28,8 @@ ALONE = (
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
-    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
-    "overhead",
+    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "serve",
+    "saving", "overhead",
 )  # fmt: skip
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
@@ -98,6 +98,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         publish,
         rollout,
         saving,
+        serve,
         slow_tools,
         trainer,
     )
@@ -110,6 +111,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         "agreement": agreement.measure,
         "grpo": grpo.measure,
         "slow_tools": slow_tools.measure,
+        "serve": serve.measure,
     }
     with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
         with workbench(Path(folder)) as bench:

@@ -168,7 +168,7 @@ def compare(*runs: str, json: Json = False) -> int:
     help_epilogue=examples(
         "preview chats.jsonl --model ./model",
         "preview 'data/*.parquet' --model base --columns messages=chat --json",
-        "preview prompts.jsonl --kind prompts --model base --columns prompt=question",
+        "preview asks.jsonl --kind prompts --model base --columns prompt=ask",
     )
 )
 def preview(

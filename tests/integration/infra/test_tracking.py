@@ -147,7 +147,7 @@ def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
     tags = {t["key"]: t["value"] for t in run["data"]["tags"]}
     assert tags["mlflow.parentRunId"] == second
     assert tags["tributary.origin_run"] == origin
-    assert {"key": "total/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
+    assert {"key": "total.outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
     assert run["info"]["status"] == "FINISHED"
 
 

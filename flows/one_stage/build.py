@@ -17,10 +17,10 @@ from flows.load import set_field, validate_recipe
 from flows.one_stage.domain import columns_of, domain_of, expert_name
 from flows.one_stage.options import OneStage
 from flows.recipe import MAX_NAME, Recipe
+from infra.data_files.chunks import LocalFiles
+from infra.data_files.files import find_files
 from infra.errors import InputError
 from tasks.evaluate.spec import EvaluateSettings
-from tasks.message_files.chunks import LocalFiles
-from tasks.message_files.files import find_files
 from tasks.model_folder.location import beside
 
 BATCH_SIZE = 16

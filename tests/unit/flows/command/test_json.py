@@ -17,12 +17,13 @@ pytestmark = pytest.mark.unit
 
 COMMANDS = {name for name in app if not name.startswith("-")}
 SHOWS_NOTHING = (
-    {"init", "up", "down", "secret"}
+    {"init", "up", "down", "secret", "completion"}
     | {"run", "resume", "retry", "rounds"}
     | {"sft", "rl", "distill", "evaluate"}
+    | {"serve", "chat", "export", "convert", "push"}
 )
 """they do something; what a run gave, `report --json` prints"""
-IS_TEXT = {"logs"}
+IS_TEXT = {"completion", "logs"}
 CALLS: dict[str, list[str]] = {
     "artifacts": [],
     "cancel": [],

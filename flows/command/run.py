@@ -9,8 +9,8 @@ from rich.console import Console
 
 from flows.catalog import plan_of
 from flows.command.live_table import LiveTable, show_end
-from flows.distill_rounds import written
 from flows.load import load_recipe
+from flows.page.asked import asked_by_command, form_of
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run, new_run
 from flows.running.run_lock import is_running
@@ -40,7 +40,8 @@ def start(
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
+    asked = asked_by_command(recipe, changes, name)
+    record = new_run(loaded, flow, arguments, name=name, in_process=in_process, asked=asked)
     return watch(record, console)
 
 
@@ -169,8 +170,7 @@ class _Deployed:
 
     def _start(self) -> str:
         head = self._record.head()
-        parameters = written(head.arguments) | {"recipe": head.recipe}
-        started = self._api.start(head.flow, parameters, self._record.run)
+        started = self._api.start(head.flow, form_of(head), self._record.run)
         state = self._record.state()
         self._record.put_state(state.model_copy(update={"flow_run": started}))
         return started

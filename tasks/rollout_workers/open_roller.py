@@ -40,7 +40,8 @@ async def open_roller(
         context_length=length,
         seed=spec.seed,
     )
-    start = partial(_start, await asyncio.to_thread(_shared, setup), fleet.router_url)
+    shared = await asyncio.to_thread(_shared, setup)
+    start = partial(_start, shared, fleet.router_url, context.holder)
     pool = WorkerPool(start, context.resources.rollout_workers, servers=fleet.client, chat=chat)
     stack.push_async_callback(pool.close)
     with context.pulse.waiting():
@@ -56,5 +57,5 @@ def _shared(setup: WorkerSetup) -> object:
     return ray.put(setup)
 
 
-async def _start(setup: object, router_url: str, position: int) -> WorkerHandle:
-    return await RayWorker.start(setup, router_url)
+async def _start(setup: object, router_url: str, holder: str, position: int) -> WorkerHandle:
+    return await RayWorker.start(setup, router_url, f"{holder} rollouts {position}")

@@ -16,9 +16,7 @@ from pydantic_core import CoreSchema
 
 from flows.load import recipe_names
 from flows.page.asked import SEED_PATTERN
-
-BY_NAME = "by name"
-"""title of the list of recipes: saving one renews the list"""
+from flows.page.recipe_list import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)

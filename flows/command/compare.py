@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.catalog import plan_of
+from flows.command.output import print_json
 from flows.reports.comparison import Spread, compare, require_one_recipe
 from flows.reports.report import Report, build_report
 from flows.running.records import RunRecord, find_run
@@ -21,7 +22,7 @@ def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
     require_one_recipe([record.head() for record in records])
     found = compare([_report(record) for record in records])
     if json:
-        print(found.model_dump_json(indent=1))
+        print_json(found)
         return 0
     for equal in found.equal:
         console.print(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
+from flows.command.output import CommandConsole
 from flows.page.notify import is_notifying, notify_at, stop_notifying
 from flows.running.open import running_stack
 from flows.running.prefect_api import PrefectApi
 
 
-def show_notify(url: str, off: bool, console: Console) -> int:
+def show_notify(url: str, off: bool, console: CommandConsole) -> int:
     api = PrefectApi(running_stack().prefect_api)
     if off:
         text = "nobody is told any more." if stop_notifying(api) else "nobody was told before."
@@ -20,5 +19,5 @@ def show_notify(url: str, off: bool, console: Console) -> int:
         text = "a webhook is told of runs that fail; end it with: tributary notify --off"
     else:
         text = "nobody is told of runs that fail; begin with: tributary notify URL"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.say(text)
     return 0

@@ -1,14 +1,12 @@
-"""`tributary save`, `recipes` and `recipes remove`."""
+"""`tributary save` and `recipes`."""
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Sequence
-from dataclasses import asdict
 
-from rich.console import Console
 from rich.table import Table
 
+from flows.command.output import CommandConsole, print_json
 from flows.differences import listed
 from flows.page.recipe_list import renew_lists
 from flows.running.prefect_api import PrefectApi
@@ -16,23 +14,26 @@ from flows.saved import known_recipes, remove_recipe, save_recipe
 from infra.stack import load_stack
 
 
-def save(recipe: str, name: str, changes: Sequence[str], console: Console) -> int:
+def save(recipe: str, name: str, changes: Sequence[str], console: CommandConsole) -> int:
     saved = save_recipe(recipe, name, changes)
-    _say(console, f"saved {saved.name}: {saved.file}")
+    console.say(f"saved {saved.name}: {saved.file}")
     if saved.changed:
-        _say(console, f"it replaces one that differs:\n{listed(saved.changed)}")
+        console.say(f"it replaces one that differs:\n{listed(saved.changed)}")
     elif not saved.is_new:
-        _say(console, "it was saved before; nothing has changed.")
-    _renew(console)
-    _say(console, f"start it with: tributary run {saved.name}")
+        console.say("it was saved before; nothing has changed.")
+    if where := _renew():
+        console.say(f"the forms list it: {where}")
+    console.say(f"start it with: tributary run {saved.name}")
     return 0
 
 
-def show_recipes(json: bool, console: Console) -> int:
+def show_recipes(remove: str, json: bool, console: CommandConsole) -> int:
+    if remove:
+        remove_recipe(remove)
+        _renew()
     known = known_recipes()
     if json:
-        rows = [{**asdict(one), "file": str(one.file)} for one in known]
-        console.print_json(json_text.dumps(rows))
+        print_json([{"name": r.name, "shipped": r.is_shipped, "file": str(r.file)} for r in known])
         return 0
     table = Table("recipe", "from", "file")
     for one in known:
@@ -41,18 +42,10 @@ def show_recipes(json: bool, console: Console) -> int:
     return 0
 
 
-def remove(name: str, console: Console) -> int:
-    _say(console, f"removed {remove_recipe(name)}; runs of it stay.")
-    _renew(console)
-    return 0
-
-
-def _renew(console: Console) -> None:
-    """The forms of a server that is down are renewed by `tributary up`."""
+def _renew() -> str:
+    """The page with the forms; empty while the server is down: `tributary up` renews them."""
     stack = load_stack()
-    if stack is not None and renew_lists(PrefectApi(stack.prefect_api)):
-        _say(console, f"the forms at {stack.prefect_ui}/deployments list it now as it is.")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if stack is None:
+        return ""
+    renew_lists(PrefectApi(stack.prefect_api))
+    return f"{stack.prefect_ui}/deployments"

@@ -60,7 +60,7 @@ def automation(block: str) -> dict[str, Any]:
     """As Prefect's API takes it."""
     return {
         "name": AUTOMATION,
-        "description": "Calls a webhook when a run fails or crashes. `tributary notify` creates it.",
+        "description": "Calls a webhook when a run fails. `tributary notify` creates it.",
         "enabled": True,
         "trigger": {
             "type": "event",
@@ -90,7 +90,8 @@ def _try(url: str) -> None:
         ) from None
     if reply.is_error:
         raise InputError(
-            f"notify: the webhook answered {reply.status_code}: {reply.text[:200]}; check the address"
+            f"notify: the webhook answered {reply.status_code}: {reply.text[:200]}; check the"
+            " address"
         )
 
 

@@ -18,6 +18,7 @@ from flows.reports.report import (
     training_table,
 )
 from flows.reports.timeline_picture import timeline_picture
+from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord, StageRecord
 from infra.home import home
 from infra.trace_file import TRACE_FILE, Trace, read_trace
@@ -103,12 +104,17 @@ def markdown(report: Report, said: list[str]) -> str:
             markdown_table(*score_table(report.greedy)),
             "#### First and last version, with 95% intervals",
             markdown_table(*training_table(report)),
+            *_markdown_rounds(report),
             *_markdown_curves(report),
             "#### Stages",
             markdown_table(*stage_table(report)),
             "\n".join(f"- {note}" for note in said),
         ]
     )
+
+
+def _markdown_rounds(report: Report) -> list[str]:
+    return ["#### Rounds", markdown_table(*table_of_rounds(report.rounds))] if report.rounds else []
 
 
 def _markdown_curves(report: Report) -> list[str]:

@@ -19,17 +19,18 @@ from prefect.runtime import flow_run as current
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.catalog import DISTILL_ROUNDS, plan_of
-from flows.distill_rounds import earlier_rounds
+from flows.catalog import plan_of
 from flows.page.asked import Asked
 from flows.page.shown import result_of, shown_name, shown_tags
 from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
+from flows.rounds.series import NotDue
+from flows.running.begin import begin
 from flows.running.finish import conclude, publish
 from flows.running.open import open_run
 from flows.running.prefect_api import RUN_LABEL
-from flows.running.records import RunRecord, check_name, find_run, new_run
+from flows.running.records import RunRecord, check_name, find_run
 from flows.running.replace_older import giving_way
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
@@ -57,6 +58,8 @@ def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
         report = _report(name, asked, arguments)
     except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
         return Failed(message=str(error))
+    except NotDue as why:
+        return Completed(name=why.state, message=str(why))
     return Completed(message=result_of(report), data=report.model_dump())
 
 
@@ -94,13 +97,7 @@ def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -
     check_name(asked.name)
     recipe = asked.resolved()
     plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
-    given = {"name": asked.name, "asked": asked.by_name, "in_process": False}
-    if name != DISTILL_ROUNDS:
-        return new_run(recipe, name, arguments, **given)
-    earlier = earlier_rounds(recipe, arguments["expert"])
-    record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, **given)
-    record.take_over(earlier.stages.values())
-    return record
+    return begin(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
 
 
 def _show_name(flow_run: str, record: RunRecord) -> None:

@@ -9,6 +9,7 @@ from flows.differences import differences, listed
 from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.page.asked import Asked
+from flows.running.hub_models import as_on_record
 from flows.running.records import RunHead
 from infra.errors import InputError
 
@@ -24,7 +25,7 @@ def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str,
     if asked.by_name != head.asked or not head.asked:
         recorded = validate_recipe(head.recipe, f"run {head.run}")
         before |= recorded.model_dump(mode="json")
-        after |= asked.resolved().model_dump(mode="json")
+        after |= as_on_record(asked.resolved(), recorded).model_dump(mode="json")
     found = list(differences(before, after))
     if found:
         raise InputError(

@@ -1,0 +1,72 @@
+"""The stack and the machine below it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from flows.command.app import Json, app, console, examples
+
+
+@app.command(
+    help_epilogue=examples("up", "up  # again: restarts what has died", "up --concurrent-runs 2")
+)
+def up(*, concurrent_runs: Annotated[int | None, Parameter(validator=Number(gte=0))] = None) -> int:
+    """Start the local stack, or restart its dead parts.
+
+    Args:
+        concurrent_runs: How many runs go on at once; others wait for their turn. 0: any number.
+            Stays until it is set again.
+    """
+    from flows.command.stack import start_stack
+
+    return start_stack(concurrent_runs, console)
+
+
+@app.command(help_epilogue=examples("down"))
+def down() -> int:
+    """Stop the local stack."""
+    from flows.command.stack import stop_stack
+
+    return stop_stack(console)
+
+
+@app.command(help_epilogue=examples("status", "status --json"))
+def status(*, json: Json = False) -> int:
+    """Show which parts of the local stack run, and their addresses.
+
+    Exit code 1 when one is down.
+    """
+    from flows.command.stack import show_status
+
+    return show_status(json, console)
+
+
+@app.command(help_epilogue=examples("secret my-store AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY"))
+def secret(block: str, /, *variables: str) -> int:
+    """Save variables of your environment in a Prefect Secret block, for `storage.credentials`.
+
+    Args:
+        block: Name of the block; an existing block of that name is replaced.
+        variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
+    """
+    from flows.command.stack import keep_secret
+
+    return keep_secret(block, variables, console)
+
+
+@app.command(help_epilogue=examples("doctor", "doctor --clean", "doctor --json"))
+def doctor(*, clean: bool = False, json: Json = False) -> int:
+    """List what is missing on this machine, with the command that repairs it.
+
+    Exit code 1 if anything is missing.
+
+    Args:
+        clean: First remove what a crash of the machine left in this home. Files of live processes
+            stay.
+    """
+    from flows.command.stack import clean_up, show_doctor
+
+    return show_doctor(clean_up() if clean else None, json, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-UNIFIED = "unified"
+_UNIFIED = "unified"
 _SCORE = "score/"
 _MOST = 3
 """scores in one line"""
@@ -38,5 +38,5 @@ def _scores(metrics: Mapping[str, float]) -> str:
         if name.startswith(_SCORE):
             by_model.setdefault(name.split("/")[1], []).append(score)
     means = {model: fmean(scores) for model, scores in by_model.items()}
-    ranked = [UNIFIED] if UNIFIED in means else sorted(means, key=lambda model: -means[model])
+    ranked = [_UNIFIED] if _UNIFIED in means else sorted(means, key=lambda model: -means[model])
     return ", ".join(f"{model} {means[model]:.2f}" for model in ranked[:_MOST])

@@ -36,6 +36,7 @@ if hypothesis.settings.get_current_profile_name() == "default":
 
 _TOGETHER = (
     {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"}
+    | {"test_page_in_browser.py", "test_prefect_page.py"}
     | {"test_stack.py", "test_cluster.py"},
     {"test_rl_exact.py", "test_rl_stage.py", "test_sft_stage.py"},
     {"test_sandbox.py", "test_sandbox_attacks.py"},

@@ -16,7 +16,7 @@ from infra.access import is_loopback, key_path
 def start_stack(concurrent_runs: int | None, console: Console) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
-    from flows.page.recipe_list import renew_lists
+    from flows.page.recipe_list import form_url, renew_lists
     from flows.running.prefect_api import PrefectApi
     from infra.tracking.spool import deliver_spool
 
@@ -30,6 +30,9 @@ def start_stack(concurrent_runs: int | None, console: Console) -> int:
     if sent:
         console.print(f"sent MLflow {sent} entries that waited while it was down")
     _show_links(started, console)
+    form = form_url(api, started.prefect_ui, "post-train")
+    if form:
+        console.print(f"Start a run: {form}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -21,7 +21,7 @@ EVENTS = ("Failed", "Crashed", "TimedOut")
 TRY_SECONDS = 10.0
 _TEXT = (
     "'Tributary: ' ~ flow_run.name ~ ': ' ~ flow_run.state.name ~ '. '"
-    " ~ (flow_run.state.message or '')[:500] ~ ' ' ~ (flow_run | ui_url)"
+    " ~ (flow_run.state.message or '')[:500] ~ ' ' ~ ((flow_run | ui_url) or '')"
 )
 _PAYLOAD = f'{{"text": {{{{ ({_TEXT}) | tojson }}}}, "content": {{{{ ({_TEXT}) | tojson }}}}}}'
 

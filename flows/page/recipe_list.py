@@ -1,4 +1,4 @@
-"""The list of recipes in the forms of a running Prefect server. Imports no Prefect."""
+"""The forms of a running Prefect server, and their list of recipes. Imports no Prefect."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def renew_lists(api: PrefectApi) -> int:
             )
             changed += 1
     return changed
+
+
+def form_url(api: PrefectApi, ui: str, flow: str) -> str:
+    """Where a person fills a flow's form in; empty where it is not deployed."""
+    deployment: dict[str, Any] = api.call("GET", f"/deployments/name/{flow}/{flow}", unknown={})
+    return f"{ui}/deployments/deployment/{deployment['id']}/run" if deployment else ""

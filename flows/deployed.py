@@ -10,10 +10,12 @@ from prefect import Flow, flow
 from flows.page.asked import Asked
 from flows.page.form import Changes, Models, RecipeField, Rounds, RunName, Seed
 from flows.page.models import models_of
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ALL = ChosenStages()
 
 
 def _deployed(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -27,7 +29,11 @@ def _deployed(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
 
 @_deployed("post-train")
 def post_train(
-    recipe: RecipeField, overrides: Changes = "", seed: Seed = "", name: RunName = ""
+    recipe: RecipeField,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+    stages: ChosenStages = ALL,
 ) -> Any:
     """Train every expert, unify them, evaluate all models.
 
@@ -36,13 +42,19 @@ def post_train(
         overrides: Changes of its fields, one a line, e.g. `unified.path.rl.steps=4`.
         seed: Another seed than the recipe's.
         name: A name for this run.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("post-train", _asked(recipe, overrides, seed, name), {})
+    return run_flow("post-train", _asked(recipe, overrides, seed, name), stages.arguments)
 
 
 @_deployed("expert")
 def expert(
-    recipe: RecipeField, expert: str, overrides: Changes = "", seed: Seed = "", name: RunName = ""
+    recipe: RecipeField,
+    expert: str,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+    stages: ChosenStages = ALL,
 ) -> Any:
     """Train one expert of a recipe.
 
@@ -52,8 +64,10 @@ def expert(
         overrides: Changes of its fields, one a line, e.g. `experts.agent.path.rl.steps=4`.
         seed: Another seed than the recipe's.
         name: A name for this run.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("expert", _asked(recipe, overrides, seed, name), {"name": expert})
+    arguments = {"name": expert} | stages.arguments
+    return run_flow("expert", _asked(recipe, overrides, seed, name), arguments)
 
 
 @_deployed("distill-rounds")

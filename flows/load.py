@@ -48,8 +48,13 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def shipped_names() -> list[str]:
-    return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+def shipped_recipes() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a recipe has this name: a file, a shipped one, or a saved one."""
+    return Path(name).expanduser().is_file() or name in recipe_names()
 
 
 def saved_folder() -> Path:
@@ -59,7 +64,7 @@ def saved_folder() -> Path:
 
 def recipe_names() -> list[str]:
     """Every name that is a recipe's: the shipped ones, then the saved ones."""
-    return [*shipped_names(), *sorted(file.stem for file in saved_folder().glob("*.yaml"))]
+    return [*shipped_recipes(), *sorted(file.stem for file in saved_folder().glob("*.yaml"))]
 
 
 def is_name(text: str) -> bool:
@@ -179,7 +184,7 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], folder)}
-    for source in _message_files(data):
+    for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
@@ -197,6 +202,18 @@ def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for source in sources if isinstance(sources, list) else [sources]:
                     if isinstance(source, dict):
                         yield source
+
+
+def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's curriculum names files of prompts."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        found: Any = owner
+        for key in ("domain", "curriculum", "options", "sources"):
+            found = found.get(key) if isinstance(found, dict) else None
+        for source in found if isinstance(found, list) else [found]:
+            if isinstance(source, dict):
+                yield source
 
 
 def _read_text(file: Path) -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import yaml
 
-from flows.differences import differences
+from flows.differences import Difference, differences
 from flows.explain import nearest
 from flows.load import (
     SHIPPED,
     is_name,
     read_recipe,
     saved_folder,
-    shipped_names,
+    shipped_recipes,
     validate_recipe,
 )
 from flows.recipe import MAX_NAME
@@ -41,13 +41,13 @@ class Saved:
     name: str
     file: Path
     is_new: bool
-    changed: list[str]
+    changed: list[Difference]
     """what differs from the one that it replaces"""
 
 
 def known_recipes() -> list[KnownRecipe]:
     """The shipped ones, then the saved ones, each by name."""
-    shipped = [KnownRecipe(name, True, SHIPPED / f"{name}.yaml") for name in shipped_names()]
+    shipped = [KnownRecipe(name, True, SHIPPED / f"{name}.yaml") for name in shipped_recipes()]
     files = sorted(saved_folder().glob("*.yaml"))
     return shipped + [KnownRecipe(file.stem, False, file) for file in files]
 
@@ -72,7 +72,7 @@ def save_recipe(recipe: str, name: str = "", changes: Sequence[str] = ()) -> Sav
 def remove_recipe(name: str) -> Path:
     """Forget a saved recipe; its runs stay. Raises InputError."""
     file = saved_folder() / f"{name}.yaml"
-    if name in shipped_names():
+    if name in shipped_recipes():
         raise InputError(f"recipe {name} is shipped with Tributary and cannot be removed")
     if not is_name(name) or not file.is_file():
         saved = [known.name for known in known_recipes() if not known.is_shipped]
@@ -83,7 +83,7 @@ def remove_recipe(name: str) -> Path:
 
 
 def _require_free(name: str) -> None:
-    if name in shipped_names():
+    if name in shipped_recipes():
         raise InputError(
             f"`{name}` is the name of a shipped recipe; give yours another one of at most"
             f" {MAX_NAME} characters: tributary save RECIPE NAME"

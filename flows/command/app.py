@@ -16,8 +16,8 @@ app = App(
     version_flags=["--version"],
     help_format="plaintext",
 )
-console = CommandConsole()
-errors = CommandConsole(stderr=True)
+console = CommandConsole(emoji=False)
+errors = CommandConsole(stderr=True, emoji=False)
 
 Set = Annotated[
     list[str],

@@ -9,10 +9,10 @@ from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import machine, pages, parts, results, running
-from infra.errors import BAD_INPUT, DETACHED, TributaryError
+from flows.command.declared import machine, pages, parts, results, running, stages
+from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-DECLARED = (machine, pages, parts, results, running)
+DECLARED = (machine, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
 
 
@@ -33,6 +33,8 @@ def init(folder: str = ".", /) -> int:
         "run mine/recipe.yaml",
         "run cpu-demo --set seed=1 --set experts.agent.path.rl.steps=4",
         "run cpu-demo --expert agent --name agent-alone",
+        "run cpu-demo --until agent-rl",
+        "run cpu-demo --only evaluate --force evaluate",
     )
 )
 def run(
@@ -43,6 +45,10 @@ def run(
     expert: str = "",
     name: str = "",
     in_process: bool = False,
+    from_: Annotated[str, Parameter(name="--from")] = "",
+    until: str = "",
+    only: str = "",
+    force: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
@@ -54,10 +60,20 @@ def run(
         expert: Run only the stages and the evaluation of this expert.
         name: Another name for this run.
         in_process: Run in this process, without the Prefect server.
+        from_: Begin with this stage; what does not depend on it must be in the store.
+        until: End after this stage, and run nothing that it does not need.
+        only: Run this stage alone; what it is made from must be in the store.
+        force: Run this stage although the store has its result.
     """
     from flows.command.run import start
+    from flows.running.chosen_stages import ChosenStages
 
-    return start(recipe, set_ or [], expert, name, in_process, console)
+    if only and (from_ or until):
+        raise InputError("--only says where to begin and to end; leave out --from and --until")
+    chosen = ChosenStages(
+        from_stage=from_, until_stage=until, only_stage=only, force_stages=force or []
+    )
+    return start(recipe, set_ or [], expert, chosen, name, in_process, console)
 
 
 @app.command(

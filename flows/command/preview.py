@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
 from flows.command.find_artifact import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
+from infra.data_files.bad_row import BadRow
+from infra.data_files.chunks import first_rows
+from infra.data_files.files import find_files
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow
-from tasks.message_files.chunks import first_rows
-from tasks.message_files.files import find_files
-from tasks.message_files.layouts import read_row
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import RowCounts
@@ -88,7 +88,8 @@ def _read(source: MessageFiles, renderer: Renderer, rows: int, read: int) -> _Se
         for index in range(len(found)):
             where = f"{file.name}:{found.line(index)}"
             try:
-                sequence = renderer.render(read_row(found.row(index), source))
+                row = read_row(found.row(index), source.columns, source.format)
+                sequence = renderer.render(row)
             except BadRow as error:
                 seen.counts.left_out(where, error)
                 continue

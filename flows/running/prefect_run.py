@@ -36,6 +36,7 @@ from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from flows.running.same_parameters import require_same
 from flows.running.stop import stop_run
+from flows.running.stored_stages import require_stored
 from infra.errors import TributaryError
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord
@@ -96,7 +97,8 @@ def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -
         return record
     check_name(asked.name)
     recipe = asked.resolved()
-    plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    plan = plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    require_stored(recipe, plan)
     return begin(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
 
 

@@ -11,74 +11,44 @@ undisturbed one would have given.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
-from infra.errors import InputError, TrainingStopped
-from tasks.message_files.bad_row import BadRow
-from tasks.message_files.chunks import Chunk, LocalFiles, Rows
-from tasks.message_files.files import find_files
-from tasks.message_files.layouts import read_row
+from infra.data_files.bad_row import BadRow
+from infra.data_files.chunks import Chunk, LocalFiles, Rows
+from infra.data_files.files import find_files
+from infra.data_files.tally import RowTally
+from infra.errors import InputError
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 
 WINDOW_BYTES = 64 << 20
-JUDGED_ROWS = 1000
-"""rows after which their share of bad ones is looked at"""
-_NAMED = 5
-"""bad rows of each reason that are named"""
 
 
 @dataclass(slots=True)
-class RowCounts:
+class RowCounts(RowTally):
     """What became of the rows of the first epoch: each is counted once."""
 
-    read: int = 0
-    bad: Counter[str] = field(default_factory=Counter[str])
-    """by reason"""
-    named: list[str] = field(default_factory=list[str])
-    """the first of each reason: file, line and what is wrong"""
     tokens: int = 0
     trained: int = 0
     """of the tokens, those that the loss is taken on"""
-
-    @property
-    def num_bad(self) -> int:
-        return self.bad.total()
 
     def good(self, sequence: TokenSequence) -> None:
         self.read += 1
         self.tokens += len(sequence.tokens)
         self.trained += sum(sequence.loss_mask)
 
-    def left_out(self, where: str, error: BadRow) -> None:
-        self.read += 1
-        self.bad[error.reason] += 1
-        if self.bad[error.reason] <= _NAMED:
-            self.named.append(f"{where}: {error}")
-
     def as_json(self) -> dict[str, Any]:
-        return {
-            "read": self.read,
-            "bad": dict(self.bad),
-            "named": list(self.named),
-            "tokens": self.tokens,
-            "trained": self.trained,
-        }
+        return RowTally.as_json(self) | {"tokens": self.tokens, "trained": self.trained}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowCounts:
-        return RowCounts(
-            read=value["read"],
-            bad=Counter(value["bad"]),
-            named=list(value["named"]),
-            tokens=value["tokens"],
-            trained=value["trained"],
-        )
+        tally = RowTally.from_json(value)
+        return RowCounts(tally.read, tally.bad, tally.named, value["tokens"], value["trained"])
 
 
 class MessageStream:
@@ -142,28 +112,18 @@ class MessageStream:
         """None for a bad row, which is counted."""
         read = window.rows[rows]
         try:
-            sequence = self._renderer.render(read_row(read.row(index), self._source))
+            row = read_row(read.row(index), self._source.columns, self._source.format)
+            sequence = self._renderer.render(row)
         except BadRow as error:
             if self._epoch == 0:
                 name = self._files.names[window.chunks[rows].file]
                 self.counts.left_out(f"{name}:{read.line(index)}", error)
-                self._judge()
+                source = self._source
+                self.counts.judge(source.files, self.num_rows, source.max_bad_share)
             return None
         if self._epoch == 0:
             self.counts.good(sequence)
         return sequence
-
-    def _judge(self) -> None:
-        bad, most = self.counts.num_bad, self._source.max_bad_share
-        judged = max(self.counts.read, min(JUDGED_ROWS, self.num_rows))
-        if bad > most * judged:
-            reasons = ", ".join(f"{n} {why}" for why, n in self.counts.bad.most_common())
-            first = "\n".join(f"  {line}" for line in self.counts.named)
-            raise TrainingStopped(
-                f"{bad} of the first {self.counts.read} rows of {', '.join(self._source.files)}"
-                f" cannot be trained on ({reasons}), more than max_bad_share {most:g}; correct"
-                f" them, or raise max_bad_share. The first:\n{first}"
-            )
 
     def _opened(self) -> _Window:
         if self._open is None:

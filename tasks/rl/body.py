@@ -30,13 +30,13 @@ from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
 from infra.trace_file import write_trace
-from tasks.resources import lease_fleet, open_parts
+from tasks.resources import lease_fleet, open_parts, say_left_out
 from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
-from tasks.rollout_workers.open_roller import open_roller
+from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 
@@ -63,6 +63,7 @@ async def train(
                 stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
         )
+        say_left_out(context, domains)
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())
@@ -80,7 +81,8 @@ async def train(
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
         group_filter = await live_parts.open_filter(stack, spec.settings)
-        roller = await open_roller(stack, spec, context, fleet, chat)
+        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        roller = await rollers.of(model, chat)
         asked = spec.settings.evaluate
         evaluator = evaluator_of(asked, roller, domains, spec.seed)
         evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)

@@ -67,7 +67,12 @@ class SftSpec(StageSpec):
             spec = cls(seed=place.seed, settings=settings.model_copy(update=unread))
             given = {} if settings.data is not None else {"data": place.data}
             return spec, {"model": place.model, **given}
-        if len(place.domains) != 1:
+        if not place.domains:
+            raise InputError(
+                "it has nothing to train on, as the expert has no `domain`; write one, or name"
+                " files of your own in `data`"
+            )
+        if len(place.domains) > 1:
             raise InputError(
                 "it has nothing to train on, as demonstrations are one domain's; put `distill`"
                 " before it, or name files of your own in `data`"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -70,3 +70,19 @@ def doctor(*, clean: bool = False, json: Json = False) -> int:
     from flows.command.stack import clean_up, show_doctor
 
     return show_doctor(clean_up() if clean else None, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "completion bash > ~/.local/share/bash-completion/completions/tributary",
+        "completion zsh > ~/.zfunc/_tributary",
+    )
+)
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print a script that completes commands and options in a shell.
+
+    Args:
+        shell: Which shell.
+    """
+    print(app.generate_completion(prog_name="tributary", shell=shell))
+    return 0

@@ -36,7 +36,7 @@ def test_a_saved_recipe_does_not_depend_on_its_file(tmp_path: Path) -> None:
 def test_saving_again_replaces_and_says_what_differs() -> None:
     save_recipe("cpu-smoke", "mine")
     again = save_recipe("cpu-smoke", "mine", ["seed=1"])
-    assert (again.is_new, again.changed) == (False, ["seed: 0 -> 1"])
+    assert (again.is_new, [str(each) for each in again.changed]) == (False, ["seed: 0 -> 1"])
     assert save_recipe("mine").changed == []
     assert load_recipe("mine").seed == 1
 

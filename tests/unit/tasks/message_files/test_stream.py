@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from engines.chat import Chat
+from infra.data_files import chunks
+from infra.data_files.files import find_files, fingerprint
 from infra.errors import InputError, TrainingStopped
-from tasks.message_files import chunks, stream
-from tasks.message_files.files import find_files, fingerprint
+from tasks.message_files import stream
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
@@ -191,7 +192,7 @@ def test_a_fingerprint_follows_the_content_and_not_the_place(tmp_path: Path):
     ("pattern", "text"),
     [
         ("none.jsonl", "no file matches"),
-        ("", "is a folder; give its files"),
+        ("", "is a folder, but none that `datasets` saved; give its files"),
         ("a.json", "is of no kind that is read"),
     ],
 )

@@ -20,7 +20,7 @@ from infra.stack import WORK_POOL, Stack
 from infra.stack.prefect_server import active_schedules, keep_schedules
 from tests.parts.machine import until
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

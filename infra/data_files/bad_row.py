@@ -1,4 +1,4 @@
-"""Why a row cannot be trained on."""
+"""Why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Reason(StrEnum):
     """a message cannot be read, or their order makes no conversation"""
     TOOLS = "tools"
     """tools or calls of tools cannot be read, or the model's template writes none"""
+    REFERENCE = "reference"
+    """what an answer is compared with is empty, or lacks what its pattern looks for"""
+    SAME_ID = "same_id"
+    """another row with another prompt has its id"""
     TEMPLATE = "template"
     """the model's chat template refuses the conversation"""
     TOO_LONG = "too_long"

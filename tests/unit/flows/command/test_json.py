@@ -28,6 +28,7 @@ CALLS: dict[str, list[str]] = {
     "check": ["cpu-smoke", "--set", "seed=1"],
     "compare": ["first", "first"],
     "diff": ["cpu-smoke", "cpu-demo"],
+    "recipes": [],
     "report": [],
     "rollouts": [],
     "runs": [],

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 COMMANDS = {name for name in app if not name.startswith("-")}
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
     *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
-    *("chat", "convert", "export", "push", "serve"),
+    *("chat", "convert", "export", "notify", "push", "save", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
 IS_TEXT = {"completion", "logs"}
@@ -28,6 +28,7 @@ CALLS: dict[str, list[str]] = {
     "check": ["cpu-smoke", "--set", "seed=1"],
     "compare": ["first", "first"],
     "diff": ["cpu-smoke", "cpu-demo"],
+    "recipes": [],
     "report": [],
     "rollouts": [],
     "runs": [],

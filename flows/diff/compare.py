@@ -84,8 +84,9 @@ def _fate(stage: PlannedStage, a: Side, b: Side, made: set[str]) -> StageFate:
     if before is None or before.kind != after.kind:
         return fate.model_copy(update={"state": "new"})
     found = [*changes(before, after), *_inputs(stage, a, b, made)]
-    if before.again and not found:
-        found = [Change("input", f"{a.name} was told to run it again, and its result differs")]
+    told = [side.name for side in (a, b) if side.identities[stage.name].again]
+    if told and not found:
+        found = [Change("setting", f"{' and '.join(told)} was told to run it again")]
     if not found and stage.name in a.unfinished:
         found = [Change("input", f"{a.name} did not finish it: {a.unfinished[stage.name]}")]
     reasons = [Reason(part=change.part, text=change.text) for change in found]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from flows.catalog import plan_of
 from flows.command.main import main
 from flows.load import load_recipe
+from flows.page.asked import Asked
 from flows.plan import PlannedStage
 from flows.planned_digests import planned_identities
 from flows.running.chosen_stages import ChosenStages
@@ -89,9 +90,10 @@ def test_all_stages_leave_no_argument_so_a_form_of_defaults_is_the_same_run() ->
     assert arguments == {"stages": {"until_stage": "base"}}
     recipe = RECIPE.model_dump(mode="json")
     head = RunHead(run="r", flow="post-train", arguments=arguments, recipe=recipe, created=0)
-    require_same(head, "post-train", RECIPE, arguments)
+    asked = Asked(recipe=recipe)
+    require_same(head, "post-train", asked, arguments)
     with pytest.raises(InputError, match=r"arguments\.stages"):
-        require_same(head, "post-train", RECIPE, {})
+        require_same(head, "post-train", asked, {})
 
 
 def test_the_stages_of_an_expert_alone_can_be_chosen_too() -> None:

@@ -8,6 +8,7 @@ that repeat what is held out, `mixture` says whose turn it is among sources.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from curricula.prompt_files.build import SPLITS, Counts
+from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.index import open_index
 from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import Prompt, read_prompt
@@ -92,6 +94,12 @@ class Files:
                     found.append(self._demonstration(problem, prompt))
         return found
 
+    def add_held_out(self, words: HeldOutWords) -> None:
+        """All rows of the held-out split."""
+        for position in range(self.num_rows("heldout")):
+            problem, prompt = self._problem("heldout", 0, position)
+            words.add(problem.id, prompt.text_asked)
+
     def environment(self) -> None:
         return None
 
@@ -157,6 +165,6 @@ class Files:
         return self._mixtures[split]
 
 
-@lru_cache(maxsize=16)
-def _order(seed: str, rows: int) -> list[int]:
-    return random.Random(seed).sample(range(rows), rows)
+@lru_cache(maxsize=8)
+def _order(seed: str, rows: int) -> array[int]:
+    return array("q", random.Random(seed).sample(range(rows), rows))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.chat.folder import ChatFolder, load_chat_folder
 from engines.chat.pieces import Pieces
+from engines.chat.plain_texts import PlainTexts
 from engines.chat.training_text import TrainingText, cut
 from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
 from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool, ToolCall
@@ -34,6 +35,7 @@ class Chat:
     def __init__(self, folder: ChatFolder) -> None:
         self._tokenizer = folder.tokenizer
         self._pieces = Pieces(folder.template)
+        self._plain_texts = PlainTexts(lambda messages: cut(self._pieces, messages, (), False))
         self._special = {
             token for token, a in folder.tokenizer.get_added_tokens_decoder().items() if a.special
         }
@@ -131,6 +133,8 @@ class Chat:
     ) -> TrainingText:
         """A conversation whose last message is the assistant's, as the template renders it. Raises
         InputError that names the turn which it does not render as it was said."""
+        if not tools and not thinking and (plain := self._plain_texts.cut(messages)) is not None:
+            return plain
         return cut(self._pieces, messages, tools, thinking)
 
     def masked_ids(self, texts: Sequence[TrainingText]) -> list[tuple[list[int], list[int]]]:

@@ -9,10 +9,10 @@ from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import machine, pages, parts, results, running, stages
+from flows.command.declared import machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-DECLARED = (machine, pages, parts, results, running, stages)
+DECLARED = (machine, models, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
 
 
@@ -168,11 +168,13 @@ def compare(*runs: str, json: Json = False) -> int:
     help_epilogue=examples(
         "preview chats.jsonl --model ./model",
         "preview 'data/*.parquet' --model base --columns messages=chat --json",
+        "preview asks.jsonl --kind prompts --model base --columns prompt=ask",
     )
 )
 def preview(
     *files: str,
     model: str,
+    kind: Literal["messages", "prompts", "pairs"] = "messages",
     rows: int = 3,
     read: int = 1000,
     format: Literal["auto", "openai", "sharegpt"] = "auto",
@@ -180,13 +182,14 @@ def preview(
     root: str = "",
     json: Json = False,
 ) -> int:
-    """Show rows of your own files as a model is trained on them: tokens, loss mask, bad rows.
+    """Show rows of your own files as a model sees them: tokens, loss mask, bad rows.
 
     Exit code 1 if no row that was read can be trained on.
 
     Args:
-        files: JSONL or Parquet files of messages: paths, patterns or fsspec URLs.
+        files: JSONL or Parquet files, or folders that `datasets` saved: paths, patterns or URLs.
         model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        kind: What a row is: a conversation, a prompt with a reference, or a preference pair.
         rows: How many rows to show.
         read: How many rows to read and count.
         format: How a row holds its messages; auto: what they look like.
@@ -195,7 +198,7 @@ def preview(
     """
     from flows.command.preview import preview_files
 
-    return preview_files(files, model, rows, read, format, columns or [], root, json, console)
+    return preview_files(files, model, kind, rows, read, format, columns or [], root, json, console)
 
 
 def main(arguments: list[str] | None = None) -> None:

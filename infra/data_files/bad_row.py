@@ -25,6 +25,8 @@ class Reason(StrEnum):
     """longer than the model's context"""
     NOTHING_TRAINED = "nothing_trained"
     """the loss mask is empty"""
+    CONTAMINATED = "contaminated"
+    """shares words with a held-out row: left out, and not counted as bad"""
 
 
 class BadRow(Exception):

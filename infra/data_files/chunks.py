@@ -6,12 +6,13 @@ A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row gro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+
+import orjson
 
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.files import DataFile, local_copy, open_file
@@ -65,11 +66,9 @@ class JsonRows:
 
     def row(self, index: int) -> dict[str, Any]:
         try:
-            row = json.loads(self._lines[index][1])
+            row = orjson.loads(self._lines[index][1])
         except ValueError as error:  # of JSON or of UTF-8
             raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
-        except RecursionError:
-            raise BadRow(Reason.NOT_JSON, "is nested too deeply") from None
         if not isinstance(row, dict):
             raise BadRow(Reason.NOT_JSON, "is no JSON object")
         return row

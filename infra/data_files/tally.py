@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.data_files.bad_row import BadRow
+from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import TrainingStopped
 
 JUDGED_ROWS = 1000
@@ -28,7 +28,12 @@ class RowTally:
 
     @property
     def num_bad(self) -> int:
-        return self.bad.total()
+        return self.bad.total() - self.num_contaminated
+
+    @property
+    def num_contaminated(self) -> int:
+        """Rows that are fine, but share words with what is held out."""
+        return self.bad[Reason.CONTAMINATED]
 
     def left_out(self, where: str, error: BadRow) -> None:
         self.read += 1

@@ -18,10 +18,14 @@ from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import read_prompt
 from curricula.prompt_files.spec import PromptSource, Shares
 from engines.draws import draw_problems
+from engines.rollout.roller import Roller
 from engines.types import Json, Message, Problem, RowCurriculum, Split, Tool
 from infra.data_files.bad_row import BadRow
 from infra.errors import InputError, TrainingStopped
 from infra.home import home
+from tasks.domain import Domain
+from tasks.live_domain import open_domain
+from tests.parts.rollout_parts import CharChat, Policy
 
 pytestmark = pytest.mark.unit
 
@@ -262,3 +266,41 @@ def test_solutions_are_demonstrations(tmp_path: Path):
     assert made.examples(8, 0) == []
     with pytest.raises(InputError, match=r"no solution .* columns\.solution"):
         made.demonstrations(1, 0)
+
+
+async def test_rows_are_rolled_out_and_judged_by_the_reward_of_their_source(tmp_path: Path):
+    for name in ("sums", "words"):
+        write(
+            tmp_path / f"{name}.jsonl", [{"prompt": f"{name} {n}", "answer": n} for n in range(9)]
+        )
+    domain = Domain.model_validate(
+        {
+            "name": "mixed",
+            "curriculum": {
+                "name": "files",
+                "options": {
+                    "sources": [
+                        {"name": name, "files": [str(tmp_path / f"{name}.jsonl")]}
+                        for name in ("sums", "words")
+                    ],
+                    "shares": {"heldout": 0},
+                },
+            },
+            "rewards": [
+                {"name": "exact", "outcome": True, "sources": ["sums"]},
+                {"name": "math", "outcome": True, "sources": ["words"]},
+            ],
+        }
+    )
+    opened = open_domain(domain)
+    assert opened.processes == []
+    policy: Any = Policy(lambda prompt, _: prompt.strip("<>").split()[-1])  # it repeats the number
+    chat: Any = CharChat()
+    roller = Roller(generate=policy.generate, chat=chat, context_length=99, seed=0)
+    outcomes: dict[str, set[float]] = {"sums": set(), "words": set()}
+    for problem in draw_problems(opened.live.curriculum, "rl", 8, seed=0):
+        rollouts = await roller.roll_group(
+            opened.live, problem, 2, temperature=1.0, group_id=problem.id, seed_name=problem.id
+        )
+        outcomes[str(problem.metadata["source"])] |= {r.rewards["outcome"] for r in rollouts}
+    assert outcomes == {"sums": {1.0}, "words": {0.0}}, "`math` wants a box"

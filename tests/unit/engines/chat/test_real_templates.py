@@ -21,14 +21,18 @@ pytestmark = pytest.mark.unit
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-GLM = ["<|endoftext|>", "[gMASK]", "<sop>"]
-GLM += [f"<|{role}|>" for role in ("system", "user", "assistant", "observation")]
-DEEPSEEK = [f"<\uff5c{part}\uff5c>" for part in ("begin▁of▁sentence", "end▁of▁sentence")]
-DEEPSEEK += [f"<\uff5c{part}\uff5c>" for part in ("User", "Assistant", "tool▁sep")]
-DEEPSEEK += [
-    f"<\uff5ctool▁{what}▁{edge}\uff5c>"
-    for what in ("calls", "call", "outputs", "output")
-    for edge in ("begin", "end")
+GLM = [
+    "<|endoftext|>", "[gMASK]", "<sop>",
+    *(f"<|{role}|>" for role in ("system", "user", "assistant", "observation")),
+]  # fmt: skip
+DEEPSEEK = [
+    *(f"<\uff5c{part}\uff5c>" for part in ("begin▁of▁sentence", "end▁of▁sentence")),
+    *(f"<\uff5c{part}\uff5c>" for part in ("User", "Assistant", "tool▁sep")),
+    *(
+        f"<\uff5ctool▁{what}▁{edge}\uff5c>"
+        for what in ("calls", "call", "outputs", "output")
+        for edge in ("begin", "end")
+    ),
 ]
 SPECIAL = {"qwen": QWEN, "llama": LLAMA, "glm4": GLM, "deep": DEEPSEEK}
 END = {

@@ -19,6 +19,7 @@ from flows.recipe import Recipe
 from infra.errors import InputError
 from rewards.registry import build
 from rewards.rubric import Rubric, Term
+from tasks.sft.spec import SftSpec
 
 pytestmark = pytest.mark.unit
 
@@ -182,3 +183,22 @@ async def test_a_reply_is_compared_with_the_reference(
     problem = Problem("p", "d", (), {"answer": answer})
     told = Transcript(problem, (Message("assistant", said),), Status.COMPLETED, 1)
     assert (await build(name, options)(told)).score == score
+
+
+def test_own_conversations_are_compared_with_the_held_out_rows(tmp_path: Path):
+    write(tmp_path)
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    made = recipe(tmp_path, {"sources": {"files": ["sums.jsonl"]}})
+    data = {"files": [str(tmp_path / "chats.jsonl")]}
+    sft = {"steps": 2, "optimizer": {"lr": 1e-3}, "data": data, "decontaminate": 8}
+    written = made.model_dump(mode="json")
+    written["experts"]["sums"]["path"] = [{"sft": sft}]
+    held_out = Recipe.model_validate(written)
+    check_recipe(held_out, plan_post_train(held_out))
+    spec = next(s.spec for s in plan_post_train(held_out) if s.name == "sums-sft")
+    assert isinstance(spec, SftSpec)
+    assert [each.name for each in spec.held_out] == ["files"]
+    written["experts"]["sums"]["domain"]["curriculum"] = {"name": "general"}
+    with pytest.raises(InputError, match="decontaminate: compares with held-out rows"):
+        plan_post_train(Recipe.model_validate(written))

@@ -16,10 +16,12 @@ from tests.parts.recorded_run import RecordedRun, exit_code
 pytestmark = pytest.mark.unit
 
 COMMANDS = {name for name in app if not name.startswith("-")}
-SHOWS_NOTHING = {"init", "up", "down", "secret"} | {"run", "resume", "retry", "rounds"}
-SHOWS_NOTHING |= {"sft", "rl", "distill", "evaluate"}
+SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
+    *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
+    *("chat", "convert", "export", "push", "serve"),
+}
 """they do something; what a run gave, `report --json` prints"""
-IS_TEXT = {"logs"}
+IS_TEXT = {"completion", "logs"}
 CALLS: dict[str, list[str]] = {
     "artifacts": [],
     "cancel": [],

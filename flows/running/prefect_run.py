@@ -14,6 +14,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
 from prefect.states import Completed, Failed
@@ -58,6 +59,7 @@ def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
     try:
         report = _report(name, asked, arguments)
     except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
+        get_run_logger().error(str(error))  # the page shows only the first line of a state
         return Failed(message=str(error))
     except NotDue as why:
         return Completed(name=why.state, message=str(why))

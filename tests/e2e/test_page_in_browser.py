@@ -56,8 +56,7 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
     before = page.count()
     tab.choose("recipe", small)
     tab.fill("seed", "1")
-    tab.submit()
-    until(lambda: page.count() == before + 1, 60)
+    tab.submit_until(lambda: page.count() == before + 1)
     assert (tab.clicks, tab.filled) == (4, 1)
 
     flow_run = page.newest()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ class Tab:
     def __init__(self, page: Any) -> None:
         self.page = page
         self.errors: list[str] = []
+        self._was_busy = False
         self.clicks = self.filled = 0
         page.set_default_timeout(SHOWN_SECONDS * 1000)
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._asked)
+        page.on("response", self._answered)
 
     def open(self, url: str) -> None:
         self.page.goto(url)
@@ -49,13 +52,20 @@ class Tab:
     def submit(self) -> None:
         self._click(self.page.get_by_role("button", name="Submit"))
 
+    def submit_until(self, is_taken: Callable[[], bool]) -> None:
+        """Again while Prefect is busy, as a person clicks again; only the first click counts."""
+        self.submit()
+        deadline = time.monotonic() + SHOWN_SECONDS
+        while not is_taken():
+            assert time.monotonic() < deadline, f"the form is not taken: {self.errors}"
+            self.page.wait_for_timeout(500)
+            if self._was_busy:
+                self._was_busy = False
+                self.errors.clear()  # what a page says of a busy server
+                self.page.get_by_role("button", name="Submit").click()
+
     def wait_for_text(self, text: str) -> None:
         self.page.get_by_text(text).first.wait_for()
-
-    def flow_run(self) -> str:
-        """Id of the one whose page the form led to."""
-        self.page.wait_for_url(re.compile("/runs/flow-run/[0-9a-f-]{36}"))
-        return re.search("[0-9a-f-]{36}", self.page.url)[0]  # pyright: ignore
 
     def picture(self, file: Path, *, whole: bool = False) -> None:
         self.page.screenshot(path=file, full_page=whole)
@@ -64,9 +74,14 @@ class Tab:
         what.click()
         self.clicks += 1
 
+    def _answered(self, response: Any) -> None:
+        self._was_busy |= response.status == 503
+
     def _heard(self, message: Any) -> None:
-        # Prefect serves no icon at that address, and a browser asks for it by itself.
-        if message.type == "error" and "favicon" not in message.location.get("url", ""):
+        # Prefect's page asks for an icon of a state before it knows the state, and a browser asks
+        # for that of the site by itself.
+        place = message.location.get("url", "")
+        if message.type == "error" and not place.endswith(("/favicon.ico", "/undefined.svg")):
             self.errors.append(message.text)
 
     def _asked(self, request: Any) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engines.rollout.protocols import ChatFormat
+from engines.rollout.records.shown import best_and_worst
+from engines.step_inputs import Values
 from engines.types import Group, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROLLOUTS_FILE = "rollouts.parquet"
+TrainerLogprobs: TypeAlias = "Mapping[tuple[str, int], Values]"
+"""by rollout and branch"""
+_NONE: TrainerLogprobs = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class RolloutRow:
     loss_mask: list[int]
     logprobs: list[float]
     weight_versions: list[int]
+    trainer_logprobs: list[float]
+    """before the update, 0 where nothing is trained; empty where the trainer did not score it"""
 
 
 class Gallery:
@@ -50,10 +57,15 @@ class Gallery:
     def __len__(self) -> int:
         return sum(table.num_rows for table in self._tables)
 
-    def add(self, label: str, samples: Sequence[Sample]) -> None:
-        self._tables.append(self._table(label, samples))
+    def add(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = _NONE
+    ) -> None:
+        """`logprobs` are the trainer's, of those samples that it scored."""
+        self._tables.append(self._table(label, samples, logprobs))
 
-    def _table(self, label: str, samples: Sequence[Sample]) -> pa.Table:
+    def _table(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs
+    ) -> pa.Table:
         import pyarrow as pa
 
         starts = [sample.num_prompt_tokens for sample in samples]
@@ -74,17 +86,19 @@ class Gallery:
             "loss_mask": [s.loss_mask.view("int8") for s in samples],
             "logprobs": [s.logprobs for s in samples],
             "weight_versions": [s.weight_versions.of_each() for s in samples],
+            "trainer_logprobs": [logprobs.get((s.rollout_id, s.branch), ()) for s in samples],
         }
         return pa.table(columns, schema=_schema())
 
-    def add_step(self, label: str, groups: Sequence[Group], count: int = 3) -> None:
+    def add_step(
+        self,
+        label: str,
+        groups: Sequence[Group],
+        count: int = 3,
+        logprobs: TrainerLogprobs = _NONE,
+    ) -> None:
         """Best and worst of `count` groups, spread over the step; groups with signal first."""
-        chosen = [g for g in groups if g.has_signal] or list(groups)
-        shown: list[Sample] = []
-        for group in chosen[:: max(1, len(chosen) // count)][:count]:
-            ranked = sorted(group.samples, key=lambda s: s.reward)
-            shown += ranked[-1:] + ranked[:-1][:1]
-        self.add(label, shown)
+        self.add(label, best_and_worst(groups, count), logprobs)
 
     def take(self) -> Gallery:
         """The rows so far, to be written down; this gallery begins anew."""
@@ -124,6 +138,7 @@ def _schema() -> pa.Schema:
         "tokens": pa.list_(pa.int32()),
         "loss_mask": pa.list_(pa.int8()),
         "logprobs": pa.list_(pa.float32()),
+        "trainer_logprobs": pa.list_(pa.float32()),
         "weight_versions": pa.list_(pa.int32()),
     }
     return pa.schema([(f.name, kinds.get(f.name, pa.string())) for f in fields(RolloutRow)])

@@ -23,6 +23,7 @@ Set = Annotated[
     list[str],
     Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
 ]
+Open = Annotated[bool, Parameter(name="--open", negative=())]
 Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
 Way = Literal["auto", "broadcast", "disk"]
 
@@ -156,30 +157,35 @@ def logs(
     return show_log(run, stage, follow, console)
 
 
-@app.command
-def report(run: str = "", /, *, json: bool = False) -> int:
-    """Show the scores by model and domain, with times.
+@app.command(help_epilogue=examples("report --open", "report cpu-demo --json"))
+def report(run: str = "", /, *, json: bool = False, open_: Open = False) -> int:
+    """Show the scores by model and domain, with times, and write the run's page.
 
     Args:
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
-        json: Print JSON.
+        json: Print JSON, and write no page.
+        open_: Open the page in a browser.
     """
     from flows.command.show import show_report
 
-    return show_report(run, json, console)
+    return show_report(run, json, open_, console)
 
 
-@app.command
-def compare(*runs: str, json: bool = False) -> int:
-    """Show mean and spread of the scores of several runs, e.g. of one recipe with three seeds.
+@app.command(help_epilogue=examples("compare seed-0 seed-1 seed-2", "compare grpo gspo --open"))
+def compare(*runs: str, json: bool = False, open_: Open = False) -> int:
+    """Compare runs: mean and spread of one recipe under several seeds, and paired tests.
+
+    Runs that scored the same held-out problems are compared with the first one problem by problem.
+    Scores of different recipes are never averaged.
 
     Args:
         runs: Ids or names of runs, or names of recipes (the latest run of each).
-        json: Print JSON.
+        json: Print JSON, and write no page.
+        open_: Open the comparison as a page in a browser.
     """
     from flows.command.compare import show_comparison
 
-    return show_comparison(runs, json, console)
+    return show_comparison(runs, json, open_, console)
 
 
 @app.command

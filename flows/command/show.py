@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_text
+from pathlib import Path
 
 import yaml
 from rich.console import Console
@@ -111,18 +112,31 @@ def _servers(stage: PlannedStage) -> str:
     return f"{resources.servers} x tp {resources.tp_per_server}"
 
 
-def show_report(run: str, json: bool, console: Console) -> int:
+def show_report(run: str, json: bool, open_: bool, console: Console) -> int:
     from flows.command.live_table import show_end
+    from flows.reports.page import write_page
 
     record = find_run(run)
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
-    if not json:
-        show_end(record, plan, console)
-        return 0
     report = build_report(record, plan)
-    print(json_text.dumps(report.model_dump(), indent=1))
+    if json:
+        print(json_text.dumps(report.model_dump(), indent=1))
+        return 0
+    page = write_page(record, report, plan)
+    show_end(record, plan, console)
+    if open_:
+        open_page(page, console)
     return 0
+
+
+def open_page(page: Path, console: Console) -> None:
+    """In the user's browser; where there is none, its address is all that can be given."""
+    import webbrowser
+
+    if not webbrowser.open(page.as_uri()):
+        text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_artifacts(json: bool, root: str, console: Console) -> int:

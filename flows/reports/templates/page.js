@@ -12,7 +12,7 @@
     made.append(...inside);
     return made;
   };
-  const data = (id) => JSON.parse($(id)?.textContent || "null");
+  const data = (id) => JSON.parse($(id)?.textContent ?? "null");
 
   // Theme: as the system has it, until a person chooses
   const themes = ["auto", "light", "dark"];

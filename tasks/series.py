@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 SERIES_FILE = "training/series.json"
 """of an artifact"""
-MOST_POINTS = 400
-"""of a metric; beyond them every second step is left out"""
+FEWEST_POINTS = 400
+"""of a metric, at least, in a long stage; at most twice as many"""
 
 Points: TypeAlias = "list[tuple[int, float]]"
 """step and value, in the order of steps"""
@@ -29,13 +29,15 @@ class Series:
         self._points: dict[str, Points] = {}
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        # A point stays or goes by its step alone, so a resumed stage keeps the same ones.
+        every = _stride(step)
+        if step % every:
+            return
         for name in self._names:
             if name in metrics:
                 points = self._points.setdefault(name, [])
                 points.append((step, metrics[name]))
-                # A point stays or goes by its step alone, so a resumed stage keeps the same ones.
-                if len(points) > 2 * MOST_POINTS:
-                    every = _stride(points)
+                if len(points) > 2 * FEWEST_POINTS:
                     self._points[name] = [p for p in points if p[0] % every == 0]
 
     def state(self) -> dict[str, Any]:
@@ -64,9 +66,9 @@ def _points(content: Mapping[str, Any]) -> dict[str, Points]:
     }
 
 
-def _stride(points: Points) -> int:
-    """The power of two of which steps are multiples in half of the points, or fewer."""
+def _stride(step: int) -> int:
+    """The power of two of which steps up to this one are multiples, if they are to be few."""
     every = 1
-    while sum(step % every == 0 for step, _ in points) > MOST_POINTS:
+    while step > 2 * FEWEST_POINTS * every:
         every *= 2
     return every

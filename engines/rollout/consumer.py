@@ -143,9 +143,7 @@ class Consumer:
                     await self._publish(result)
         return result
 
-    async def _train(
-        self, step: int, inputs: StepInputs
-    ) -> tuple[TrainedStep, dict[str, float]]:
+    async def _train(self, step: int, inputs: StepInputs) -> tuple[TrainedStep, dict[str, float]]:
         """The policy's update, and the metrics of the critic's; empty where there was none."""
         if self._critic is None:
             return await self._trainer.rl_step(inputs), {}

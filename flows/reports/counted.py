@@ -85,9 +85,7 @@ def _evaluated(view: StageView) -> Iterator[Counted]:
             reasons[cell["failure"]] = reasons.get(cell["failure"], 0) + 1
     bad = [Count(name, round(value), rollouts) for name, value in totals.items()]
     well = Count("completed", rollouts - sum(c.value for c in bad), rollouts, True)
-    yield Counted(
-        view.name, "rollouts, by how they ended", [well, *bad] if rollouts else []
-    )
+    yield Counted(view.name, "rollouts, by how they ended", [well, *bad] if rollouts else [])
     cells = len(view.scores.get("cells", []))
     failures = [Count(reason, n, cells) for reason, n in _by_size(reasons)]
     yield Counted(view.name, "cells, by their most frequent failure", failures)

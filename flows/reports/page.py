@@ -27,7 +27,7 @@ from flows.reports.reproduce import origin_of
 from flows.reports.sample_files import read_pieces, read_samples
 from flows.reports.samples import sample_set
 from flows.reports.score_cells import score_tables
-from flows.reports.seconds import WHAT, Seconds, seconds_of
+from flows.reports.seconds import WHAT, seconds_of
 from flows.reports.stage_view import StageView, stage_views
 from flows.reports.timeline_picture import timeline_picture
 from flows.running.records import RunRecord

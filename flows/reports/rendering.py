@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -43,8 +44,15 @@ def _environment() -> Environment:
         p_value=p_text,
         trusted=Markup,
     )
-    made.globals["included"] = lambda name: Markup((_TEMPLATES / name).read_text())
+    made.filters["inlined"] = _inlined
     return made
+
+
+def _inlined(name: str) -> Markup:
+    """A file beside the templates, as it is."""
+    from markupsafe import Markup
+
+    return Markup((_TEMPLATES / name).read_text())
 
 
 def data_block(value: Any) -> str:

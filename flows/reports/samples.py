@@ -68,7 +68,9 @@ def _by_label(rows: Sequence[Row]) -> Iterable[list[Row]]:
     found: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         found[row["label"], row["domain"]].append(row)
-    return reversed(found.values()) if any(k[0].startswith("step ") for k in found) else found.values()
+    return (
+        reversed(found.values()) if any(k[0].startswith("step ") for k in found) else found.values()
+    )
 
 
 def _in_turns(groups: Sequence[Sequence[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
@@ -130,8 +132,8 @@ def _changed(
             place.setdefault((s["model"], s["kind"], s["domain"], s["problem"]), number)
     after_of = {b: a for names in versions.values() for b, a in pairwise(names)}
     found: list[tuple[int, int]] = []
-    for (model, *rest), before in place.items():
-        after = place.get((after_of.get(model, ""), *rest))
+    for (model, kind, domain, problem), before in place.items():
+        after = place.get((after_of.get(model, ""), kind, domain, problem))
         if after is not None and samples[before]["reward"] != samples[after]["reward"]:
             found.append((before, after))
     return sorted(found, key=lambda pair: -abs(_gain(samples, pair)))

@@ -37,7 +37,7 @@ class ScoreTable:
 
 
 def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
-    """At temperature 1, greedy, and the best of each k; `scores` is the content of `scores.json`."""
+    """At temperature 1, greedy, and best of each k; `scores` is the content of `scores.json`."""
     kinds: list[tuple[str, str, Scores]] = [
         ("sampled at temperature 1", "scores", report.scores),
         ("greedy", "greedy", report.greedy),

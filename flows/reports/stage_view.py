@@ -1,4 +1,4 @@
-"""One stage of a run as its page shows it: the plan, the record, and small files of its artifact."""
+"""One stage of a run as its page shows it: its plan, record, and small files of its artifact."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def stage_views(record: RunRecord, plan: Sequence[PlannedStage]) -> list[StageVi
     artifacts = ArtifactStore(record.store, home() / "cache")
     stages = record.stages()
     return [
-        _view(artifacts, planned, stages.get(planned.name) or _pending(planned))
-        for planned in plan
+        _view(artifacts, planned, stages.get(planned.name) or _pending(planned)) for planned in plan
     ]
 
 

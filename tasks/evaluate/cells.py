@@ -18,8 +18,8 @@ from tasks.evaluate.spec import EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
-"""of a cell, kept for browsing: the first rollouts of so many problems, the same for each model, and
-of so many others that failed; as long as they are few tokens"""
+"""of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
+and of so many others that failed; as long as they are few tokens"""
 NOTHINK = "-nothink"
 
 

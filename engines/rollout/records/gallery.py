@@ -57,15 +57,11 @@ class Gallery:
     def __len__(self) -> int:
         return sum(table.num_rows for table in self._tables)
 
-    def add(
-        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = _NONE
-    ) -> None:
+    def add(self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = _NONE) -> None:
         """`logprobs` are the trainer's, of those samples that it scored."""
         self._tables.append(self._table(label, samples, logprobs))
 
-    def _table(
-        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs
-    ) -> pa.Table:
+    def _table(self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs) -> pa.Table:
         import pyarrow as pa
 
         starts = [sample.num_prompt_tokens for sample in samples]

@@ -91,7 +91,7 @@ def _drawn(stages: Sequence[RiverStage], shape: _Shape, name: str) -> str:
 
 
 def _places(stages: Sequence[RiverStage]) -> dict[str, tuple[int, float]]:
-    """Column and lane of each: a column after all its inputs; stages of all experts in the middle."""
+    """Column and lane of each: after all its inputs; what belongs to no expert in the middle."""
     known = {stage.name for stage in stages}
     columns: dict[str, int] = {}
     for stage in stages:  # a plan's inputs stand before what needs them
@@ -140,9 +140,7 @@ def _corner(place: tuple[int, float], shape: _Shape) -> tuple[float, float]:
     return column * (shape.width + shape.gap_along), lane * (shape.height + shape.gap_across)
 
 
-def _corners(
-    places: Mapping[str, tuple[int, float]], shape: _Shape
-) -> list[tuple[float, float]]:
+def _corners(places: Mapping[str, tuple[int, float]], shape: _Shape) -> list[tuple[float, float]]:
     return [_corner(place, shape) for place in places.values()]
 
 
@@ -194,9 +192,7 @@ def _node(stage: RiverStage, corner: tuple[float, float], shape: _Shape) -> str:
     name = stage.name if len(stage.name) <= _MOST_LETTERS else stage.name[: _MOST_LETTERS - 1] + "…"
     size = min(13.0, (shape.width - 14) / max(len(name), 1) / 0.56)
     mark = _MARKS.get(stage.state, "")
-    # A narrow node has room for one of the two; the mark says the state.
-    said = [stage.seconds or stage.state] if shape.is_vertical else [stage.state, stage.seconds]
-    below = " · ".join(part for part in said if part)
+    below = stage.seconds or stage.state  # there is room for one of them; the mark says the state
     return (
         f'<a href="#stage-{escape(stage.name)}"><g class="node {escape(stage.state)}">'
         f"<title>{escape(stage.about)}</title>"

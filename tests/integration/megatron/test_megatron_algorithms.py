@@ -135,7 +135,10 @@ def test_the_reference_is_the_first_model_and_leaves_the_policy_alone(folder: Pa
     assert np.abs(trainer.reference_score(flat, 1.0) - first).max() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
     assert np.abs(trainer.score(flat, 1.0) - first).max() > 1e-3
-    assert trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics["reference_kl"] > 1e-6
+    assert (
+        trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics["reference_kl"]
+        > 1e-6
+    )
 
 
 def test_a_strong_pull_to_the_reference_keeps_the_policy_near(folder: Path) -> None:
@@ -157,7 +160,10 @@ def test_an_entropy_bonus_raises_the_entropy(folder: Path) -> None:
     for bonus in (0.0, 1.0):
         trainer = trainer_of(folder)
         algorithm = Algorithm(entropy_bonus=bonus, mini_batches=1)
-        steps = [trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics for _ in range(4)]
+        steps = [
+            trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics
+            for _ in range(4)
+        ]
         entropy[bonus] = [step["entropy"] for step in steps]
     assert entropy[0.0][0] == pytest.approx(entropy[1.0][0])
     assert entropy[1.0][-1] > entropy[0.0][-1] + 1e-3

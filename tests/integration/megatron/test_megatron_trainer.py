@@ -234,7 +234,12 @@ def test_the_first_mini_batch_sees_ratio_one_and_no_mismatch(
     models: dict[str, tuple[Path, Any]],
 ) -> None:
     trainer = trainer_of(models["qwen3"][0])
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), Algorithm(mini_batches=1), True)).metrics
+    batch = rollouts(trainer)
+    trained = trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True, shown=(2, 0)))
+    assert list(trained.logprobs) == [2, 0]
+    for place, logprobs in trained.logprobs.items():
+        assert logprobs == pytest.approx(batch[place].logprobs, abs=2e-5)
+    metrics = trained.metrics
     assert metrics["mismatch_max"] < 2e-5
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert metrics["clip_fraction"] == 0

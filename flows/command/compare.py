@@ -81,18 +81,23 @@ def _say(text: str, console: Console) -> None:
 
 
 def _pair(pair: PairOfRuns) -> Table:
-    table = Table(
-        "model", "domain", "sampled", "first", "second", "difference, 95% interval",
-        "better / worse of n", "p", "p, adjusted",
-        title=f"{pair.second} against {pair.first}, problem by problem",
-    )  # fmt: skip
+    table = Table(title=f"{pair.second} against {pair.first}, problem by problem")
+    for header in ("model", "domain", "sampled", "scores"):
+        table.add_column(header, no_wrap=True)
+    for header in ("points (95%)", "better, worse, of", "p (adjusted)"):
+        table.add_column(header)
     for score in pair.scores:
         table.add_row(
-            score.model, score.domain, "greedy" if score.kind == "greedy" else "temperature 1",
-            f"{score.first:.3f}", f"{score.second:.3f}", _difference(score),
-            f"{score.better} / {score.worse} of {score.problems}",
-            f"{score.p:.3f} ({score.test})", f"{score.p_adjusted:.3f}",
-        )  # fmt: skip
+            score.model,
+            score.domain,
+            "greedy" if score.kind == "greedy" else "t = 1",
+            f"{score.first:.3f} → {score.second:.3f}",
+            _difference(score),
+            f"{score.better}, {score.worse}, {score.problems}",
+            f"{score.p:.3f} ({score.p_adjusted:.3f})",
+        )
+    tests = ", ".join(sorted({score.test for score in pair.scores}))
+    table.caption = f"{tests}; adjusted for {len(pair.scores)} tests (Holm)"
     return table
 
 

@@ -27,7 +27,7 @@ def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]
 
 
 @_deployed("post-train", "{recipe.name}")
-def post_train(recipe: Recipe) -> dict[str, Any]:
+def post_train(recipe: Recipe) -> Any:
     """Train every expert, unify them, evaluate all models.
 
     Args:
@@ -37,7 +37,7 @@ def post_train(recipe: Recipe) -> dict[str, Any]:
 
 
 @_deployed("expert", "{recipe.name}-{name}")
-def expert(recipe: Recipe, name: str) -> dict[str, Any]:
+def expert(recipe: Recipe, name: str) -> Any:
     """Train one expert of a recipe.
 
     Args:
@@ -48,7 +48,7 @@ def expert(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 @_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")
-def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str, Any]:
+def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> Any:
     """Train one expert again on its own verified answers; train it first if necessary.
 
     Args:
@@ -60,7 +60,7 @@ def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> dict[str,
 
 
 @_deployed("evaluate", "{recipe.name}-evaluate")
-def evaluate(recipe: Recipe, models: dict[str, str]) -> dict[str, Any]:
+def evaluate(recipe: Recipe, models: dict[str, str]) -> Any:
     """Score models on a recipe's held-out problems.
 
     Args:
@@ -76,7 +76,7 @@ def replay(
     stage: str,
     flow: str = "post-train",
     arguments: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Any:
     """Train a stage again on the rollouts that it kept; the weights must be the same.
 
     Args:

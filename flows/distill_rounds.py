@@ -5,17 +5,17 @@
 A round is `distill` and what follows it up to the next. The rounds that the path holds come first,
 and the last of them again for those after; a path without one gets `distill` and itself again.
 Schedulable: each trigger continues from the newest round of the same settings, on problems that no
-round used before.
+round used before. What promotes a round and what ends the series is in `rounds/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flows.expert import plan_expert
-from flows.path import PathStage
+from flows.path import OPTIONS, PathStage
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import DONE, RunRecord, StageRecord, runs_of, store_of
@@ -35,10 +35,19 @@ def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[Planne
 
 def _path(recipe: Recipe, expert: str, rounds: int) -> list[PathStage]:
     first, *written = _split(recipe.experts[expert].path)
-    if not written:
-        written = [[_distill_of(recipe), *first]]
-    wanted = [*written, *[written[-1]] * rounds][:rounds]
+    template = written[-1] if written else [_distill_of(recipe), *first]
+    harder = recipe.rounds.harder.get(expert, [])
+    added = [_at_level(template, harder[: number + 1][-1:]) for number in range(rounds)]
+    wanted = [*written, *added][:rounds]
     return [*first, *(stage for one in wanted for stage in one)]
+
+
+def _at_level(stages: Sequence[PathStage], options: Sequence[Mapping[str, Any]]) -> list[PathStage]:
+    """A round whose curriculum has other options, if any are given."""
+    if not options:
+        return list(stages)
+    first, *others = stages
+    return [first.model_copy(update={OPTIONS: dict(options[0])}), *others]
 
 
 def _split(path: list[PathStage]) -> list[list[PathStage]]:
@@ -65,6 +74,8 @@ class Earlier:
     rounds: int = 0
     stages: Mapping[str, StageRecord] = field(default_factory=dict[str, StageRecord])
     """of the rounds and what comes before them, by name"""
+    run: RunRecord | None = None
+    """the run that finished them"""
 
 
 def earlier_rounds(recipe: Recipe, expert: str) -> Earlier:
@@ -101,7 +112,7 @@ def _finished(record: RunRecord, recipe: Recipe, expert: str) -> Earlier:
     ours = _specs(recipe, expert, rounds)
     known = {name: stages[name] for name in ours if name in stages}
     same = _specs(theirs, expert, rounds) == ours and len(known) == len(ours)
-    return Earlier(rounds, known) if same else Earlier()
+    return Earlier(rounds, known, record) if same else Earlier()
 
 
 def _is_done(specs: Mapping[str, StageSpec], stages: Mapping[str, StageRecord]) -> bool:

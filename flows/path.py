@@ -163,10 +163,11 @@ def domains_at(
     changed: dict[str, Any] = {}
     for stage in path[: index + 1]:
         changed = stage.curriculum_options or changed
-    return [_with_options(domain, changed) for domain in domains] if changed else domains
+    return [with_options(domain, changed) for domain in domains] if changed else domains
 
 
-def _with_options(domain: Domain, changed: dict[str, Any]) -> Domain:
+def with_options(domain: Domain, changed: Mapping[str, Any]) -> Domain:
+    """The domain with some of its curriculum's options changed."""
     curriculum = domain.curriculum
     options = {**curriculum.options, **changed}
     return domain.model_copy(

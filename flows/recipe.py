@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from flows.old_form import old_form_problem
 from flows.path import Path
+from flows.rounds.settings import RoundsSettings
 from infra.config import Config
+from infra.hooks import did_you_mean
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
@@ -67,6 +69,8 @@ class Recipe(Config):
     unified: Unified | None = None
     """optional; without it the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
+    rounds: RoundsSettings = RoundsSettings()
+    """how `distill-rounds` goes on"""
     determinism: Literal["exact", "close"] = "close"
     """`exact`: a run that was killed and resumed gives the same bits as an undisturbed one; `check`
     refuses recipes for which this is not guaranteed (GPUs are not tested yet). `close`: nothing is
@@ -109,6 +113,15 @@ class Recipe(Config):
             if name in RESERVED or name.startswith("unified-"):
                 raise ValueError(
                     f"experts.{name}: the name would collide with a stage's; choose another"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_are_of_experts(self) -> Recipe:
+        for name in self.rounds.harder:
+            if name not in self.experts:
+                raise ValueError(
+                    f"rounds.harder.{name}: no such expert{did_you_mean(name, self.experts)}"
                 )
         return self
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 _DRIVER = Path("/proc/driver/nvidia")
+_ASK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,22 @@ def gpu_name() -> str:
             if name.strip() == "Model":
                 return value.strip()
     return ""
+
+
+def gpu_uuid(number: int) -> str:
+    """The name of this process's GPU of that number, as torch writes it; empty if it is not known.
+
+    Example: "6dd0a9c2-3f5c-1e65-8d2a-0b9c61a7f7d4". Asks the driver's own tool: a process that only
+    wants to know must not take memory of the device.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    name = names[number] if number < len(names) and names[number] else str(number)
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().removeprefix("GPU-")
 
 
 def torch_build() -> TorchBuild:

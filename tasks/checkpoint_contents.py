@@ -11,6 +11,7 @@
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
     timeline.json      what took place when, for the stage's trace (rl)
+    last_steps/        all rollouts of the last steps, to browse (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
     turns/<n>/         beside the checkpoints: turns of rollouts that are not finished, by ticket
@@ -38,6 +39,7 @@ Where = Literal[
     "taken.json",
     "tickets.json",
     "timeline.json",
+    "last_steps",
     "notes",
     "spec",
     "handle",
@@ -88,6 +90,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "counts": "state.json",
         "_watch": "handle",
         "_gallery": "handle",
+        "_last_steps": "handle",
         "_reporter": "handle",
         "_steps": "spec",
         "solved": "empty",
@@ -149,7 +152,21 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     },
     "engines/rollout/records/gallery.py:Gallery": {
         "_tables": "notes",
-        "_chat": "handle",
+        "_later": "empty",
+        "chat": "handle",
+    },
+    "engines/rollout/records/last_steps.py:_Step": {
+        "number": "last_steps",
+        "tokens": "last_steps",
+        "sample": "last_steps",
+        "whole": "last_steps",
+        "_written": "last_steps",
+    },
+    "engines/rollout/records/last_steps.py:LastSteps": {
+        "chat": "handle",
+        "steps": "spec",
+        "most_tokens": "spec",
+        "_kept": "last_steps",
     },
     "engines/rollout/tickets.py:TicketSource": {
         "next": "tickets.json",

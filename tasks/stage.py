@@ -146,7 +146,7 @@ class StageResources(Config):
     tp_per_server: PositiveInt = 1
     """devices of one server"""
     rollout_workers: NonNegativeInt = 0
-    """processes, on any host, that roll out the problems of `rl` and `opd`; 0: the stage's own"""
+    """processes, on any host, that roll out the problems of a stage; 0: the stage's own"""
     weights: WeightTransport = WeightTransport()
     """how the policy's weights reach the servers"""
     checkpoints: Retention = Retention()

@@ -1,4 +1,4 @@
-"""What any test may ask for: the whole local stack, started once and always ended."""
+"""How tests are dealt out to processes, and what any of them may ask for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import free_ports
-from infra.stack import Stack, load_stack
-from tests.parts.machine import BUCKET, Machine, until
+from tests.parts.machine import BUCKET, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,16 +33,21 @@ hypothesis.settings.register_profile("suite", deadline=None)
 if hypothesis.settings.get_current_profile_name() == "default":
     hypothesis.settings.load_profile("suite")
 
-_TOGETHER = (
-    {"test_smoke.py", "test_started_by_page.py", "test_written_secrets.py"}
-    | {"test_stack.py", "test_cluster.py"},
-    {"test_rl_exact.py", "test_rl_stage.py", "test_sft_stage.py"},
-    {"test_sandbox.py", "test_sandbox_attacks.py"},
-    {"test_sglang_exact.py", "test_sglang_generation.py", "test_weights.py"},
-    {f"test_megatron_{name}.py" for name in ("batches", "checkpoint", "critic", "parity")},
+_STARTED_FIRST = (
+    "tests/e2e/test_keyed_stack.py",
+    "tests/e2e/",
+    "tests/integration/stages/",
+    "tests/integration/sglang/test_fleet.py",
+    "tests/integration/sglang/test_server_traces.py",
+    "tests/integration/sglang/",
+    "tests/integration/megatron/test_rank_leases.py",
+    "tests/integration/megatron/",
+    "tests/integration/infra/test_postgres.py",
+    "tests/integration/infra/test_sandbox",
 )
-"""files that share servers or ranks, which each process would have to start for itself, or that
-look for what the other leaves"""
+"""beginnings of the paths of files that share a stack, servers or ranks, which each process would
+have to start for itself, or that look for what the others leave; the first that fits counts. Long
+ones are first, so that the processes end together."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,16 +60,25 @@ def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 class WholeFiles(LoadScopeScheduling):
-    """How xdist deals out tests: a process takes a file at a time, or files that belong together.
+    """How xdist deals out tests: a process takes a file at a time, or a group of files.
 
     xdist's own groups of tests do not work with this pytest: they rename tests by a field that is
     gone.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        name = Path(file).name
-        return next((min(files) for files in _TOGETHER if name in files), file)
+        group = _group(nodeid)
+        return _STARTED_FIRST[group] if group < len(_STARTED_FIRST) else nodeid.partition("::")[0]
+
+
+def _group(nodeid: str) -> int:
+    """The position of a test's group; those that are in none come last."""
+    found = (i for i, path in enumerate(_STARTED_FIRST) if nodeid.startswith(path))
+    return next(found, len(_STARTED_FIRST))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _group(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
@@ -110,27 +123,6 @@ def command_lines() -> Iterator[set[str]]:
     finally:
         over.set()
         thread.join()
-
-
-@pytest.fixture(scope="session")
-def machine(
-    tmp_path_factory: pytest.TempPathFactory, s3: str, command_lines: set[str]
-) -> Iterator[Machine]:
-    """The one that all tests of the stack share."""
-    del command_lines  # it watches from the first process on
-    with Machine(tmp_path_factory.mktemp("home"), s3).running() as machine:
-        yield machine
-
-
-@pytest.fixture
-def stack(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """Its stack, with TRIBUTARY_HOME, PREFECT_API_URL, RAY_ADDRESS, ... set to it."""
-    monkeypatch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
-    running = load_stack()
-    assert running is not None
-    for name, value in (machine.env | running.env()).items():
-        monkeypatch.setenv(name, value)
-    return running
 
 
 def _answers(url: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Self
 
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.journal import Finished, RolloutJournal
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from engines.types import Problem, Rollout
 from infra.errors import EngineError
 
@@ -38,7 +38,7 @@ class KeptRollouts:
 
 
 async def sample_rollouts(
-    roller: Roller,
+    roller: RollsGroups,
     domain: LiveDomain,
     problems: Sequence[Problem],
     *,

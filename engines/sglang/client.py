@@ -3,6 +3,7 @@
 Turns asked for in the same tick of the event loop travel in one HTTP request of up to `max_batch`
 sequences: that saves 40% against one request each. A turn is a pure function of prompt, sampling
 (with its seed) and weights, and one answer is taken for it, so repeating a batch doubles nothing.
+A turn whose caller is cancelled is aborted at the servers.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import numpy as np
 import orjson
 
 from engines.sglang import last_turn
+from engines.sglang.aborts import Aborts
 from engines.sglang.in_flight import InFlight
 from engines.sglang.progress import STALL_S, Progress
-from engines.sglang.routed_batch import pack
+from engines.sglang.routed_batch import names_of, pack
 from engines.types import Finish, Generation, Sampling, TokenIds
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
@@ -36,7 +39,6 @@ _CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
-Pending: TypeAlias = "tuple[TokenIds, Sampling, asyncio.Future[Generation]]"
 
 
 class _Retryable(EngineError):
@@ -53,6 +55,20 @@ class _NoConnection(_Retryable):
 
 class _Lost(_Retryable):
     """The connection stands, and no answer will come through it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One that was asked for."""
+
+    prompt_ids: TokenIds
+    sampling: Sampling
+    generation: asyncio.Future[Generation]
+
+    @property
+    def is_over(self) -> bool:
+        """It is answered, or its caller gave up."""
+        return self.generation.done()
 
 
 @dataclass(slots=True)
@@ -79,7 +95,9 @@ class GenerationClient:
         self.max_batch = max_batch
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
-        self._queue: list[Pending] = []
+        self._key: dict[str, str] = {}
+        self._aborts = Aborts(router_url, self._connections)
+        self._queue: list[_Turn] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusal: Exception | None = None
         """why every further turn fails; None: turns are answered"""
@@ -99,7 +117,7 @@ class GenerationClient:
         future: asyncio.Future[Generation] = loop.create_future()
         if not self._queue:
             loop.call_soon(self._flush)
-        self._queue.append((prompt_ids, sampling, future))
+        self._queue.append(_Turn(prompt_ids, sampling, future))
         with self.in_flight.turn():
             return await future
 
@@ -108,10 +126,11 @@ class GenerationClient:
         self.refusal = reason
 
     async def close(self) -> None:
-        """Cancel what is under way and close the connections."""
+        """Cancel what is under way, also at the servers, and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._aborts.close()
         if self._session is not None:
             await self._session.close()
 
@@ -127,7 +146,7 @@ class GenerationClient:
         Neighbours stay together: a batch's answer waits for its longest turn, and samples of one
         prompt wait for each other anyway. A server prefills their prompt once.
         """
-        queue, self._queue = self._queue, []
+        queue, self._queue = [turn for turn in self._queue if not turn.is_over], []
         num_batches = -(-len(queue) // self.max_batch)
         ends = [len(queue) * batch // num_batches for batch in range(num_batches + 1)]
         for begin, end in pairwise(ends):
@@ -135,40 +154,27 @@ class GenerationClient:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _settle(self, batch: list[Pending]) -> None:
+    async def _settle(self, batch: list[_Turn]) -> None:
         """Answer every turn of a batch, or fail every one of them."""
         try:
-            generations = await self._generate([(ids, sampling) for ids, sampling, _ in batch])
+            await self._answer(batch)
         except asyncio.CancelledError:
-            for _, _, future in batch:
-                future.cancel()
+            for turn in batch:
+                turn.generation.cancel()
             raise
         except Exception as error:
-            for _, _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
-        else:
-            for (_, _, future), generation in zip(batch, generations, strict=True):
-                if not future.done():  # its caller may have given up
-                    future.set_result(generation)
+            for turn in batch:
+                if not turn.is_over:
+                    turn.generation.set_exception(error)
 
-    async def _generate(self, turns: list[tuple[TokenIds, Sampling]]) -> list[Generation]:
-        body = orjson.dumps(
-            pack([ids for ids, _ in turns], [_parameters(sampling) for _, sampling in turns]),
-            option=orjson.OPT_SERIALIZE_NUMPY,
-        )
-        generations = await self._answer(body, [sampling for _, sampling in turns])
-        self.counts.turns += len(turns)
-        self.counts.new_tokens += sum(len(g.token_ids) for g in generations)
-        return generations
-
-    async def _answer(self, body: bytes, asked: Sequence[Sampling]) -> list[Generation]:
-        """What the engine generated, tried for as long as a lost server may take to come back."""
+    async def _answer(self, batch: list[_Turn]) -> None:
+        """Answer a batch, tried for as long as a lost server may take to come back."""
         tries, lost, refused_since = 0, 0, time.monotonic()
-        while True:
+        while waiting := [turn for turn in batch if not turn.is_over]:
             tries, began = tries + 1, time.monotonic()
             try:
-                return await self._try(body, asked)
+                await self._try(waiting)
+                return
             except _Retryable as error:
                 now = time.monotonic()
                 was_served = now - began > _PATIENCE_S  # its server ended while it generated
@@ -181,11 +187,13 @@ class GenerationClient:
             wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
-    async def _try(self, body: bytes, asked: Sequence[Sampling]) -> list[Generation]:
+    async def _try(self, turns: list[_Turn]) -> None:
         """One try, for as long as the engine makes progress."""
-        request = self._progress.begin(max(sampling.max_new_tokens for sampling in asked))
-        post = asyncio.create_task(self._post(body))
-        try:
+        name = uuid4().hex
+        request = self._progress.begin(max(turn.sampling.max_new_tokens for turn in turns))
+        post = asyncio.create_task(self._post(_body(name, turns)))
+        futures = [turn.generation for turn in turns]
+        with self._aborts.watch(post, dict(zip(names_of(name, len(turns)), futures, strict=True))):
             while not post.done():
                 left = self._progress.seconds_left(request)
                 if left <= 0 and self.must_wait():  # for a publish, perhaps
@@ -197,23 +205,18 @@ class GenerationClient:
                         " s"
                     )
                 await asyncio.wait({post}, timeout=left)
-            generations = _read(post.result(), asked)
-            self._progress.answer(request, max(len(g.token_ids) for g in generations))
-            return generations
-        finally:
-            post.cancel()
+            made = _read(post.result(), turns)
+            self._progress.answer(request, max((len(g.token_ids) for _, g in made), default=0))
+            self.counts.turns += len(made)
+            for turn, generation in made:
+                self.counts.new_tokens += len(generation.token_ids)
+                turn.generation.set_result(generation)
 
     async def _post(self, body: bytes) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                headers={"Content-Type": "application/json"} | bearer_of(self.router_url),
-            )
         self.counts.requests += 1
         url = f"{self.router_url}/generate"
         try:
-            async with self._session.post(url, data=body) as response:
+            async with self._connections().post(url, data=body, headers=self._key) as response:
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -222,6 +225,23 @@ class GenerationClient:
             kind = _Refused if status >= 500 or status in (408, 429) else EngineError
             raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")
         return text
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                headers={"Content-Type": "application/json"},
+            )
+            self._key = bearer_of(self.router_url)
+        return self._session
+
+
+def _body(name: str, turns: Sequence[_Turn]) -> bytes:
+    """Of a request of that name."""
+    prompts = [turn.prompt_ids for turn in turns]
+    parameters = [_parameters(turn.sampling) for turn in turns]
+    return orjson.dumps(pack(prompts, parameters, name), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:
@@ -241,15 +261,19 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     return parameters
 
 
-def _read(text: bytes, asked: Sequence[Sampling]) -> list[Generation]:
-    """The turns of a reply, checked against what was asked for."""
+def _read(text: bytes, turns: Sequence[_Turn]) -> list[tuple[_Turn, Generation]]:
+    """What a reply has for turns that are waited for, checked against what was asked."""
     try:
         # [[p, id, null], [p, id, null]] -> [[p, id, p, id, null]]: a list for each token would
         # cost several times as much as its numbers.
         replies: list[Any] = orjson.loads(text.replace(b",null],[", b","))
-        if len(replies) != len(asked):
-            raise EngineError(f"asked for {len(asked)} turns, got {str(replies)[:300]}")
-        return [_parse(reply, sampling) for reply, sampling in zip(replies, asked, strict=True)]
+        if len(replies) != len(turns):
+            raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
+        return [
+            (turn, _parse(reply, turn.sampling))
+            for reply, turn in zip(replies, turns, strict=True)
+            if not turn.is_over
+        ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _Refused(f"this is not a valid engine answer ({error!r}): {text[:300]!r}") from error
 

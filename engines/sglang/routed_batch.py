@@ -2,7 +2,8 @@
 
 SGLang takes a list of sampling parameters for a batch, but the router's schema knows one for all
 of it, which would give every sequence the same seed. `session_params` is the one field of the
-request that the router hands on unread: the list travels there and our plugin puts it back.
+request that the router hands on unread: the list travels there and our plugin puts it back. So do
+the names of the sequences, by which each can be aborted.
 """
 
 from __future__ import annotations
@@ -13,14 +14,28 @@ from typing import Any
 from engines.types import TokenIds
 
 FIELD = "sampling_of_each"
+_NAMES = "name_of_each"
 _TARGET = "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments"
 
 
-def pack(input_ids: Sequence[TokenIds], sampling: list[dict[str, Any]]) -> dict[str, Any]:
+def names_of(request: str, count: int) -> list[str]:
+    """What the engine calls the sequences of a request of that name. None begins as another one
+    does: SGLang aborts whatever begins with a name. Example: ["3f_0"]; ["3f_00", ..., "3f_15"]"""
+    digits = len(str(count - 1))
+    return [f"{request}_{number:0{digits}}" for number in range(count)]
+
+
+def pack(
+    input_ids: Sequence[TokenIds], sampling: list[dict[str, Any]], request: str = ""
+) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each.
 
+    `request`: its name, which no other has; without one its sequences have no name that is known.
     A batch of one needs no plugin at the server."""
-    carried = {"session_params": {FIELD: sampling}} if len(sampling) > 1 else {}
+    carried: dict[str, Any] = {"rid": request} if request else {}  # SGLang adds _0 by itself
+    if len(sampling) > 1:
+        named = {_NAMES: names_of(request, len(sampling))} if request else {}
+        carried = {"session_params": {FIELD: sampling} | named}
     return {
         "input_ids": input_ids,
         "sampling_params": sampling[0],
@@ -41,6 +56,7 @@ def unpack(request: Any) -> None:
             f"{FIELD} has {len(carried[FIELD])} entries for {len(request.input_ids)} sequences"
         )
     request.sampling_params = carried[FIELD]
+    request.rid = carried.get(_NAMES)
     request.session_params = None
 
 

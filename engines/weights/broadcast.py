@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _JOIN_S = 120.0
+"""what joining a group, and one bucket's way through it, may take"""
+_ANSWER_S = 5.0
+"""what servers may take to say what went wrong with them"""
 _CPU_BUCKET_BYTES = 24 << 20
 """malloc gives memory of up to 32 MiB again; a server would have larger buckets mapped anew each
 time, which takes longer than to receive and to load them"""
@@ -117,7 +120,11 @@ class _Group:
 
         with Servers(self._urls) as servers:
             joining = servers.start(join)
-            self._group: ProcessGroup = _joined(backend, address, world_size, name, listener)
+            try:
+                self._group: ProcessGroup = _joined(backend, address, world_size, name, listener)
+            except RuntimeError as error:  # all that torch raises here is one
+                what = f"did not all join the trainer's process group at {address}"
+                raise _failed(what, self._urls, joining, error) from error
             try:
                 finish(joining)
             except BaseException:
@@ -142,7 +149,11 @@ class _Group:
         taking = servers.start(lambda url: order(url, path, body, timeout=bound_s))
         options = c10d.BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([bucket.flat], options).wait()
+        try:
+            self._group.broadcast([bucket.flat], options).wait()
+        except RuntimeError as error:
+            what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
+            raise _failed(what, self._urls, taking, error) from error
         return taking
 
     def close(self) -> None:
@@ -158,6 +169,31 @@ class _Group:
         from torch.distributed import distributed_c10d as c10d
 
         c10d.destroy_process_group(self._group)
+
+
+def _failed(
+    what: str, urls: Sequence[str], asked: Sequence[Future[Any]], error: RuntimeError
+) -> EngineError:
+    """With what each server says; one that refused is the cause, the others waited for it."""
+    wait(asked, timeout=_ANSWER_S)
+    told = [f"{url}: {_said(future)}" for url, future in zip(urls, asked, strict=True)]
+    return EngineError(
+        f"weights by broadcast: servers {what} within {_JOIN_S:.0f} s ({_first_line(error)});"
+        f" {'; '.join(told)}. Look at a server that refused or does not answer; if they all run,"
+        " let their hosts connect to that of the trainer, or set `weights.transport` in the stage's"
+        " resources to `disk_delta` with a `url` that both sides reach"
+    )
+
+
+def _said(future: Future[Any]) -> str:
+    if not future.done():
+        return "no answer yet"
+    error = future.exception()
+    return "ready" if error is None else _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _joined(

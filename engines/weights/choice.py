@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engines.weights.broadcast import Broadcast
+from engines.weights.cuda_ipc import CudaIpc, is_one_gpu, require_one_gpu
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.ranks import Ranks
@@ -18,6 +19,7 @@ from infra.errors import EngineError
 from infra.store.store import Store
 
 _MAKE: Mapping[TransportName, Callable[[str], Transport]] = {
+    "cuda_ipc": lambda _: CudaIpc(),
     "shared_memory": lambda _: SharedMemory(),
     "broadcast": lambda _: Broadcast(),
     "disk": lambda url: Disk(_path(url)),
@@ -25,18 +27,33 @@ _MAKE: Mapping[TransportName, Callable[[str], Transport]] = {
 }
 
 
-def transport_to(targets: Sequence[Target], ranks: Ranks, wanted: WeightTransport) -> Transport:
-    """All ranks call it, and get the same. Raises EngineError if none can work, StorageError."""
+def transport_to(
+    targets: Sequence[Target], ranks: Ranks, wanted: WeightTransport, gpu: str = ""
+) -> Transport:
+    """All ranks call it, each with the name of its GPU, and get the same.
+
+    Raises EngineError if none can work, StorageError.
+    """
     is_near = all(ranks.gather(all(is_on_this_host(target.url) for target in targets)))
     name: TransportName = wanted.transport
     if name == "auto":
-        name = "shared_memory" if is_near else ranks.from_leader(lambda: _far(targets, wanted.url))
+        name = _near(targets, ranks, gpu) if is_near else _far_of(targets, ranks, wanted.url)
+    if wanted.transport == "cuda_ipc":
+        require_one_gpu(targets, ranks, gpu)
     if name == "shared_memory" and not is_near:
         raise EngineError(
             "weights.transport is `shared_memory`, but not all trainer ranks and servers are on"
             " one host: set it to `auto`, or to another transport"
         )
     return _MAKE[name](wanted.url)
+
+
+def _near(targets: Sequence[Target], ranks: Ranks, gpu: str) -> TransportName:
+    return "cuda_ipc" if is_one_gpu(targets, ranks, gpu) else "shared_memory"
+
+
+def _far_of(targets: Sequence[Target], ranks: Ranks, url: str) -> TransportName:
+    return ranks.from_leader(lambda: _far(targets, url))
 
 
 def _far(targets: Sequence[Target], url: str) -> TransportName:

@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 from engines.rendezvous import listen
 from engines.sglang.http import UnknownRequest, call
+from infra.cuda import gpu_uuid
 from infra.errors import StorageError
 from infra.store.store import Store
 
 REACH = "/tributary/reach"
 _TRY_S = 5.0
-_ANSWER_S = 60.0
+ANSWER_S = 60.0
 _PROBE = ".reach-"
 
 
@@ -69,6 +70,11 @@ def answer_reach(body: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "reaches": False}
 
 
+def answer_gpu(number: int) -> dict[str, Any]:
+    """The server's side of a question for its GPU, which is the one of this number here."""
+    return {"success": True, "gpu": gpu_uuid(number)}
+
+
 def _reads(folder: str, file: str) -> bool:
     try:
         return Store(folder).read(file) == file.encode()
@@ -78,6 +84,6 @@ def _reads(folder: str, file: str) -> bool:
 
 def _asked(url: str, body: dict[str, Any], *, unknown: bool) -> bool:
     try:
-        return bool(call(url, REACH, body, timeout=_ANSWER_S)["reaches"])
+        return bool(call(url, REACH, body, timeout=ANSWER_S)["reaches"])
     except UnknownRequest:
         return unknown

@@ -15,7 +15,7 @@ from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.report import PublishReport
-from engines.weights.shared_tensors import allocate, handles
+from engines.weights.shared_tensors import FLAT, allocate, flat_handles
 from engines.weights.stream import stream
 from engines.weights.transport import Target
 from engines.weights.update import TAKE_S, Servers
@@ -38,7 +38,7 @@ class SharedMemory:
         ranks_of = {target.url: target.num_ranks for target in targets}
 
         def send(servers: Servers, bucket: Bucket) -> list[Future[Any]]:
-            told = {url: handles(bucket.tensors, count) for url, count in ranks_of.items()}
+            told = {url: flat_handles(bucket, count) for url, count in ranks_of.items()}
             return servers.start(lambda url: tell(url, told[url], bucket.flat.nbytes))
 
         return stream(self.name, weights, targets, version, self._memory, send)
@@ -53,10 +53,12 @@ class SharedMemory:
         return self._slots[slot]
 
 
-def tell(url: str, named_tensors: Sequence[str], num_bytes: int) -> None:
-    """Have a server read a bucket: one text of `handles` for each of its ranks."""
+def tell(url: str, told: Sequence[str], num_bytes: int, load_format: str | None = FLAT) -> None:
+    """Have a server read a bucket: one text of `flat_handles` for each of its ranks; with None as
+    `load_format`, of `handles`."""
     body = {
-        "serialized_named_tensors": list(named_tensors),
+        "serialized_named_tensors": list(told),
+        "load_format": load_format,
         "flush_cache": False,
         "weight_version": BROKEN_WEIGHTS,
     }

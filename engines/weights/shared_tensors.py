@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from infra.processes.leftovers import note_torch_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from engines.weights.buckets import Bucket
+
+FLAT = "flattened_bucket"
+"""SGLang's name for a bucket with the places of its tensors"""
 
 
 def allocate(num_bytes: int) -> Tensor:
@@ -31,13 +37,38 @@ def handles(tensors: Sequence[tuple[str, Tensor]], count: int) -> list[str]:
 
     One for each process that opens them: torch counts them when it pickles.
     """
-    return [_handle(tensors) for _ in range(count)]
+    return [_pickled(list(tensors)) for _ in range(count)]
 
 
-def _handle(tensors: Sequence[tuple[str, Tensor]]) -> str:
+def flat_handles(
+    bucket: Bucket, count: int, share: Callable[[Tensor], Any] = lambda flat: flat
+) -> list[str]:
+    """The same of a whole bucket, which is opened once instead of once for each tensor; for
+    SGLang's load format `FLAT`. `share`: what is pickled in place of the bucket's memory."""
+    return [_pickled(_flat_record(bucket, share)) for _ in range(count)]
+
+
+def _flat_record(bucket: Bucket, share: Callable[[Tensor], Any]) -> dict[str, Any]:
+    """As SGLang reads it, in types that it lets through."""
+    begin = bucket.flat.data_ptr()
+    places = [
+        SimpleNamespace(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            start_idx=tensor.data_ptr() - begin,
+            end_idx=tensor.data_ptr() - begin + tensor.nbytes,
+            numel=tensor.nbytes,
+        )
+        for name, tensor in bucket.tensors
+    ]
+    return {"flattened_tensor": share(bucket.flat), "metadata": places}
+
+
+def _pickled(content: object) -> str:
     data = io.BytesIO()
     with _by_file_name():
-        ForkingPickler(data).dump(list(tensors))
+        ForkingPickler(data).dump(content)
     return base64.b64encode(data.getvalue()).decode()
 
 

@@ -8,15 +8,15 @@ from pydantic import model_validator
 
 from infra.config import Config
 
-TransportName = Literal["auto", "shared_memory", "broadcast", "disk", "disk_delta"]
+TransportName = Literal["auto", "cuda_ipc", "shared_memory", "broadcast", "disk", "disk_delta"]
 
 
 class WeightTransport(Config):
     """How published weights reach the servers of a stage."""
 
     transport: TransportName = "auto"
-    """`auto`: shared memory on one host, else broadcast if the servers reach the ranks, else the
-    changes through `url`"""
+    """`auto`: CUDA IPC on one GPU, shared memory on one host, else broadcast if the servers reach
+    the ranks, else the changes through `url`"""
     url: str = ""
     """folder that all ranks and servers reach, as a path or fsspec URL, e.g. `s3://bucket/weights`;
     `disk` needs a path that is the same on every host. Each stage has a folder of its own in it"""

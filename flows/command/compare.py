@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.catalog import plan_of
+from flows.command.output import print_json
 from flows.command.show import open_page
 from flows.plan import EVALUATE
 from flows.reports.comparison import (
@@ -38,7 +39,7 @@ def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Conso
     different = recipe_differences([record.head() for record in records])
     found = compare_recipes(reports, pairs, different) if different else compare(reports, pairs)
     if json:
-        print(found.model_dump_json(indent=1))
+        print_json(found)
         return 0
     page = write_comparison(found, records, reports)
     _print(found, console)

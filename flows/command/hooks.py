@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import json as json_text
 import sys
 from pathlib import Path
 from typing import Any, get_args
-
-from rich.console import Console
 
 from engines.algorithms.choices import Need
 from flows.checks.contracts import faults_of
 from flows.checks.trial.one_domain import findings_about
 from flows.command.hook_kinds import CONTRACTS, OF_DOMAIN, Kind, kind_named, kind_of
+from flows.command.output import CommandConsole, print_json
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
 
@@ -24,38 +23,42 @@ def show_hook(
     needs: str,
     domains: str,
     curriculum: str,
-    console: Console,
+    json: bool,
+    console: CommandConsole,
 ) -> int:
     """Print each broken promise; 0 if there is none, 1 otherwise."""
     declared, given = _needs(needs), _options(options)
     wanted = kind_named(kind) if kind else None
     name = _importable(path)
     found = wanted or kind_of(name)
-    faults = _faults(found, name, given, declared, _listed(domains), curriculum, console)
+    faults, notes = _tried(found, name, given, declared, _listed(domains), curriculum)
+    if json:
+        said = {"name": name, "kind": found, "keeps": not faults}
+        print_json(said | {"faults": faults, "notes": notes})
+        return 1 if faults else 0
+    for note in notes:
+        console.print(f"[yellow]note[/] {note}", highlight=False)
     for fault in faults:
         console.print(f"[red]fails[/] {fault}", highlight=False)
-    if faults:
-        return 1
-    console.print(f"[green]keeps the contract[/] of a custom {found}: {name}")
-    return 0
+    if not faults:
+        console.print(f"[green]keeps the contract[/] of a custom {found}: {name}")
+    return 1 if faults else 0
 
 
-def _faults(
+def _tried(
     kind: Kind,
     name: str,
     options: dict[str, Any],
     needs: list[Need],
     domains: list[str],
     curriculum: str,
-    console: Console,
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
+    """Broken promises, and what is only to be known."""
     if of_domain := OF_DOMAIN.get(kind):
         found = findings_about(of_domain, name, options, curriculum)
-        for caution in found.cautions:
-            console.print(f"[yellow]note[/] {caution}", highlight=False)
-        return found.problems
+        return list(found.problems), list(found.cautions)
     faults = faults_of(CONTRACTS[kind], name, options, needs=needs, domains=domains)
-    return [f"{fault.check}: {fault.saw}" for fault in faults]
+    return [f"{fault.check}: {fault.saw}" for fault in faults], []
 
 
 def _importable(path: str) -> str:
@@ -87,8 +90,8 @@ def _listed(text: str) -> list[str]:
 
 def _options(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
+        found = json_text.loads(text or "{}")
+    except json_text.JSONDecodeError as error:
         raise InputError(f"test-hook: --options is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise InputError("test-hook: --options must be a JSON object, e.g. '{\"beta\": 0.1}'")

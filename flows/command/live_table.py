@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from flows.command.output import duration
 from flows.plan import PlannedStage
 from flows.reports.curve_chart import curve_table
 from flows.reports.page import report_path
@@ -63,7 +64,7 @@ class LiveTable:
 
 
 def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
-    table = Table("stage", "kind", "state", "progress", "time", expand=False)
+    table = Table("stage", "kind", "state", "progress", "time", "left", expand=False)
     for planned in plan:
         stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)
         running = stage.state == "running"
@@ -75,6 +76,7 @@ def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
             f"[{STYLES[stage.state]}]{stage.state}[/]",
             progress if running else "",
             f"{seconds:.1f} s" if seconds else "",
+            duration(stage.seconds_left(time.time())),
         )
     return table
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from engines.batching import TokenSequence
 from flows.command.find_artifact import find_model
+from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
 from infra.errors import InputError
 from tasks.message_files.bad_row import BadRow
@@ -24,8 +25,6 @@ from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import RowCounts
 
 TRAINED, READ = "bold green", "dim"
-OPEN, CLOSE = "\u27e6", "\u27e7"
-"""around what is trained on, where there are no colours"""
 
 
 @dataclass(slots=True)
@@ -45,6 +44,7 @@ def preview_files(
     layout: str,
     columns: Sequence[str],
     root: str,
+    json: bool,
     console: Console,
 ) -> int:
     if rows < 0 or read < 1:
@@ -54,12 +54,16 @@ def preview_files(
     source = _source(files, layout, columns)
     renderer = Renderer.of_model(find_model(model, root))
     seen = _read(source, renderer, rows, read)
+    code = 0 if seen.counts.read > seen.counts.num_bad else 1
+    if json:
+        print_json(_counted(seen, renderer))
+        return code
     for where, sequence in seen.shown:
         console.rule(f"{where} \u00b7 {len(sequence.tokens)} tokens", align="left")
         console.print(_marked(renderer, sequence, console.is_terminal), soft_wrap=True)
     for line in _summary(seen):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0 if seen.counts.read > seen.counts.num_bad else 1
+    return code
 
 
 def _source(files: Sequence[str], layout: str, columns: Sequence[str]) -> MessageFiles:
@@ -105,6 +109,29 @@ def _marked(renderer: Renderer, sequence: TokenSequence, in_colour: bool) -> Tex
         else:
             text.append(f"{OPEN}{said}{CLOSE}" if is_trained else said)
     return text
+
+
+def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
+    """What `--json` prints: as `_summary`, and each shown row with its tokens."""
+    counts = seen.counts
+    return {
+        "rows_read": counts.read,
+        "all_rows": seen.are_all,
+        "rows_bad": counts.num_bad,
+        "bad": {str(reason): count for reason, count in counts.bad.items()},
+        "bad_rows": list(counts.named),
+        "tokens": counts.tokens,
+        "trained_tokens": counts.trained,
+        "shown": [
+            {
+                "row": where,
+                "text": renderer.chat.decode(sequence.tokens),
+                "tokens": [int(token) for token in sequence.tokens],
+                "loss_mask": [int(trained) for trained in sequence.loss_mask],
+            }
+            for where, sequence in seen.shown
+        ],
+    }
 
 
 def _summary(seen: _Seen) -> Iterator[str]:

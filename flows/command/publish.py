@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from engines.sglang.spec import server_address
 from flows.command.find_artifact import find_model
+from flows.command.output import CommandConsole, print_json
 from infra.errors import InputError
 
 if TYPE_CHECKING:
     from engines.sglang.external.give_weights import Way
 
 
-def publish_model(model: str, to: list[str], by: Way, root: str, console: Console) -> int:
+def publish_model(
+    model: str, to: list[str], by: Way, root: str, json: bool, console: CommandConsole
+) -> int:
     from engines.sglang.external.publish import publish
 
     addresses = [_address(text) for text in to]
@@ -22,6 +24,9 @@ def publish_model(model: str, to: list[str], by: Way, root: str, console: Consol
         raise InputError("--to: give the address of a server or of a router, http://HOST:PORT")
     done = publish(find_model(model, root), addresses, by)
     report = done.report
+    if json:
+        print_json({**asdict(report), "checksums": {u: done.checksums.get(u) for u in done.urls}})
+        return 0
     console.print(
         f"version {report.version}: {report.bytes / 1e6:.1f} MB by {report.transport} to"
         f" {report.servers} servers in {report.seconds:.2f} s, of which they were paused"

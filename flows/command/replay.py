@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from flows.catalog import plan_of
+from flows.command.app import errors
+from flows.command.output import CommandConsole, print_json
 from flows.command.run import watch
 from flows.running.records import DONE, RunRecord, StageRecord, find_run, new_run
 from infra.errors import InputError
@@ -12,7 +12,9 @@ from infra.errors import InputError
 FLOW = "replay"
 
 
-def replay_stage(stage: str, run: str, in_process: bool, console: Console) -> int:
+def replay_stage(
+    stage: str, run: str, in_process: bool, json: bool, console: CommandConsole
+) -> int:
     """0 if every tensor is the same to the bit, 1 otherwise."""
     from flows.running.open import running_stack
     from flows.running.prefect_api import PrefectApi
@@ -28,8 +30,8 @@ def replay_stage(stage: str, run: str, in_process: bool, console: Console) -> in
         PrefectApi(running_stack().prefect_api).require(FLOW)
     record = new_run(recipe, FLOW, arguments, in_process=in_process)
     record.take_over(made.values())  # code that changed since then is what one may want to try
-    code = watch(record, console)
-    return code or _show(record, plan[-1].name, console)
+    code = watch(record, errors if json else console)
+    return code or _show(record, plan[-1].name, json, console)
 
 
 def _made(recorded: RunRecord, names: list[str]) -> dict[str, StageRecord]:
@@ -44,11 +46,16 @@ def _made(recorded: RunRecord, names: list[str]) -> dict[str, StageRecord]:
     return {name: stages[name] for name in names}
 
 
-def _show(record: RunRecord, name: str, console: Console) -> int:
+def _show(record: RunRecord, name: str, json: bool, console: CommandConsole) -> int:
     stage = record.stage(name)
     assert stage is not None, "the flow is completed"
     counts = ("steps", "tensors", "tensors_differing")
     steps, tensors, differing = (int(stage.metrics[name]) for name in counts)
+    if json:
+        largest = stage.metrics["largest_difference"] if differing else 0.0
+        same = {"run": record.run, "same": not differing, "largest_difference": largest}
+        print_json({**same, "steps": steps, "tensors": tensors, "tensors_differing": differing})
+        return 1 if differing else 0
     if not differing:
         console.print(f"the same weights after {steps} steps: all {tensors} tensors, to the bit")
         return 0

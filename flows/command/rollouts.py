@@ -2,60 +2,128 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from flows.command.find_artifact import find_artifact
-from flows.running.records import store_to_show
+from engines.types import Status
+from flows.command.find_samples import Found, find_samples
+from flows.command.output import CLOSE, OPEN, CommandConsole, print_json
+from flows.command.ranges import Range
+from flows.command.shown_samples import ShownSample, read_samples
 from infra.errors import InputError
-from infra.home import home
-from infra.store.artifacts import ArtifactStore
 
-FILES = ("rollouts.parquet", "data.parquet")
-"""kept rollouts of `rl` and `evaluate`, and the dataset of `distill`"""
+MODEL, ENVIRONMENT, PROMPT = "bold green", "italic cyan", "dim"
+_ORDER: Mapping[str, Callable[[ShownSample], float]] = {
+    "step": lambda sample: sample.step or 0,
+    "best": lambda sample: -(sample.reward or 0.0),
+    "worst": lambda sample: sample.reward or 0.0,
+    "longest": lambda sample: -sample.trained,
+}
+"""each is a stable sort"""
 
 
-def show_rollouts(artifact: str, limit: int, domain: str, root: str, console: Console) -> int:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which samples a person asked for; None and the empty text: all."""
+
+    step: Range | None
+    status: str
+    reward: Range | None
+    domain: str
+    expert: str
+
+    @classmethod
+    def of(cls, step: str, status: str, reward: str, domain: str, expert: str) -> Wanted:
+        """Raises InputError for what no sample could be."""
+        known = [str(each) for each in Status]
+        if status and status not in known:
+            raise InputError(f"--status {status}: give one of {', '.join(known)}")
+        steps, rewards = Range.of("--step", step), Range.of("--reward", reward)
+        return cls(steps, status, rewards, domain, expert)
+
+    def __contains__(self, sample: ShownSample) -> bool:
+        return (
+            (self.step is None or (sample.step is not None and sample.step in self.step))
+            and self.status in ("", sample.status)
+            and (
+                self.reward is None or (sample.reward is not None and sample.reward in self.reward)
+            )
+            and self.domain in ("", sample.domain)
+            and (not (self.expert and sample.of) or is_of(self.expert, sample.of))
+        )
+
+
+def is_of(expert: str, name: str) -> bool:
+    """Whether a stage, or a version of a model, is this expert's, by its name."""
+    return name == expert or name.startswith(f"{expert}-")
+
+
+def show_rollouts(
+    artifact: str,
+    run: str,
+    wanted: Wanted,
+    sort: str,
+    limit: int,
+    root: str,
+    json: bool,
+    console: CommandConsole,
+) -> int:
     if limit < 1:
         raise InputError(f"--limit {limit}: how many samples to show, from 1")
-    artifacts = ArtifactStore(store_to_show(root), home() / "cache")
-    record = find_artifact(artifacts, artifact)
-    folder = artifacts.local(record)
-    file = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if file is None:
-        raise InputError(f"artifact {record.digest[:12]} of kind {record.kind} holds no samples")
-    rows = _rows(file, domain)
-    for row in rows[:limit]:
-        _show(row, console)
-    console.print(f"{min(limit, len(rows))} of {len(rows)} samples in {file}", markup=False)
+    found = find_samples(
+        artifact, run, root, lambda name: not wanted.expert or is_of(wanted.expert, name)
+    )
+    samples, kept = read_samples(found.file)
+    matching = sorted((s for s in samples if s in wanted), key=_ORDER[sort])
+    if json:
+        shown = [sample.as_json() for sample in matching[:limit]]
+        print_json({**_where(found), "kept": kept, "matching": len(matching), "samples": shown})
+        return 0
+    said = f"run {found.run}, stage {found.stage}" if found.run else "of no run of this home"
+    console.say(f"{said}: {found.record.name} in {found.file}")
+    for sample in matching[:limit]:
+        _show(sample, console)
+    console.say(f"{min(limit, len(matching))} of {len(matching)} matching samples are shown")
+    if kept:
+        console.say(f"the artifact has {len(samples)} samples: {kept}")
     return 0
 
 
-def _rows(file: Path, domain: str) -> list[dict[str, Any]]:
-    import pyarrow.parquet as parquet
+def _where(found: Found) -> dict[str, Any]:
+    record = found.record
+    artifact = {"kind": record.kind, "digest": record.digest, "url": record.url}
+    return {"run": found.run, "stage": found.stage, "artifact": artifact}
 
-    rows = parquet.read_table(file).to_pylist()
-    return [row for row in rows if domain in ("", row["domain"])]
 
-
-def _show(row: dict[str, Any], console: Console) -> None:
-    """Header, text, and the tokens; those that were trained on are marked."""
-    label = row.get("label", row.get("expert"))
-    head = f"{row['problem_id']} · sample {row['sample_index']} · {label}"
-    console.rule(head, align="left")
-    reward = row.get("reward")
-    breakdown = json.loads(row["rewards"])
-    shown = "" if reward is None else f"reward {reward:.3f} "
-    console.print(
-        f"{row.get('status', '')} {shown}{breakdown} {row.get('reason', '')}".strip(), markup=False
+def _show(sample: ShownSample, console: CommandConsole) -> None:
+    console.rule(
+        f"{sample.label} \u00b7 {sample.problem} \u00b7 sample {sample.sample}", align="left"
     )
-    if "prompt" in row:
-        console.print(Text.assemble((row["prompt"], "dim"), (row["response"], "bold")))
-    tokens = Text("tokens ")
-    for token, trained in zip(row["tokens"], row["loss_mask"], strict=True):
-        tokens.append(f"{token} ", style="bold green" if trained else "dim")
-    console.print(tokens)
+    rewards = ", ".join(f"{name} {value:.3g}" for name, value in sample.rewards.items())
+    total = "" if sample.reward is None else f"reward {sample.reward:.3f}"
+    console.say(" \u00b7 ".join(filter(None, (sample.status, total, rewards, sample.reason))))
+    text = Text(sample.prompt, PROMPT)
+    for part in sample.response:
+        if part.by == "environment":
+            text.append(part.text, ENVIRONMENT)
+        else:
+            text.append(part.text if console.is_terminal else f"{OPEN}{part.text}{CLOSE}", MODEL)
+    console.print(text, soft_wrap=True)
+    console.print(_tokens(sample, console.is_terminal), soft_wrap=True)
+
+
+def _tokens(sample: ShownSample, in_colour: bool) -> Text:
+    """Their ids, marked as the text is."""
+    text = Text(f"{len(sample.tokens)} tokens, {sample.trained} trained on:", PROMPT)
+    before = 0
+    for token, trained in zip(sample.tokens, sample.loss_mask, strict=True):
+        if not in_colour and trained != before:
+            text.append(f" {OPEN}" if trained else f"{CLOSE} ")
+        else:
+            text.append(" ")
+        text.append(str(token), MODEL if trained else PROMPT)
+        before = trained
+    return text.append(CLOSE if before and not in_colour else "")

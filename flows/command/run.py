@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from flows.catalog import plan_of
+from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.distill_rounds import written
 from flows.load import load_recipe
+from flows.recipe import Recipe
 from flows.running.prefect_api import PrefectApi
-from flows.running.records import RunRecord, check_name, find_run, new_run
+from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
 
@@ -28,19 +30,52 @@ def start(
     recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
 ) -> int:
     """Run the recipe, or one expert of it; -> exit code."""
+    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    return start_flow(flow, arguments, load_recipe(recipe, changes), name, in_process, console)
+
+
+def start_rounds(
+    recipe: str,
+    changes: list[str],
+    expert: str,
+    rounds: int,
+    name: str,
+    in_process: bool,
+    console: Console,
+) -> int:
+    """Add rounds of self-distillation to one expert; 0 also if there is nothing to do."""
+    from flows.rounds.series import NotDue
+
+    arguments = {"expert": expert, "rounds": rounds}
+    loaded = load_recipe(recipe, changes)
+    try:
+        return start_flow(DISTILL_ROUNDS, arguments, loaded, name, in_process, console)
+    except NotDue as why:
+        console.print(f"nothing to do: {why}", markup=False, highlight=False, soft_wrap=True)
+        return 0
+
+
+def start_flow(
+    flow: str,
+    arguments: dict[str, Any],
+    loaded: Recipe,
+    name: str,
+    in_process: bool,
+    console: Console,
+) -> int:
+    """Check a flow's plan, put its run on record and follow it; -> exit code."""
     from flows.checks.recipe import cautions, check_recipe
+    from flows.running.begin import begin
     from flows.running.open import running_stack
 
     check_name(name)
-    loaded = load_recipe(recipe, changes)
-    flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
     plan = plan_of(flow, loaded, arguments)
     check_recipe(loaded, plan)
     for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = new_run(loaded, flow, arguments, name=name, in_process=in_process)
+    record = begin(loaded, flow, arguments, name=name, in_process=in_process)
     return watch(record, console)
 
 
@@ -113,6 +148,8 @@ class _Here:
     def __init__(self, record: RunRecord, console: Console) -> None:
         from flows.running.in_process import InProcessRun
 
+        # A scheduler or `tributary cancel` ends it as Ctrl-C does; a shell's job ignores SIGINT.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._run = InProcessRun(
             record, lambda text: console.print(text, markup=False, soft_wrap=True)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import time
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.command.output import print_json
 from flows.running.records import RunEntry, RunRecord, run_entries, store_of
 from infra.config import Config
 from infra.errors import InputError, TributaryError
@@ -33,7 +33,7 @@ def show_runs(limit: int, json: bool, console: Console) -> int:
         raise InputError(f"--limit {limit}: how many runs to show, from 1")
     listed = [_listed(entry) for entry in run_entries()[:limit]]
     if json:
-        print(json_text.dumps([run.model_dump() for run in listed], indent=1))
+        print_json(listed)
         return 0
     if not listed:
         console.print("no runs yet; start one with `tributary run RECIPE`", markup=False)

@@ -1,10 +1,10 @@
-"""`tributary check`, `report` and `artifacts`."""
+"""`tributary check` and `report`."""
 
 from __future__ import annotations
 
 import contextlib
-import json as json_text
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -13,48 +13,73 @@ from rich.table import Table
 
 from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
+from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.report import build_report
-from flows.running.records import find_run, store_of, store_to_show
+from flows.running.records import find_run, store_of
 from infra.errors import TributaryError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
 
 
-def show_check(name: str, changes: list[str], console: Console) -> int:
+def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
     from flows.checks.recipe import cautions, check_recipe
 
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
     check_recipe(recipe, plan, again=True)
+    why: dict[str, list[str]] = {}
+    with contextlib.suppress(TributaryError):
+        why = stage_reasons(recipe, plan)
+    reasons, warnings = list(inexact(recipe, plan)), list(cautions(recipe, plan))
+    if json:
+        stages = [_described(stage, why.get(stage.name)) for stage in plan]
+        checked = {"recipe": recipe, "stages": stages, "exact": not reasons}
+        print_json({**checked, "inexact": reasons, "warnings": warnings})
+        return 0
+    _show_recipe(recipe, plan, console)
+    table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
+    for stage in plan:
+        inputs = ", ".join(dict.fromkeys(stage.inputs.values()))
+        state = _state(why.get(stage.name))
+        row = (stage.name, stage.kind, inputs, state, _layout(stage), servers_of(stage))
+        table.add_row(*map(escape, row))
+    console.print(table)
+    _print_reasons(why, console)
+    promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
+    console.print(f"A resumed run ends {promise}.", highlight=False)
+    for reason in reasons:
+        console.say(f"  {reason}")
+    for caution in warnings:
+        console.say(f"warning: {caution}")
+    return 0
+
+
+def _show_recipe(recipe: Recipe, plan: list[PlannedStage], console: CommandConsole) -> None:
+    """Resolved, and the full algorithm of each stage that has one."""
     text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     console.print(text, markup=False, highlight=False)
     for stage in plan:
         if stage.spec.policy is not None:
-            line = f"{stage.name}: {describe(stage.spec.policy.algorithm)}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-    table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
-    why: dict[str, list[str]] = {}
-    with contextlib.suppress(TributaryError):
-        why = stage_reasons(recipe, plan)
-    for stage in plan:
-        inputs = ", ".join(dict.fromkeys(stage.inputs.values()))
-        state = _state(why.get(stage.name))
-        row = (stage.name, stage.kind, inputs, state, _layout(stage), _servers(stage))
-        table.add_row(*map(escape, row))
-    console.print(table)
-    _print_reasons(why, console)
-    reasons = list(inexact(recipe, plan))
-    promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
-    console.print(f"A resumed run ends {promise}.", highlight=False)
-    for reason in reasons:
-        console.print(f"  {reason}", markup=False, highlight=False)
-    for caution in cautions(recipe, plan):
-        console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+            console.say(f"{stage.name}: {describe(stage.spec.policy.algorithm)}")
+
+
+def _described(stage: PlannedStage, why: list[str] | None) -> dict[str, Any]:
+    """One stage of `check --json`. `cached` is null where the store or the base is out of reach."""
+    policy = stage.spec.policy
+    return {
+        "name": stage.name,
+        "kind": stage.kind,
+        "inputs": dict(stage.inputs),
+        "cached": None if why is None else not why,
+        "why": why or [],
+        "trainer": _layout(stage),
+        "servers": servers_of(stage),
+        "algorithm": "" if policy is None else describe(policy.algorithm),
+    }
 
 
 def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
@@ -87,12 +112,11 @@ def _state(why: list[str] | None) -> str:
     return f"to run: {why[0]}" + (f" (+{len(why) - 1})" if len(why) > 1 else "")
 
 
-def _print_reasons(why: dict[str, list[str]], console: Console) -> None:
+def _print_reasons(why: dict[str, list[str]], console: CommandConsole) -> None:
     """What does not fit into the table."""
     for name, lines in why.items():
         for line in lines if len(lines) > 1 else []:
-            text = f"{name}: {line}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.say(f"{name}: {line}")
 
 
 def _layout(stage: PlannedStage) -> str:
@@ -103,7 +127,7 @@ def _layout(stage: PlannedStage) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "1 rank"
 
 
-def _servers(stage: PlannedStage) -> str:
+def servers_of(stage: PlannedStage) -> str:
     if stage.spec.fleet is None:
         return ""
     if stage.spec.fleet.external:
@@ -112,7 +136,7 @@ def _servers(stage: PlannedStage) -> str:
     return f"{resources.servers} x tp {resources.tp_per_server}"
 
 
-def show_report(run: str, json: bool, open_: bool, console: Console) -> int:
+def show_report(run: str, json: bool, open_: bool, console: CommandConsole) -> int:
     from flows.command.live_table import show_end
     from flows.reports.page import write_page
 
@@ -121,7 +145,7 @@ def show_report(run: str, json: bool, open_: bool, console: Console) -> int:
     plan = plan_of(head.flow, record.recipe(), head.arguments)
     report = build_report(record, plan)
     if json:
-        print(json_text.dumps(report.model_dump(), indent=1))
+        print_json(report)
         return 0
     page = write_page(record, report, plan)
     show_end(record, plan, console)
@@ -137,16 +161,3 @@ def open_page(page: Path, console: Console) -> None:
     if not webbrowser.open(page.as_uri()):
         text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def show_artifacts(json: bool, root: str, console: Console) -> int:
-    store = store_to_show(root)
-    records = ArtifactStore(store, home() / "cache").list()
-    if json:
-        print(json_text.dumps([record.model_dump(mode="json") for record in records], indent=1))
-        return 0
-    table = Table("kind", "digest", "made in", "where", title=store.root)
-    for record in records:
-        table.add_row(record.kind, record.digest[:12], f"{record.seconds:.1f} s", record.url)
-    console.print(table)
-    return 0

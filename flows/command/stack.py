@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
+from flows.command.output import CommandConsole, print_json
 from infra import stack
 from infra.access import is_loopback, key_path
 
@@ -28,23 +30,32 @@ def stop_stack(console: Console) -> int:
     return 0
 
 
-def show_status(console: Console) -> int:
+def show_status(json: bool, console: CommandConsole) -> int:
     """Exit code 1 when a part is down, so that scripts can ask."""
     found = stack.load_stack()
-    if found is None:
-        console.print("the local stack is down; start it with `tributary up`", markup=False)
-        return 1
-    parts = stack.status()
+    parts = stack.status() if found else []
+    if json:
+        rows = [{"name": p.name, "answers": p.answers, "url": p.url} for p in parts]
+        database = found.database if found else ""
+        print_json({"up": found is not None, "parts": rows, "database": database})
+    elif found is None:
+        console.say("the local stack is down; start it with `tributary up`")
+    else:
+        _show_parts(found, parts, console)
+    return 0 if found and all(part.answers for part in parts) else 1
+
+
+def _show_parts(
+    found: stack.Stack, parts: Sequence[stack.ServiceState], console: CommandConsole
+) -> None:
     table = Table("part", "state", "where")
     for part in parts:
         table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
     console.print(table)
     if not is_loopback(found.host):
-        told = f"they listen on {found.host} and ask for the key in {key_path()}"
-        console.print(told, markup=False, soft_wrap=True)
+        console.say(f"they listen on {found.host} and ask for the key in {key_path()}")
     if found.database:
-        console.print(f"records of Prefect and MLflow: {found.database}", markup=False)
-    return 0 if all(part.answers for part in parts) else 1
+        console.say(f"records of Prefect and MLflow: {found.database}")
 
 
 def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
@@ -56,17 +67,24 @@ def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:
     return 0
 
 
-def show_cleaned(console: Console) -> None:
-    removed = stack.clean()
-    for leftover in removed:
-        line = f"removed {leftover.path}: {leftover.what}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if not removed:
-        console.print("a crash left nothing behind.")
+def clean_up() -> list[stack.Leftover]:
+    """Remove what a crash left in this home; -> what that was."""
+    return list(stack.clean())
 
 
-def show_doctor(console: Console) -> int:
+def show_doctor(
+    removed: Sequence[stack.Leftover] | None, json: bool, console: CommandConsole
+) -> int:
+    """`removed`: what was cleaned before; None if nothing was to be."""
     checks = stack.doctor()
+    if json:
+        cleaned = [{"path": str(each.path), "what": each.what} for each in removed or ()]
+        print_json({"checks": [asdict(check) for check in checks], "removed": cleaned})
+        return 0 if all(check.ok for check in checks) else 1
+    for leftover in removed or ():
+        console.say(f"removed {leftover.path}: {leftover.what}")
+    if removed is not None and not removed:
+        console.print("a crash left nothing behind.")
     for check in checks:
         good = "[yellow]warning[/]" if check.warns else "[green]ok[/]"
         console.print(f"{good if check.ok else '[red]missing[/]'} {check.name}: {check.detail}")

@@ -30,6 +30,7 @@ from flows.reports.score_cells import score_tables
 from flows.reports.seconds import WHAT, seconds_of
 from flows.reports.stage_view import StageView, stage_views
 from flows.reports.timeline_picture import timeline_picture
+from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord
 from infra.home import home
 
@@ -66,6 +67,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         failure=failure_of(report.run, state, views),
         outcome=outcome_of(report, tables[0] if tables else None, scores),
         notes=context_notes(report, recipe) if report.scores else [],
+        rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),
         tables=tables,
         charts=charts_of(views, report.curves),
@@ -120,12 +122,17 @@ def markdown(report: Report, said: list[str]) -> str:
             markdown_table(*score_table(report.greedy)),
             "#### First and last version, with 95% intervals",
             markdown_table(*training_table(report)),
+            *_markdown_rounds(report),
             *_markdown_curves(report),
             "#### Stages",
             markdown_table(*stage_table(report)),
             "\n".join(f"- {note}" for note in said),
         ]
     )
+
+
+def _markdown_rounds(report: Report) -> list[str]:
+    return ["#### Rounds", markdown_table(*table_of_rounds(report.rounds))] if report.rounds else []
 
 
 def _markdown_curves(report: Report) -> list[str]:

@@ -13,6 +13,7 @@ from curricula.registry import BUILT_IN
 from flows.plan import BASE, EVALUATE, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
+from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
 from infra.errors import StorageError
@@ -68,6 +69,8 @@ class Report(Config):
     """by model: what scores call its versions, in the order of its path"""
     curves: dict[str, Curve] = Field(default_factory=dict[str, Curve])
     """by finished stage whose policy learned from its own samples"""
+    rounds: list[Round] = Field(default_factory=list[Round])
+    """of a run of `distill-rounds`: how each round was judged"""
 
 
 def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
@@ -77,6 +80,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
     content = read_scores(record, stages.get(EVALUATE))
     versions = versions_of(plan)
     state, now = record.state(), time.time()
+    recipe = record.recipe()
     return Report(
         run=record.run,
         state=state.state,
@@ -96,7 +100,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         greedy=content.get("greedy", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
-        gains=_gains(content, record.recipe(), versions) if content else {},
+        gains=_gains(content, recipe, versions) if content else {},
         versions=versions,
         curves={
             planned.name: Curve.model_validate_json(data)
@@ -104,6 +108,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
             if planned.spec.policy is not None
             and (data := read_file(record, stages.get(planned.name), CURVE_FILE)) is not None
         },
+        rounds=rounds_of(record.head(), recipe, plan, content),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from flows.plan import EVALUATE, PlannedStage
 from flows.reports.page import report_path, write_page
 from flows.reports.report import Report, build_report, read_scores
+from flows.rounds.promotion import best_of_rounds, rounds_of
 from flows.running.run import RecipeRun
 from infra.store.artifacts import ArtifactRecord
 
@@ -15,9 +16,13 @@ def conclude(
     run: RecipeRun, plan: Sequence[PlannedStage], artifacts: Mapping[str, ArtifactRecord]
 ) -> None:
     """Called while the run still counts as running: a failure here is the run's failure."""
-    scores = read_scores(run.record, run.record.stage(EVALUATE)).get("scores", {})
+    content = read_scores(run.record, run.record.stage(EVALUATE))
+    scores = content.get("scores", {})
     run.tracked.scores(scores)
-    run.tracked.register(plan, artifacts, scores)
+    rounds = rounds_of(run.record.head(), run.recipe, plan, content)
+    run.tracked.rounds(rounds)
+    best = best_of_rounds(rounds)
+    run.tracked.register(plan, artifacts, scores, best.stage if best else "")
     run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})
 
 

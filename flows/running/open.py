@@ -32,6 +32,8 @@ PASSED_ON = (
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
     "AWS_PROFILE",
+    "HF_ENDPOINT",
+    "HF_HOME",
     "HF_HUB_OFFLINE",
     "RAY_ADDRESS",
 )

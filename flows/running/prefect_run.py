@@ -17,18 +17,20 @@ from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
+from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.catalog import DISTILL_ROUNDS, plan_of
-from flows.distill_rounds import earlier_rounds
+from flows.catalog import plan_of
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.page import markdown
 from flows.reports.report import build_report, notes
+from flows.rounds.series import NotDue
+from flows.running.begin import begin
 from flows.running.finish import conclude, publish
 from flows.running.open import open_run
 from flows.running.prefect_api import RUN_LABEL
-from flows.running.records import RunRecord, find_run, new_run
+from flows.running.records import RunRecord, find_run
 from flows.running.replace_older import giving_way
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
@@ -46,10 +48,14 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=64)
 
 
-def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run a flow's plan as tasks of the current flow run; returns the report as JSON."""
+def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, Any] | State[Any]:
+    """Run a flow's plan as tasks of the current flow run; returns the report as JSON, or the state
+    of a trigger that has nothing to do."""
     flow_run = str(current.id)
-    record = _record(flow_run, name, recipe, arguments)
+    try:
+        record = _record(flow_run, name, recipe, arguments)
+    except NotDue as why:
+        return Completed(name=why.state, message=str(why))
     _remember(flow_run, record.run)
     plan = plan_of(name, recipe, record.head().arguments)
     if deployment.id:
@@ -77,12 +83,7 @@ def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any])
         require_same(record.head(), name, recipe, arguments)
         return record
     plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
-    if name != DISTILL_ROUNDS:
-        return new_run(recipe, name, arguments, in_process=False)
-    earlier = earlier_rounds(recipe, arguments["expert"])
-    record = new_run(recipe, name, {**arguments, "after": earlier.rounds}, in_process=False)
-    record.take_over(earlier.stages.values())
-    return record
+    return begin(recipe, name, arguments, in_process=False)
 
 
 def _labelled(flow_run: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
+from flows.running.hub_models import pinned_arguments, pinned_recipe
 from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
@@ -48,11 +49,25 @@ class StageRecord(Config):
     """whether this run started the job; a job that was joined is not ours to stop"""
     done: int = 0
     total: int = 0
+    begun: int = 0
+    """what was done already at the first progress of the present go"""
+    begun_at: float = 0.0
+    """Unix time of it; 0: none yet"""
+    told: float = 0.0
+    """Unix time of the last progress"""
     message: str = ""
     metrics: dict[str, float] = Field(default_factory=dict)
 
     def seconds_at(self, now: float) -> float:
         return _seconds_at(self, now)
+
+    def seconds_left(self, now: float) -> float | None:
+        """At the pace of the present go; None while that is unknown."""
+        steps = self.done - self.begun
+        if self.state != "running" or steps < 1 or self.done > self.total:
+            return None
+        pace = (self.told - self.begun_at) / steps
+        return max(0.0, pace * (self.total - self.done) - (now - self.told))
 
 
 class RunState(Config):
@@ -201,6 +216,7 @@ def new_run(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
     record = RunRecord(store_of(recipe.storage), run)
+    recipe, arguments = pinned_recipe(recipe), pinned_arguments(arguments)
     head = RunHead(
         run=run,
         flow=flow,

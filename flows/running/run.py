@@ -221,8 +221,10 @@ class _Recorded:
         self._inner.line(text)
 
     def progress(self, done: int, total: int, message: str) -> None:
-        if done >= total or time.time() - self._written >= RECORD_SECONDS:
-            self._put(done=done, total=total, message=message)
+        now = time.time()
+        first = {} if self._stage.begun_at else {"begun": done, "begun_at": now}
+        if first or done >= total or now - self._written >= RECORD_SECONDS:
+            self._put(done=done, total=total, message=message, told=now, **first)
         self._inner.progress(done, total, message)
 
     def warn(self, message: str) -> None:
@@ -230,7 +232,7 @@ class _Recorded:
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
         self._began = time.time()
-        self._put(state="running", job=job, mine=mine, started=self._began)
+        self._put(state="running", job=job, mine=mine, started=self._began, begun_at=0.0)
         self._inner.started(job, attempt, mine)
 
     def wait(self) -> None:

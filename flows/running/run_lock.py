@@ -64,6 +64,14 @@ def is_running(run: str) -> bool:
         return not _takes(file, fcntl.LOCK_SH)
 
 
+def interrupt(run: str) -> None:
+    """Ask the process that works on the run to end it after a checkpoint."""
+    holder = _holder(run) if is_running(run) else None
+    process = same_process(holder.pid, holder.birth) if holder is not None else None
+    if process is not None:
+        process.terminate()
+
+
 def _end_hanging(run: str, flow_run: str, given_up: Callable[[str], bool]) -> None:
     holder = _holder(run)
     if holder is None or not (flow_run and holder.flow_run):

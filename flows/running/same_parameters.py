@@ -9,6 +9,7 @@ from flows.differences import differences, listed
 from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.recipe import Recipe
+from flows.running.hub_models import as_on_record
 from flows.running.records import RunHead
 from infra.errors import InputError
 
@@ -18,7 +19,8 @@ def require_same(head: RunHead, flow: str, recipe: Recipe, arguments: Mapping[st
     recorded = validate_recipe(head.recipe, f"run {head.run}")
     before = {"flow": head.flow, "arguments": written(head.arguments)}
     before |= recorded.model_dump(mode="json")
-    after = {"flow": flow, "arguments": arguments, **recipe.model_dump(mode="json")}
+    asked = as_on_record(recipe, recorded)
+    after = {"flow": flow, "arguments": arguments, **asked.model_dump(mode="json")}
     found = list(differences(before, after))
     if found:
         raise InputError(

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from flows.rounds.promotion import Round
 from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.spool import DeferredRun, RunRef
@@ -16,6 +17,11 @@ from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageLetGo, StageWork
 
 _log = logging.getLogger(__name__)
+
+BEST = "best"
+"""alias of a model's best version"""
+BY_ROUNDS = {"tributary.best_by": "distill-rounds"}
+"""tag of a model whose best version a series of rounds has chosen"""
 
 
 class TrackedRun:
@@ -93,25 +99,51 @@ class TrackedRun:
         plan: Sequence[PlannedStage],
         artifacts: Mapping[str, ArtifactRecord],
         scores: Mapping[str, Mapping[str, float]],
+        promoted: str = "",
     ) -> None:
         """Register the last version of each model by each kind of stage, under the kind's name as
-        alias; @best is the best scored one."""
+        alias; @best is the best scored one.
+
+        In a series of rounds it is the promoted one, made by the stage `promoted`; other runs then
+        leave that model's @best alone.
+        """
         for model, versions in kinds_of(plan).items():
             made = {kind: stage for kind, stage in versions.items() if stage.name in artifacts}
             if not made:
                 continue
-            best = max(made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model))
-            for alias, stage in [*made.items(), ("best", best)]:
-                record = artifacts[stage.name]
-                self._register(f"{self._recipe.name}-{model}", stage.name, record, alias)
+            name = f"{self._recipe.name}-{model}"
+            for alias, stage in made.items():
+                self._register(name, stage.name, artifacts[stage.name], alias)
+            if promoted:
+                self._register(name, promoted, artifacts[promoted], BEST, BY_ROUNDS)
+            elif not self._is_promoted(name):
+                best = max(
+                    made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model)
+                )
+                self._register(name, best.name, artifacts[best.name], BEST)
 
-    def _register(self, name: str, stage: str, record: ArtifactRecord, alias: str) -> None:
+    def _register(
+        self,
+        name: str,
+        stage: str,
+        record: ArtifactRecord,
+        alias: str,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
         if self.tracker is None or stage not in self._runs:
             return
         # Under this run's own stage: a cached artifact's origin may be on another server.
         here = record.model_copy(update={"mlflow_run_id": self._runs[stage]})
         with _tolerated(f"model {name}@{alias}"):
-            self.tracker.register_model(name, here, alias)
+            self.tracker.register_model(name, here, alias, tags or {})
+
+    def _is_promoted(self, name: str) -> bool:
+        """Whether a series of rounds has chosen this model's @best."""
+        if self.tracker is None:
+            return False
+        with _tolerated(f"model {name}@{BEST}"):
+            return BY_ROUNDS.items() <= self.tracker.model_tags(name).items()
+        return True  # unknown: leave it as it is
 
     def links(self) -> dict[str, str]:
         if self.tracker is None:
@@ -138,6 +170,16 @@ class TrackedRun:
         if self.tracker is not None:
             flat = {f"score/{m}/{d}": v for m, row in scores.items() for d, v in row.items()}
             self.tracker.log(self.parent, 0, flat)
+
+    def rounds(self, rounds: Sequence[Round]) -> None:
+        """The curve of a series, as metrics of the parent run with the round as step."""
+        if self.tracker is None:
+            return
+        best = 0.0
+        for found in rounds:
+            best = found.score if found.promoted else best
+            points = {"round/outcome": found.score, "round/best": best, "round/gain": found.gain}
+            self.tracker.log(self.parent, found.number, points)
 
     def finish(self, status: str) -> None:
         if self.tracker is not None:

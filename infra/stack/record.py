@@ -25,21 +25,9 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
-from infra.processes.ports import free_ports, is_free
 from infra.stack.database import shown_database
+from infra.stack.ports import choose_ports
 
-PORTS = (
-    "prefect",
-    "mlflow",
-    "ray_gcs",
-    "ray_dashboard",
-    "ray_object_manager",
-    "ray_node_manager",
-    "ray_client",
-    "ray_agent_http",
-    "ray_agent_grpc",
-    "ray_runtime_env",
-)
 WORK_POOL = "tributary-local"
 
 
@@ -122,16 +110,12 @@ class Stack(Config):
 
 
 def new_stack(before: Stack | None) -> Stack:
-    """A stack with nothing running, on the ports it had before where they are still free, and
+    """A stack with nothing running, on the ports that the environment names or it had before, and
     listening where the environment says now."""
-    known = before.ports if before else {}
-    kept = {name: known[name] for name in PORTS if name in known and is_free(known[name])}
-    missing = [name for name in PORTS if name not in kept]
-    chosen = free_ports(len(missing), avoid=set(known.values()))
     return Stack(
         mark=secrets.token_hex(8),
         host=listening_host(),
-        ports=kept | dict(zip(missing, chosen, strict=True)),
+        ports=choose_ports(before.ports if before else {}),
         source=str(SOURCE_ROOT),
         environment=sys.prefix,
         database=shown_database(),

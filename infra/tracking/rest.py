@@ -146,6 +146,33 @@ class MlflowRest:
         body = {"name": name, "alias": alias, "version": version}
         self._call("POST", "/registered-models/alias", body)
 
+    def model_tags(self, name: str) -> dict[str, str]:
+        """Of a registered model; empty while there is none."""
+        found = self._call("GET", "/registered-models/get", {"name": name}, (404,))
+        tags = found.get("registered_model", {}).get("tags", [])
+        return {tag["key"]: tag["value"] for tag in tags}
+
+    def tag_model(self, name: str, tags: Mapping[str, str]) -> None:
+        for key, value in tags.items():
+            body = {"name": name, "key": key, "value": value}
+            self._call("POST", "/registered-models/set-tag", body)
+
+    def aliased_version(self, name: str, alias: str) -> dict[str, Any] | None:
+        """The version of a registered model that an alias points at; None where there is none."""
+        query = {"name": name, "alias": alias}
+        found = self._call("GET", "/registered-models/alias", query, (400, 404))
+        return found.get("model_version")
+
+    def registered_models(self) -> Iterator[dict[str, Any]]:
+        """All of them, each with its `name` and its `aliases`."""
+        query: dict[str, Any] = {"max_results": 100}
+        while True:
+            page = self._call("GET", "/registered-models/search", query)
+            yield from page.get("registered_models", [])
+            if not page.get("next_page_token"):
+                return
+            query["page_token"] = page["next_page_token"]
+
     def _call(
         self, method: str, path: str, body: Mapping[str, Any], allowed: tuple[int, ...] = ()
     ) -> dict[str, Any]:

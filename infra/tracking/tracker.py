@@ -128,11 +128,18 @@ class Tracker:
         """Queue the run's end: FINISHED, FAILED or KILLED."""
         self._sender.put(Entry(run, status=status))
 
-    def register_model(self, name: str, record: TrackedArtifact, alias: str) -> str:
+    def model_tags(self, name: str) -> dict[str, str]:
+        """Of a registered model; empty while there is none."""
+        return self._rest.model_tags(name)
+
+    def register_model(
+        self, name: str, record: TrackedArtifact, alias: str, tags: Mapping[str, str]
+    ) -> str:
         """Register an artifact as a version of a model and point an alias at it; -> version.
 
         The version's source is a pointer among the run's artifacts: MLflow refuses sources on a
-        file system outside the run. The pointer and a tag name the artifact's own URL.
+        file system outside the run. The pointer and a tag name the artifact's own URL. `tags` are
+        put on the model.
         """
         pointer = {"kind": record.kind, "digest": record.digest, "url": record.url}
         uri = self._rest.run(record.mlflow_run_id)["info"]["artifact_uri"]
@@ -141,6 +148,7 @@ class Tracker:
             name, source, record.mlflow_run_id, {"tributary.url": record.url}, record.digest
         )
         self._rest.alias(name, alias, version)
+        self._rest.tag_model(name, tags)
         return version
 
     def flush(self, timeout: float = 20.0) -> bool:

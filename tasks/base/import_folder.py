@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 from infra.errors import InputError
+from infra.hub import is_hub_name, snapshot
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.report import report_model
 from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors, weight_files
@@ -24,7 +25,10 @@ _CHUNK = 1 << 24
 
 
 def import_model(url: str, folder: Path) -> dict[str, float]:
-    """Copy the model folder at `url` (fsspec). Raises InputError that names every fault."""
+    """Copy the model folder at `url` (fsspec, or `hf:org/name`). Raises InputError that names every
+    fault."""
+    if is_hub_name(url):
+        url = str(snapshot(url))
     report = report_model(url)
     if report.problems:
         raise InputError("\n".join(f"base.folder: {line}" for line in report.problems))

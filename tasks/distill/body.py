@@ -14,7 +14,6 @@ from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.filters import sift
-from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.sglang.fleet import Fleet
 from engines.types import Rollout, Sample
@@ -22,12 +21,12 @@ from infra.errors import TrainingStopped
 from infra.run_both import run_both
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
 from tasks.resources import (
-    context_length,
     keep_rollouts,
     lease_fleet,
     open_parts,
     unless_stopped,
 )
+from tasks.rollout_workers.rollers import Rollers
 from tasks.stage import StageContext, require_inputs
 
 
@@ -44,15 +43,18 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         fleet, (_, domains) = await run_both(
             lease_fleet(stack, context, spec.settings.fleet, first),
-            open_parts(stack, first, spec.domains),
+            open_parts(
+                stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
+            ),
         )
+        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
         for position, domain in enumerate(domains):
             kept = await KeptRollouts.open(journal, position)
             recovered += len(kept.known)
-            work = _sample(spec, context, fleet, domain, kept)
+            work = _sample(spec, context, fleet, rollers, domain, kept)
             rollouts = await unless_stopped(context, work)
             tokens += sum(r.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
@@ -76,19 +78,19 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
 
 
 async def _sample(
-    spec: DistillSpec, context: StageContext, fleet: Fleet, domain: LiveDomain, kept: KeptRollouts
+    spec: DistillSpec,
+    context: StageContext,
+    fleet: Fleet,
+    rollers: Rollers,
+    domain: LiveDomain,
+    kept: KeptRollouts,
 ) -> list[Rollout]:
     """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
     model: Path = context.inputs[domain.name]
     settings = spec.settings
     if kept.version > 0:
         await fleet.load(model, kept.version)
-    roller = Roller(
-        generate=fleet.client.generate,
-        chat=Chat.load(model),
-        context_length=context_length(settings.fleet, model),
-        seed=spec.seed,
-    )
+    roller = await rollers.of(model, Chat.load(model))
     groups = await sample_rollouts(
         roller,
         domain,

@@ -22,6 +22,7 @@ from infra.code.identity import CodeIdentity, LookedUp, code_identity
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
+from infra.hub import hub_name, is_hub_name, pinned
 from infra.user_files import InstalledFiles
 from tasks.message_files.files import fingerprint
 from tasks.model_folder.location import expanded
@@ -130,8 +131,12 @@ def spec_content(spec: StageSpec) -> dict[str, Any]:
     return content
 
 
-def folder_fingerprint(url: str) -> dict[str, list[Any]]:
-    """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining."""
+def folder_fingerprint(url: str) -> dict[str, Any]:
+    """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining.
+    Of a model on a hub, its commit."""
+    if is_hub_name(url):
+        name = hub_name(pinned(url))
+        return {"hub": name.repo, "commit": name.revision}
     try:
         fs, root = fsspec.core.url_to_fs(expanded(url))
         paths = sorted(fs.find(root))

@@ -10,18 +10,17 @@ from typing import Any
 
 from engines.chat import Chat
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts
 from infra.run_both import run_both
 from tasks.evaluate.cells import CellResult, cells_of, mirrored, renamed, roll_cells, scores_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import (
-    context_length,
     keep_rollouts,
     lease_fleet,
     open_parts,
     unless_stopped,
 )
+from tasks.rollout_workers.rollers import Rollers
 from tasks.stage import StageContext, require_inputs
 
 
@@ -36,8 +35,11 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         fleet, (chat, domains) = await run_both(
             lease_fleet(stack, context, spec.settings.fleet, first),
-            open_parts(stack, first, spec.domains),
+            open_parts(
+                stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
+            ),
         )
+        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()
@@ -47,12 +49,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
                 continue
             if version > 0:
                 await fleet.load(folder, version)
-            roller = Roller(
-                generate=fleet.client.generate,
-                chat=Chat.load(folder),
-                context_length=context_length(spec.settings.fleet, folder),
-                seed=spec.seed,
-            )
+            roller = await rollers.of(folder, Chat.load(folder))
             kept = await KeptRollouts.open(journal, version)
             recovered += len(kept.known)
             cells = cells_of(spec, name, domains)

@@ -11,7 +11,7 @@ from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.records.gallery import Gallery
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
 from tasks.evaluate.spec import EvaluateSpec
@@ -112,7 +112,7 @@ def renamed(results: Sequence[CellResult], original: str, name: str) -> list[Cel
 
 
 async def roll_cells(
-    roller: Roller, cells: Sequence[Cell], kept: KeptRollouts, gallery: Gallery
+    roller: RollsGroups, cells: Sequence[Cell], kept: KeptRollouts, gallery: Gallery
 ) -> list[CellResult]:
     """All cells of one model at once, so that the servers are never idle. Raises EngineError.
 

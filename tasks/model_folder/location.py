@@ -1,18 +1,27 @@
-"""A model folder as a person names it: a path or any fsspec URL, with `~` and `$VAR` in it."""
+"""A model folder as a person names it: a path, any fsspec URL (with `~` and `$VAR` in it), or a
+model on a hub, `hf:org/name@revision`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from infra.hub import fsspec_url, is_hub_name
+
 
 def expanded(folder: str) -> str:
-    """The name with `~` and environment variables filled in."""
+    """What fsspec opens: `~` and environment variables filled in, a hub's revision made a commit.
+
+    Raises InputError, StorageError for a model that the hub does not give."""
+    if is_hub_name(folder):
+        return fsspec_url(folder)
     return os.path.expanduser(os.path.expandvars(folder))
 
 
 def local_folder(folder: str) -> Path | None:
     """Where the folder is on this machine; None for one that is elsewhere."""
+    if is_hub_name(folder):
+        return None
     path = expanded(folder)
     if path.startswith("file://"):
         return Path(path.removeprefix("file://"))
@@ -21,7 +30,7 @@ def local_folder(folder: str) -> Path | None:
 
 def beside(folder: str, recipe: Path) -> str:
     """A relative path made absolute: it is meant relative to the recipe's folder."""
-    path = Path(folder).expanduser()
-    if "://" in folder or folder.startswith("$"):
+    if "://" in folder or folder.startswith("$") or is_hub_name(folder):
         return folder
+    path = Path(folder).expanduser()
     return str((recipe / path).resolve())

@@ -36,7 +36,7 @@ from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
-from tasks.rollout_workers.open_roller import open_roller
+from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving
 from tasks.stage import StageContext, Stopped
 
@@ -80,7 +80,8 @@ async def train(
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
         group_filter = await live_parts.open_filter(stack, spec.settings)
-        roller = await open_roller(stack, spec, context, fleet, chat)
+        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        roller = await rollers.of(model, chat)
         asked = spec.settings.evaluate
         evaluator = evaluator_of(asked, roller, domains, spec.seed)
         evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engines.rollout.consumer import StepResult
 from engines.rollout.evaluator import Evaluated
 from engines.rollout.metrics import first_samples, mean, most_frequent_reason, step_metrics
 from engines.rollout.records.gallery import Gallery
+from engines.rollout.records.last_steps import LastSteps
 from engines.rollout.records.notes import Notes
 from engines.sglang.in_flight import ServerUse
 from tasks.rl.counts import RlCounts
@@ -72,6 +74,7 @@ class RlRecord:
         self._notes = notes
         self._shown: list[int] = []
         self._gallery = gallery
+        self._last_steps = LastSteps(gallery.chat)
         self._reporter = reporter
         self._steps = steps
         self._totals: defaultdict[str, float] = defaultdict(float)
@@ -103,8 +106,8 @@ class RlRecord:
                 values.append(metrics[name])
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
-        label, groups = f"step {result.step}", result.sampled.groups
-        self._gallery.add_step(label, groups, logprobs=result.logprobs)
+        groups = result.sampled.groups
+        self._last_steps.add(result.step, groups, self._gallery, result.logprobs)
         if "outcome_mean" in metrics:
             self._training[result.step] = metrics["outcome_mean"]
         self._report(result.step, metrics)
@@ -203,14 +206,16 @@ class RlRecord:
         return self._watch.outcomes[-1] if self._watch.outcomes else 0.0
 
     def write_rollouts(self, folder: Path) -> None:
-        """Write the gallery of all steps as `rollouts.parquet`."""
+        """Write samples of all steps, and all rollouts of the last ones, as `rollouts.parquet`."""
         # of one number, the newest attempt's is last
         earlier = (self._notes.notes("shown", step, step)[-1] for step in self._shown)
-        self._gallery.write(folder, earlier)
+        rows = chain(earlier, [self._gallery.encoded()], self._last_steps.written())
+        Gallery(self._gallery.chat).write(folder, rows, self._last_steps.statement)
 
     def save(self, folder: Path) -> Callable[[], None]:
-        """Write what `restore` needs into a checkpoint's folder. -> what notes the rollouts shown
-        since the checkpoint before, in a thread while the next steps add theirs."""
+        """Write what `restore` needs into a checkpoint's folder. -> what writes the last steps'
+        rollouts there and notes those shown since the checkpoint before, in a thread while the next
+        steps add theirs."""
         self._shown.append(self.step)
         state = {
             "step": self.step,
@@ -230,10 +235,12 @@ class RlRecord:
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self._unsaved = defaultdict(dict)
-        return partial(self._note_shown, self.step, self._gallery.take())
+        last = partial(LastSteps.save, self._last_steps.snapshot(), folder)
+        return partial(self._write_shown, self.step, self._gallery.take(), last)
 
-    def _note_shown(self, step: int, rows: Gallery) -> None:
+    def _write_shown(self, step: int, rows: Gallery, last: Callable[[], None]) -> None:
         self._notes.note("shown", step, rows.encoded())
+        last()
 
     def restore(self, folder: Path) -> None:
         """Take a checkpoint's record up, and report the steps since the one before it again:
@@ -245,6 +252,7 @@ class RlRecord:
         self._totals.update(state["totals"])
         self._kept.update(state["kept"])
         self._shown = state["shown"]
+        self._last_steps.restore(folder)
         self._training = {int(step): outcome for step, outcome in state["training"].items()}
         self.series.restore(state["series"])
         self.counts.restore(state["counts"])

@@ -6,25 +6,23 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.metrics import first_samples, judged, mean, outcome
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.saved_groups import save_groups
-from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.sglang.fleet import Fleet
 from engines.types import Group
 from infra.run_both import run_both
 from tasks.resources import (
-    context_length,
     keep_rollouts,
     lease_fleet,
     open_parts,
     unless_stopped,
 )
 from tasks.rollout.spec import RolloutSpec
+from tasks.rollout_workers.rollers import Rollers
 from tasks.stage import StageContext, require_inputs
 
 _SHOWN = 32
@@ -38,13 +36,17 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         fleet, (chat, domains) = await run_both(
             lease_fleet(stack, context, spec.settings.fleet, model),
-            open_parts(stack, model, spec.domains),
+            open_parts(
+                stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
+            ),
         )
+        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        roller = await rollers.of(model, chat)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []
         for position, domain in enumerate(domains):
-            sampling = _sample(spec, context, fleet, chat, domain, kept)
+            sampling = _sample(spec, roller, domain, kept)
             of_domain.append(await unless_stopped(context, sampling))
             context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
         worked = time.monotonic() - began
@@ -58,20 +60,9 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
 
 
 async def _sample(
-    spec: RolloutSpec,
-    context: StageContext,
-    fleet: Fleet,
-    chat: Chat,
-    domain: LiveDomain,
-    kept: KeptRollouts,
+    spec: RolloutSpec, roller: RollsGroups, domain: LiveDomain, kept: KeptRollouts
 ) -> list[Group]:
     settings = spec.settings
-    roller = Roller(
-        generate=fleet.client.generate,
-        chat=chat,
-        context_length=context_length(settings.fleet, context.inputs["model"]),
-        seed=spec.seed,
-    )
     problems = draw_problems(domain.curriculum, "rl", settings.problems, spec.seed, spec.start)
     rolled = await sample_rollouts(
         roller,

@@ -17,10 +17,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import yaml
 
 from engines.sglang.http import call
-from flows.load import SHIPPED
 from infra.access import basic, bearer, key, key_path
 from infra.errors import EngineError
 from infra.home import SOURCE_ROOT, runtime_dir
@@ -38,6 +36,10 @@ CREDENTIALS = {
     "AWS_SECRET_ACCESS_KEY": "planted-key-5e20d9fa",
     "AWS_SESSION_TOKEN": "planted-token-c61f7733",
 }
+FOURTH = SOURCE_ROOT / "examples" / "fourth_expert" / "recipe.yaml"
+_SFT = "experts.sorting.path.sft"
+_SHORT = ["--set", f"{_SFT}.steps=20", "--set", f"{_SFT}.demonstrations=100"]
+_SHORT += ["--set", "resources={}"]
 _STORE = ["--set", f"storage.root=s3://{BUCKET}/keyed", "--set", f"storage.credentials={BLOCK}"]
 
 
@@ -173,13 +175,19 @@ def test_without_its_block_nobody_reaches_the_store(keyed: Machine) -> None:
     assert "there are no complete credentials" in told
 
 
-def test_a_run_goes_through_it_and_no_secret_is_written_down(
-    keyed: Machine, open_stack: Stack, command_lines: set[str], tmp_path: Path
+def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
+    keyed: Machine, open_stack: Stack, command_lines: set[str]
 ) -> None:
+    """Every kind of server has work."""
     _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
-    keyed.call("run", str(_one_expert(tmp_path)), "--name", "keyed", *_STORE, timeout=1200)
+    alone = ["--expert", "sorting", "--name", "keyed", *_STORE, *_SHORT]
+    keyed.call("run", str(FOURTH), *alone, timeout=1200)
     report = keyed.report("keyed")
     assert report["state"] == "completed"
+    stages = [stage["name"] for stage in report["stages"]]
+    assert stages == ["base", "sorting-sft", "sorting-rl", "evaluate"]
+    assert set(report["scores"]) == {"base", "sorting-sft", "sorting"}
+    assert set(report["scores"]["sorting"]) == {"sorting"}
     runs = httpx.post(
         f"{open_stack.mlflow_uri}/api/2.0/mlflow/runs/search",
         json={"experiment_ids": ["1"], "max_results": 100}, headers=basic(),
@@ -210,18 +218,6 @@ def test_a_run_goes_through_it_and_no_secret_is_written_down(
         assert not [name for name, body in stored if secret.encode() in body]
         holders = [file for file in files if secret.encode() in _bytes(file)]
         assert holders == ([key_path()] if secret == key() else [])
-
-
-def _one_expert(folder: Path) -> Path:
-    """The smoke recipe's first expert alone: every kind of server has work."""
-    recipe = yaml.safe_load((SHIPPED / "cpu-smoke.yaml").read_text())
-    name, expert = next(iter(recipe["experts"].items()))
-    expert["path"][0]["sft"] |= {"steps": 20, "demonstrations": 100}
-    recipe |= {"experts": {name: expert}, "resources": {}}
-    del recipe["unified"]
-    file = folder / "one-expert.yaml"
-    file.write_text(yaml.safe_dump(recipe))
-    return file
 
 
 def test_the_doctor_warns_and_says_how_it_is_protected(open_stack: Stack) -> None:

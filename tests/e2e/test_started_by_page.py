@@ -17,21 +17,8 @@ from tests.parts.page import Page, made_by, run_by_page
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-FOURTH = Path(__file__).parents[2] / "examples" / "fourth_expert" / "recipe.yaml"
+UNHURRIED = Path(__file__).with_name("unhurried.py")
 EXPERTS = ["reasoning", "agent", "general"]
-
-
-def test_a_users_own_expert_is_trained_alone(machine: Machine, page: Page) -> None:
-    recipe = load_recipe(str(FOURTH), [f"storage.root={STORE}"]).model_dump(mode="json")
-    report = run_by_page(machine, page, "expert", {"recipe": recipe, "name": "sorting"})
-    assert [s["name"] for s in report["stages"]] == [
-        "base",
-        "sorting-sft",
-        "sorting-rl",
-        "evaluate",
-    ]
-    assert set(report["scores"]) == {"base", "sorting-sft", "sorting"}
-    assert set(report["scores"]["sorting"]) == {"sorting"}
 
 
 def test_a_trigger_of_self_distillation_adds_a_round(
@@ -105,11 +92,15 @@ def test_a_run_is_suspended_resumed_cancelled_and_retried_by_the_page(
     machine: Machine, page: Page
 ) -> None:
     """One run, one process at a time; the stage's job goes on while nobody looks on."""
-    steps = [
+    changes = [
+        f"storage.root={STORE}",
+        "name=endless",
         "experts.reasoning.path.rl.steps=2000",
         "experts.reasoning.path.rl.checkpoint_every=50",
+        f"hooks=[{UNHURRIED}]",
+        "experts.reasoning.domain.rewards.1.name=unhurried:Unhurried",
     ]
-    recipe = load_recipe("cpu-smoke", [f"storage.root={STORE}", "name=endless", *steps])
+    recipe = load_recipe("cpu-smoke", changes)
     given = {"recipe": recipe.model_dump(mode="json"), "name": "reasoning"}
     flow_run = page.submit("expert", given).raise_for_status().json()["id"]
 

@@ -1,4 +1,4 @@
-"""Real engines that several files share; each ends with the test session."""
+"""Real engines that several files share; each ends with the last test in this folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SglangPair:
         self.slots.prepare(self.names, FleetSpec(), self.model, 1, version)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks() -> Iterator[Ranks]:
     """Two warm processes with torch and Megatron-core loaded."""
     ranks = Ranks()
@@ -57,7 +57,7 @@ def ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPair]:
     folder = tmp_path_factory.mktemp("sglang")
     model = tiny_model(folder / "model")

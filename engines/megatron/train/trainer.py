@@ -20,6 +20,7 @@ from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs, TrainedStep
 from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
+from engines.weights.cuda_ipc import gpu_of
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
@@ -92,7 +93,9 @@ class RlTrainer(SftTrainer):
         weights = self.trained_weights()
         try:
             targets = weights.ranks.from_leader(lambda: find_targets(endpoints))
-            self._transport = self._transport or transport_to(targets, weights.ranks, how)
+            self._transport = self._transport or transport_to(
+                targets, weights.ranks, how, gpu_of(weights)
+            )
             return self._transport.push(weights, targets, version)
         except EngineError as error:
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engines.rollout.protocols import ChatFormat
-from engines.rollout.records.shown import best_and_worst
+from engines.rollout.records.shown import SHOWN_GROUPS, best_and_worst
 from engines.step_inputs import Values
 from engines.types import Group, Sample
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 ROLLOUTS_FILE = "rollouts.parquet"
 TrainerLogprobs: TypeAlias = "Mapping[tuple[str, int], Values]"
 """by rollout and branch"""
-_NONE: TrainerLogprobs = {}
+NO_LOGPROBS: TrainerLogprobs = {}
+_STATEMENT = b"tributary.kept"
+"""in a file's metadata: which rollouts it has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,9 @@ class RolloutRow:
     prompt: str
     response: str
     """decoded with special tokens"""
+    cuts: list[int]
+    """where the response goes over from what the policy wrote to what it was given, or back:
+    positions of characters"""
     tokens: list[int]
     loss_mask: list[int]
     logprobs: list[float]
@@ -51,19 +57,37 @@ class Gallery:
     """Collects rows and writes them as Parquet. A row is encoded once, when it is added."""
 
     def __init__(self, chat: ChatFormat) -> None:
-        self._chat = chat
+        self.chat = chat
         self._tables: list[pa.Table] = []
+        self._later: list[tuple[str, Sequence[Sample], TrainerLogprobs]] = []
 
     def __len__(self) -> int:
-        return sum(table.num_rows for table in self._tables)
+        waiting = sum(len(samples) for _, samples, _ in self._later)
+        return waiting + sum(table.num_rows for table in self._tables)
 
-    def add(self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = _NONE) -> None:
+    def add(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = NO_LOGPROBS
+    ) -> None:
         """`logprobs` are the trainer's, of those samples that it scored."""
         self._tables.append(self._table(label, samples, logprobs))
+
+    def add_later(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = NO_LOGPROBS
+    ) -> None:
+        """They are encoded when the gallery is."""
+        self._later.append((label, samples, logprobs))
+
+    def take_in(self, rows: bytes) -> None:
+        """Rows that another gallery encoded."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._tables.append(pq.read_table(pa.BufferReader(rows)))
 
     def _table(self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs) -> pa.Table:
         import pyarrow as pa
 
+        responses = [self._response(sample) for sample in samples]
         starts = [sample.num_prompt_tokens for sample in samples]
         shown = list(zip(samples, starts, strict=True))
         columns: dict[str, Any] = {
@@ -76,8 +100,9 @@ class Gallery:
             "reason": [s.reason for s in samples],
             "reward": [s.reward for s in samples],
             "rewards": [json.dumps(s.rewards, sort_keys=True) for s in samples],
-            "prompt": [self._chat.decode(s.tokens[:start]) for s, start in shown],
-            "response": [self._chat.decode(s.tokens[start:]) for s, start in shown],
+            "prompt": [self.chat.decode(s.tokens[:start]) for s, start in shown],
+            "response": [text for text, _ in responses],
+            "cuts": [cuts for _, cuts in responses],
             "tokens": [s.tokens for s in samples],
             "loss_mask": [s.loss_mask.view("int8") for s in samples],
             "logprobs": [s.logprobs for s in samples],
@@ -86,20 +111,31 @@ class Gallery:
         }
         return pa.table(columns, schema=_schema())
 
+    def _response(self, sample: Sample) -> tuple[str, list[int]]:
+        """Its text, and the positions where the loss mask changes in it."""
+        start, text, cuts = sample.num_prompt_tokens, "", list[int]()
+        mask = sample.loss_mask[start:]
+        edges = [i + 1 for i in range(len(mask) - 1) if mask[i] != mask[i + 1]]
+        for begin, end in pairwise([0, *edges, len(mask)]):
+            text += self.chat.decode(sample.tokens[start + begin : start + end])
+            cuts.append(len(text))
+        return text, cuts[:-1]
+
     def add_step(
         self,
         label: str,
         groups: Sequence[Group],
-        count: int = 3,
-        logprobs: TrainerLogprobs = _NONE,
+        count: int = SHOWN_GROUPS,
+        logprobs: TrainerLogprobs = NO_LOGPROBS,
     ) -> None:
         """Best and worst of `count` groups, spread over the step; groups with signal first."""
         self.add(label, best_and_worst(groups, count), logprobs)
 
     def take(self) -> Gallery:
         """The rows so far, to be written down; this gallery begins anew."""
-        made = Gallery(self._chat)
+        made = Gallery(self.chat)
         made._tables, self._tables = self._tables, []
+        made._later, self._later = self._later, []
         return made
 
     def encoded(self) -> bytes:
@@ -111,19 +147,23 @@ class Gallery:
         pq.write_table(self._rows(), sink)
         return sink.getvalue().to_pybytes()
 
-    def write(self, folder: Path, earlier: Iterable[bytes] = ()) -> None:
-        """Write `rollouts.parquet` into a folder: rows that were `encoded` earlier, then these."""
+    def write(self, folder: Path, earlier: Iterable[bytes] = (), kept: str = "") -> None:
+        """Write `rollouts.parquet` into a folder: rows that were `encoded` earlier, then these.
+        `kept` says which of all rollouts they are."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with pq.ParquetWriter(folder / ROLLOUTS_FILE, _schema()) as file:
+        schema = _schema().with_metadata({_STATEMENT: kept.encode()})
+        with pq.ParquetWriter(folder / ROLLOUTS_FILE, schema) as file:
             for piece in earlier:
-                file.write_table(pq.read_table(pa.BufferReader(piece)))
-            file.write_table(self._rows())
+                file.write_table(pq.read_table(pa.BufferReader(piece)).cast(schema))
+            file.write_table(self._rows().cast(schema))
 
     def _rows(self) -> pa.Table:
         import pyarrow as pa
 
+        self._tables += [self._table(*later) for later in self._later]
+        self._later = []
         return pa.concat_tables([_schema().empty_table(), *self._tables])
 
 
@@ -131,6 +171,7 @@ def _schema() -> pa.Schema:
     import pyarrow as pa
 
     kinds = {"sample_index": pa.int32(), "reward": pa.float64()} | {
+        "cuts": pa.list_(pa.int32()),
         "tokens": pa.list_(pa.int32()),
         "loss_mask": pa.list_(pa.int8()),
         "logprobs": pa.list_(pa.float32()),
@@ -138,6 +179,13 @@ def _schema() -> pa.Schema:
         "weight_versions": pa.list_(pa.int32()),
     }
     return pa.schema([(f.name, kinds.get(f.name, pa.string())) for f in fields(RolloutRow)])
+
+
+def statement_of(file: Path) -> str:
+    """Which of all rollouts a `rollouts.parquet` has; empty where it does not say."""
+    import pyarrow.parquet as pq
+
+    return (pq.read_schema(file).metadata or {}).get(_STATEMENT, b"").decode()
 
 
 def read_rollouts(file: Path) -> Iterable[RolloutRow]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from engines.types import Group, Sample
 
-_GROUPS = 3
+SHOWN_GROUPS = 3
 """of a step, as many are shown"""
 _SCORED_TOKENS = 65_536
 """of a step, whose logprobs come back from the ranks: 256 KiB"""
 
 
-def best_and_worst(groups: Sequence[Group], count: int = _GROUPS) -> list[Sample]:
+def best_and_worst(groups: Sequence[Group], count: int = SHOWN_GROUPS) -> list[Sample]:
     """Of `count` groups, spread over the step; groups with signal first."""
     chosen = [g for g in groups if g.has_signal] or list(groups)
     shown: list[Sample] = []

@@ -132,10 +132,11 @@ class WorkerPool:
         """See `Roller.roll_group`; of `domain` a worker has its own. Raises EngineError."""
         if (fault := self._fault or self._servers.refusal) is not None:
             raise fault
+        ids = [f"{group_id}#{index}" for index in range(size)]
+        found = {name: known[name] for name in ids if name in known}
         group = AssignedGroup(
-            domain.name, problem, size, temperature, group_id, seed_name,
-            dict(known), on_finished, turns,
-        )  # fmt: skip
+            domain.name, problem, size, temperature, group_id, seed_name, found, on_finished, turns
+        )
         self._assign(group)
         try:
             await group.over

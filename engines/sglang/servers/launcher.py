@@ -96,7 +96,7 @@ def serve(options: dict[str, Any]) -> None:
     if key:
         keep_from_logs(key)
     server_files.adopt()
-    weight_routes.install()
+    weight_routes.install(options.get("base_gpu_id", 0))
     try:
         run_server(ServerArgs(**options, **keys))
     finally:

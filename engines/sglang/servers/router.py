@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
@@ -17,22 +17,32 @@ from infra.server_keys import key_of
 START_S = 60.0
 _CHANGE_S = 30.0
 _CONTROL_S = 10.0
+_NO_FLAGS: Mapping[str, object] = {}
 
 
 class Router:
     """A running router. `set_servers` sets the servers that get requests; none at first."""
 
-    def __init__(self, children: ChildProcesses, name: str, host: str = "") -> None:
+    def __init__(
+        self,
+        children: ChildProcesses,
+        name: str,
+        host: str = "",
+        *,
+        port: int = 0,
+        flags: Mapping[str, object] = _NO_FLAGS,
+    ) -> None:
         """Start it; returns before it is ready. It listens where this home's servers do, or on
-        `host`."""
+        `host`; on any free port, or on `port`. `flags` of the router's own go before ours;
+        None is the value of one that takes none."""
         self.name = name
         self.log = children.logs / f"{name}.log"
         self._children = children
-        self._host, self._port = host or listening_host(), free_ports(1)[0]
-        self.pid = children.run(self._command(), self.log)
+        self._host, self._port = host or listening_host(), port or free_ports(1)[0]
+        self.pid = children.run(self._command(flags), self.log)
 
-    def _command(self) -> list[str]:
-        flags = {
+    def _command(self, changed: Mapping[str, object]) -> list[str]:
+        flags: dict[str, object] = {
             "--host": self._host,
             "--port": self._port,
             "--prometheus-host": LOOPBACK,
@@ -47,7 +57,8 @@ class Router:
             # a batch may take long on a slow host; its caller has a bound of its own
             "--request-timeout-secs": 3600,
         }
-        values = [str(part) for flag in flags.items() for part in flag]
+        given = (flags | dict(changed)).items()
+        values = [str(part) for flag in given for part in flag if part is not None]
         return [sys.executable, "-m", "engines.sglang.servers.router_main", *values]
 
     @property

@@ -1,21 +1,24 @@
-"""Run sglang-router with the key of this home: as its own module, with the router's options.
+"""Run sglang-router with a key: as its own module, with the router's options.
 
 The arguments are the router's own. The key is added here, for everybody may read a process's
-arguments.
+arguments: the one in the environment variable, or that of this home where others can reach it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from infra.access import required_key
+
+KEY_VARIABLE = "TRIBUTARY_ROUTER_KEY"
 
 
 def main(arguments: list[str]) -> None:
     from sglang_router.launch_router import launch_router, parse_router_args
 
     given = parse_router_args(arguments)
-    given.api_key = required_key(given.host) or None
+    given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key(given.host) or None
     launch_router(given)  # pyright: ignore[reportArgumentType]  # it says Namespace, takes both
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def install() -> None:
-    """Add them to SGLang's application, under the same key as its requests that change weights.
-
-    They are plain functions, which the application runs in threads: it generates on meanwhile.
+def install(first_gpu: int) -> None:
+    """Add them to SGLang's application, under the same key as its requests that change weights;
+    `first_gpu`: the number of its first GPU. They are plain functions, which the application runs in
+    threads: it generates on meanwhile.
     """
     from fastapi import Body
     from sglang.srt.entrypoints.http_server import app
@@ -17,7 +17,7 @@ def install() -> None:
 
     from engines.weights.disk_delta import requests
     from engines.weights.disk_delta.served_copy import ServedCopy
-    from engines.weights.reach import REACH, answer_reach
+    from engines.weights.reach import REACH, answer_gpu, answer_reach
 
     copy = ServedCopy()
 
@@ -31,7 +31,7 @@ def install() -> None:
         return requests.answer_forget(copy)
 
     def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        return answer_reach(body)
+        return answer_gpu(first_gpu) if "gpu" in body else answer_reach(body)
 
     answers = {
         requests.PREPARE: prepare,

@@ -171,7 +171,7 @@ class DiskDelta:
 
         def load(url: str) -> None:
             for bucket in prepared[url].buckets:
-                tell(url, bucket.handles, bucket.num_bytes)
+                tell(url, bucket.handles, bucket.num_bytes, load_format=None)
 
         def check() -> None:
             reading = servers.start(server_weights)

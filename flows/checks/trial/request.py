@@ -11,7 +11,7 @@ from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split
 from flows.checks.contracts import Contract
-from flows.path import OPTIONS, domains_at
+from flows.path import OPTIONS, domains_at, with_options
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.config import Config
@@ -120,13 +120,23 @@ def _changed(recipe: Recipe) -> list[PlacedCurriculum]:
     paths = {f"experts.{key}": (e.path, [e.domain]) for key, e in recipe.experts.items()}
     if recipe.unified is not None:
         paths["unified"] = (recipe.unified.path, recipe.domains)
-    return [
+    in_paths = [
         PlacedCurriculum(where=f"{owner}.path.{index}.{OPTIONS}", curriculum=domain.curriculum)
         for owner, (path, domains) in paths.items()
         for index, stage in enumerate(path)
         if stage.curriculum_options
         for domain in domains_at(path, index, domains)
     ]
+    return [*in_paths, *_in_rounds(recipe)]
+
+
+def _in_rounds(recipe: Recipe) -> Iterator[PlacedCurriculum]:
+    """The options of rounds that `distill-rounds` adds."""
+    for name, levels in recipe.rounds.harder.items():
+        for number, options in enumerate(levels):
+            domain = with_options(recipe.experts[name].domain, options)
+            where = f"rounds.harder.{name}.{number}"
+            yield PlacedCurriculum(where=where, curriculum=domain.curriculum)
 
 
 def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Split, int]:

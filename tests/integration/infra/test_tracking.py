@@ -16,6 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from flows.distill_rounds import FLOW, plan_distill_rounds
+from flows.load import load_recipe
+from flows.rounds.promotion import Round
+from flows.running.tracked_run import TrackedRun
+from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
@@ -116,8 +121,12 @@ def test_a_step_is_never_logged_twice(mlflow_uri: str) -> None:
 
 
 def _points(uri: str, run: str) -> list[tuple[int, float]]:
-    """Step and value of every point of the run's reward, as the server lists them."""
-    body = {"run_id": run, "metric_key": "reward"}
+    return _curve(uri, run, "reward")
+
+
+def _curve(uri: str, run: str, metric: str) -> list[tuple[int, float]]:
+    """Step and value of every point, as the server lists them."""
+    body = {"run_id": run, "metric_key": metric}
     history = httpx.get(f"{uri}/api/2.0/mlflow/metrics/get-history", params=body).json()
     return [(m.get("step", 0), m["value"]) for m in history["metrics"]]
 
@@ -140,12 +149,53 @@ def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
 def test_an_alias_moves_to_the_newest_version_and_a_digest_registers_once(mlflow_uri: str) -> None:
     tracker = Tracker(mlflow_uri, "models")
     run = tracker.parent_run("m", "m", {}, {})
-    assert tracker.register_model("demo-reasoning", Made(run), "sft") == "1"
-    assert tracker.register_model("demo-reasoning", Made(run), "best") == "1"
-    assert tracker.register_model("demo-reasoning", Made(run, digest="cd" * 32), "best") == "2"
+    assert tracker.model_tags("demo-reasoning") == {}
+    assert tracker.register_model("demo-reasoning", Made(run), "sft", {}) == "1"
+    assert tracker.register_model("demo-reasoning", Made(run), "best", {}) == "1"
+    newer = Made(run, digest="cd" * 32)
+    assert tracker.register_model("demo-reasoning", newer, "best", {"by": "rounds"}) == "2"
+    assert tracker.model_tags("demo-reasoning") == {"by": "rounds"}
     query = {"name": "demo-reasoning", "alias": "best"}
     path = f"{mlflow_uri}/api/2.0/mlflow/registered-models/alias"
     assert httpx.get(path, params=query).json()["model_version"]["version"] == "2"
+
+
+def test_only_rounds_move_the_best_version_that_rounds_chose(mlflow_uri: str) -> None:
+    recipe = load_recipe("cpu-smoke")
+    plan = plan_distill_rounds(recipe, "agent", 1)
+    tracked = TrackedRun(Tracker(mlflow_uri, "rounds"), recipe, "rounds-run", FLOW)
+    made = {
+        stage.name: ArtifactRecord(kind=stage.kind, digest=stage.name, url=f"file:///{stage.name}")
+        for stage in plan
+        if stage.model
+    }
+    for stage in plan:
+        if stage.model:
+            tracked.cached(stage, made[stage.name])
+    rounds = [
+        Round(number=0, model="agent-rl", stage="agent-rl", score=0.5, low=0, high=1),
+        Round(
+            number=1, model="agent", stage="agent-rl-2", score=0.4, low=0, high=1, promoted=False
+        ),
+    ]
+    tracked.rounds(rounds)
+    higher = {"agent": {"agent": 0.9}}
+    tracked.register(plan, made, higher, "agent-rl")
+    assert _best(mlflow_uri) == "agent-rl"
+    tracked.register(plan, made, higher)
+    assert _best(mlflow_uri) == "agent-rl", "the highest score of another run changes nothing"
+    tracked.register(plan, made, higher, "agent-rl-2")
+    assert _best(mlflow_uri) == "agent-rl-2"
+    tracked.finish("FINISHED")
+    assert _curve(mlflow_uri, tracked.parent, "round/best") == [(0, 0.5), (1, 0.5)]
+
+
+def _best(uri: str) -> str:
+    """Digest of the agent's @best."""
+    query = {"name": "cpu-smoke-agent", "alias": "best"}
+    path = f"{uri}/api/2.0/mlflow/registered-models/alias"
+    tags = httpx.get(path, params=query).json()["model_version"]["tags"]
+    return {tag["key"]: tag["value"] for tag in tags}["tributary.digest"]
 
 
 def test_a_dataset_is_an_input_of_its_run(mlflow_uri: str) -> None:

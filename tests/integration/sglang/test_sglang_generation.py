@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -126,6 +127,31 @@ async def test_an_aborted_turn_says_so(sglang_pair: SglangPair) -> None:
         generation = await turn
     assert generation.finish == "abort"
     assert 0 < len(generation.token_ids) < 400
+
+
+@pytest.mark.parametrize("neighbours", [1, 0])
+async def test_a_cancelled_turn_ends_in_the_engine(
+    sglang_pair: SglangPair, neighbours: int
+) -> None:
+    """What the servers have cached of a turn says how far it came."""
+    prompts = [[200 + 2 * neighbours + i, *range(70, 85)] for i in range(1 + neighbours)]
+    asked = Sampling(450, seed=1)
+    ahead = replace(asked, is_last=True)  # leaves nothing of its answer in a cache
+    expected = await _generate(sglang_pair, [(prompt, ahead) for prompt in prompts])
+    async with GenerationClient(sglang_pair.router.url) as client:
+        turns = [asyncio.create_task(client.generate(prompt, asked)) for prompt in prompts]
+        await _until_running(sglang_pair)
+        turns[0].cancel()
+        others = await asyncio.gather(*turns[1:])
+        while await asyncio.to_thread(sglang_pair.is_generating):
+            pass
+    assert [o.token_ids.tolist() for o in others] == [e.token_ids.tolist() for e in expected[1:]]
+    for number, (prompt, whole) in enumerate(zip(prompts, expected, strict=True)):
+        ids = [*prompt, *whole.token_ids.tolist()]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
+        replies = [call(url, "/generate", body, timeout=30) for url in sglang_pair.urls]
+        most = max(reply["meta_info"]["cached_tokens"] for reply in replies)
+        assert (most < len(ids) - 20) == (number == 0)
 
 
 async def test_a_server_killed_in_mid_batch_costs_no_turn_and_doubles_none(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from engines.weights.disk import load_folder
 from engines.weights.server_weights import ServerWeights, server_weights
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
+from infra.processes.leftovers import leftovers_of
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
 from tests.integration.megatron.megatron_ranks import LAYOUTS, TP2_PP2, Ranks, TrainerArgs
+from tests.parts.machine import until
 from tests.parts.whole_weights import TRANSPORTS, push, whole_weights
 
 pytestmark = pytest.mark.integration
@@ -139,15 +142,26 @@ async def test_a_server_that_missed_a_push_gets_it_alone_and_the_next_with_the_o
     assert _held(sglang_pair) == [ServerWeights("4", expected.checksum)] * 2
 
 
-async def test_a_restarted_server_takes_the_next_push(
-    transport: Transport, expected: Expected, sglang_pair: SglangPair
+async def test_a_restarted_server_takes_the_next_push_of_every_transport(
+    expected: Expected, sglang_pair: SglangPair, tmp_path: Path
 ) -> None:
+    """One start for all: each has pushed to the server that is gone, and each to the new one."""
     pair = sglang_pair
-    await asyncio.to_thread(push, pair.model, pair.urls, 1, transport)
-    await asyncio.to_thread(pair.server("server-1").stop)
-    await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
-    await asyncio.to_thread(push, pair.other_model, pair.urls, 2, transport)
-    assert _held(pair) == [ServerWeights("2", expected.checksum)] * 2
+    with ExitStack() as stack:
+        made = [make(tmp_path / name) for name, make in TRANSPORTS.items()]
+        for transport in made:
+            stack.callback(transport.close)
+        for version, transport in enumerate(made, 1):
+            await asyncio.to_thread(push, pair.model, pair.urls, version, transport)
+        stopped = pair.server("server-1").pid
+        assert leftovers_of(stopped), "it has shared memory under its own name"
+        await asyncio.to_thread(pair.server("server-1").stop)
+        await asyncio.to_thread(until, lambda: not leftovers_of(stopped), 15)
+        await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
+        for version, transport in enumerate(made, 11):
+            await asyncio.to_thread(push, pair.other_model, pair.urls, version, transport)
+            assert _held(pair) == [ServerWeights(str(version), expected.checksum)] * 2
+            await asyncio.to_thread(load_folder, pair.model, pair.urls, 0)
 
 
 async def test_a_push_that_breaks_off_leaves_weights_of_no_version_and_the_next_one_repairs_them(

@@ -14,12 +14,14 @@ import pytest
 from infra.errors import InputError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
+from tasks.evaluate.body import run as run_evaluate
+from tasks.evaluate.spec import EvaluateSpec
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
 from tasks.stage import Resources, StageContext, StageResources
 from tests.integration.stages.rl_victim import rl_spec
 from tests.integration.stages.test_rl_exact import result
-from tests.parts.stage_parts import STEADY, ListReporter, stage_context
+from tests.parts.stage_parts import STEADY, ListReporter, scored, stage_context
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -75,31 +77,42 @@ class KillingStore(Store):
             self.after = wait_for_workers(2)
 
 
-def short(spec: RlSpec) -> RlSpec:
-    return spec.model_copy(update={"settings": spec.settings.model_copy(update={"steps": 3})})
-
-
 async def test_workers_one_of_them_killed_give_the_bits_of_a_stage_that_rolls_out_itself(
-    cluster: None, stage_root: Path, small_base: Path
+    undisturbed: StageContext, stage_root: Path, small_base: Path
 ) -> None:
-    spec = short(rl_spec())
-    here = context_of(stage_root, "rolls-here", small_base, 0)
-    await run_rl(spec, here)
     wait_for_workers(0)
-
     apart = context_of(stage_root, "rolls-apart", small_base, 2)
     store = KillingStore(f"file://{stage_root / 'rolls-apart' / 'store'}")
     apart.checkpoints = StageCheckpoints(store, "test", "0" * 64, 1, apart.scratch)
-    await run_rl(spec, apart)
+    await run_rl(rl_spec(), apart)
 
     assert store.killed
     assert store.killed not in store.after
     wait_for_workers(0)
-    assert sorted(result(here)[2]) == [1, 2, 3]
-    assert result(apart) == result(here)
+    assert result(apart) == result(undisturbed)
     reporter = apart.reporter
     assert isinstance(reporter, ListReporter)
-    assert all(reporter.steps[step]["turns_in_flight_max"] > 0 for step in (1, 2, 3))
+    assert all(reporter.steps[step]["turns_in_flight_max"] > 0 for step in range(1, 6))
+
+
+async def test_models_that_are_scored_in_workers_have_the_scores_and_rollouts_of_one_process(
+    cluster: None, stage_root: Path, small_base: Path
+) -> None:
+    """Two models one after the other, by the same workers."""
+    settings = {"problems": 4, "samples": 2, "fleet": rl_spec().settings.fleet}
+    home = {"first": ["general"], "second": ["general"]}
+    spec = EvaluateSpec.model_validate(
+        {"settings": settings, "domains": [scored(STEADY)], "home": home}
+    )
+    made: list[dict[str, bytes]] = []
+    for name, workers in (("scored-here", 0), ("scored-apart", 1)):
+        context = context_of(stage_root, name, small_base, workers)
+        context.inputs = dict.fromkeys(home, small_base)
+        await run_evaluate(spec, context)
+        made.append({file.name: file.read_bytes() for file in context.out.iterdir()})
+    wait_for_workers(0)
+    assert made[0].keys() == {"scores.json", "rollouts.parquet"}
+    assert made[0] == made[1]
 
 
 async def test_a_part_that_cannot_be_built_in_a_worker_is_bad_input(

@@ -27,9 +27,12 @@ MOMENTS = (
     "committing",
     "between-stages",
 )
-"""before-submit: the attempt is claimed, no job knows of it. starting: its job has no engines"""
+"""before-submit: the attempt is claimed, no job knows of it. starting: its job has no engines.
+Further ones, of some parts: mid-turn, a rollout asks for tokens; mid-take, a step's take is about
+to be written; mid-evaluation, held-out problems are rolled out between two steps"""
 _IN_JOB = MOMENTS[1:-1]
 _WITH_ENGINES = MOMENTS[2:-1]
+_IN_LOOP = ("mid-turn", "mid-take")
 _WORKING = ("mid-generation", "mid-train", "mid-publish")
 _LONG = ("mid-generation", "mid-checkpoint", "committing")
 
@@ -59,7 +62,7 @@ class Part:
 
 
 PARTS = (
-    Part("job", "kill", _IN_JOB),
+    Part("job", "kill", (*_IN_JOB, *_IN_LOOP)),
     Part("rank", "kill", _WITH_ENGINES),
     Part("server", "kill", MOMENTS),
     Part("owner", "kill", MOMENTS),
@@ -90,13 +93,40 @@ PARTS = (
     Part("one-of-two-servers", "kill", ("mid-generation", "mid-publish"), "server", "wide"),
     Part("job-of-two-ranks", "kill", ("mid-train",), "job", "wide"),
     Part("ranks-out-of-memory", "kill-all", ("mid-train", "mid-publish"), "rank", "wide"),
-    Part("overlapped-job", "kill", _IN_JOB, "job", "overlapped"),
+    Part("rollout-worker", "kill", (*_IN_LOOP, "mid-train", "mid-publish"), scenario="workers"),
+    Part("all-rollout-workers", "kill-all", ("mid-turn",), "rollout-worker", "workers"),
+    Part("job-of-workers", "kill", ("mid-turn",), "job", "workers"),
+    Part(
+        "agent-rollout-worker", "kill", ("mid-turn", "mid-tool"), "rollout-worker", "agent-workers"
+    ),
+    Part("scored-job", "kill", ("mid-evaluation",), "job", "scored"),
+    Part("scored-rank", "kill", ("mid-evaluation",), "rank", "scored"),
+    Part("scored-server", "kill", ("mid-evaluation",), "server", "scored"),
+    Part("scored-flow", "kill", ("mid-evaluation",), "flow", "scored"),
+    Part("replay-job", "kill", ("mid-train", "mid-checkpoint"), "job", "replay", "replay"),
+    Part("replay-rank", "kill", ("mid-train",), "rank", "replay", "replay"),
+    Part("replay-flow", "kill", ("mid-train",), "flow", "replay", "replay"),
+    Part("overlapped-job", "kill", (*_IN_JOB, *_IN_LOOP), "job", "overlapped"),
     Part("overlapped-rank", "kill", _WITH_ENGINES, "rank", "overlapped"),
     Part("overlapped-server", "kill", _WITH_ENGINES, "server", "overlapped"),
     Part("overlapped-owner", "kill", _WITH_ENGINES, "owner", "overlapped"),
     Part("overlapped-router", "kill", _WORKING, "router", "overlapped"),
     Part("overlapped-flow", "kill", ("mid-generation", "mid-publish"), "flow", "overlapped"),
     Part("overlapped-server-frozen", "freeze", ("mid-generation",), "server", "overlapped"),
+    Part(
+        "overlapped-one-of-two-servers",
+        "kill",
+        ("mid-generation", "mid-publish"),
+        "server",
+        "overlapped-wide",
+    ),
+    Part(
+        "overlapped-rollout-worker",
+        "kill",
+        (*_IN_LOOP, "mid-publish"),
+        "rollout-worker",
+        "overlapped-workers",
+    ),
     Part("prefect-server", "restart", _LONG),
     Part("prefect-worker", "restart", ("mid-generation", "committing")),
     Part("flow-and-worker", "restart", _LONG),
@@ -106,7 +136,8 @@ PARTS = (
 )
 """job: the stage's driver. rank: a trainer rank. server: an SGLang server. owner: the actor that
 owns the devices. flow: the process that runs the recipe. sandbox: a tool's program.
-reward-process: the process in which a reward compares answers"""
+reward-process: the process in which a reward compares answers. rollout-worker: one of two actors
+that roll out"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from engines.rollout.records.gallery import ROLLOUTS_FILE
 from engines.rollout.records.take_log import TAKES_FILE
 from infra.store.store import file_sha256
 from infra.trace_file import TRACE_FILE
+from tasks.rl.curve import CURVE_FILE
+from tests.programs.chaos.scenarios import Scenario
 
 _OF_THE_CLOCK = re.compile(r".*(_seconds|_per_s)|mfu|(rollouts|tokens)_recovered")
 """metrics that are other in every run"""
 _TIMES = frozenset({TRACE_FILE})
 """files that are other in every run"""
+_OF_SCORES = frozenset({CURVE_FILE, ROLLOUTS_FILE})
+"""files of `rl` that hold scores on held-out problems, or rollouts of these"""
+_SCORED = re.compile(r"eval_.*")
+"""metrics of these scores"""
 _EQUAL = ("kind", "digest", "identity", "inputs", "seeds")
 
 
@@ -38,8 +45,18 @@ def made_from(store: Path, kind: str) -> set[str]:
         found |= more
 
 
-def differences(reference: Path, store: Path) -> str:
-    """What of the run's artifacts is not as in the reference; empty when nothing."""
+def unlike(scenario: Scenario, reference: Path, store: Path) -> str:
+    """What a run that was disturbed did not keep of what it promises; empty when nothing."""
+    if not scenario.is_exact:
+        return broken_promises(reference, store)
+    return differences(reference, store, with_scores=not scenario.scores_while_training)
+
+
+def differences(reference: Path, store: Path, *, with_scores: bool = True) -> str:
+    """What of the run's artifacts is not as in the reference; empty when nothing.
+
+    `with_scores`: including those of held-out problems while a policy trains.
+    """
     expected, found = manifests(reference), manifests(store)
     return ", ".join(
         [
@@ -48,7 +65,7 @@ def differences(reference: Path, store: Path) -> str:
             *(
                 f"{name}: {what}"
                 for name in sorted(expected.keys() & found.keys())
-                for what in _differing(expected[name], found[name])
+                for what in _differing(expected[name], found[name], with_scores)
             ),
         ]
     )
@@ -101,8 +118,8 @@ def _stated(manifest: Path) -> dict[str, str]:
     return {file["path"]: file["sha256"] for file in files}
 
 
-def _differing(expected: Path, found: Path) -> Iterable[str]:
-    one, other = _content(expected), _content(found)
+def _differing(expected: Path, found: Path, with_scores: bool) -> Iterable[str]:
+    one, other = _content(expected, with_scores), _content(found, with_scores)
     for key in one.keys() | other.keys():
         if one.get(key) != other.get(key):
             yield f"{key} differs"
@@ -115,8 +132,12 @@ def _damaged(manifest: Path) -> Iterable[str]:
             yield f"{name} is not what its manifest says"
 
 
-def _content(manifest: Path) -> dict[str, Any]:
+def _content(manifest: Path, with_scores: bool) -> dict[str, Any]:
     """All that must be equal: checksums of files, metrics, and what it was made from."""
     fields: dict[str, Any] = json.loads(manifest.read_text())
     metrics = {k: v for k, v in fields["metrics"].items() if not _OF_THE_CLOCK.fullmatch(k)}
-    return checksums(manifest) | metrics | {key: fields[key] for key in _EQUAL}
+    files = checksums(manifest)
+    if not with_scores and fields["kind"] == "rl":
+        metrics = {k: v for k, v in metrics.items() if not _SCORED.fullmatch(k)}
+        files = {k: v for k, v in files.items() if k not in _OF_SCORES}
+    return files | metrics | {key: fields[key] for key in _EQUAL}

@@ -17,8 +17,8 @@ from tests.programs.chaos.scenarios import SCENARIOS, Scenario
 def main(store: str, name: str, scenario: Scenario, deployed: bool, changes: list[str]) -> None:
     root = f"storage.root=file://{store}"
     recipe = load_recipe(str(scenario.recipe), [root, *scenario.changes, *changes])
-    arguments = {"name": next(iter(recipe.experts))} if scenario.flow == "expert" else {}
-    record = new_run(recipe, scenario.flow, arguments, name=name, in_process=not deployed)
+    flow, arguments = scenario.of_run(next(iter(recipe.experts)))
+    record = new_run(recipe, flow, arguments, name=name, in_process=not deployed)
     if deployed:
         cli(["resume", name])
     InProcessRun(record, print).result()

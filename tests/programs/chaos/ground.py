@@ -21,7 +21,7 @@ import psutil
 from infra.processes.leftovers import leftovers_of_dead
 from tests.parts.ray_parts import own_ray
 from tests.programs.chaos.cells import Cell
-from tests.programs.chaos.compare import broken_promises, differences, made_from, manifests
+from tests.programs.chaos.compare import made_from, manifests, unlike
 from tests.programs.chaos.progress import Progress
 from tests.programs.chaos.recovery import End
 from tests.programs.chaos.scenarios import SCENARIOS, Scenario
@@ -43,6 +43,7 @@ _LINES = {
     "owner": "ray::DeviceOwner",
     "sandbox": "confine/launcher.py",
     "reward-process": "rewards/math_worker.py",
+    "rollout-worker": "ray::RolloutWorkerActor",
 }
 """what is in the command line of each"""
 CLI = ("-P", "-c", "import sys; from flows.command.main import main; main(sys.argv[1:])")
@@ -111,8 +112,7 @@ class Ground:
         with Progress(store, cell.how.stage) as progress:
             said = self._disturbed(cell, name, store, delay, progress)
         recovery = progress.after(self._hit_at)
-        is_exact = SCENARIOS[cell.how.scenario].is_exact
-        differs = (differences if is_exact else broken_promises)(reference, store)
+        differs = unlike(SCENARIOS[cell.how.scenario], reference, store)
         leftovers = self._leftovers(store)
         for process in self._jobs(store):  # what is left must not reach another cell's moment
             process.kill()

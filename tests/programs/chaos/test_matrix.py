@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from flows.catalog import plan_of
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.home import SOURCE_ROOT
 from infra.trace_file import TRACE_FILE
 from tests.programs.chaos.cells import matrix
-from tests.programs.chaos.compare import broken_promises, differences, made_from
+from tests.programs.chaos.compare import broken_promises, differences, made_from, unlike
 from tests.programs.chaos.ground import STALL_S
 from tests.programs.chaos.inject.sitecustomize import MOMENTS
 from tests.programs.chaos.scenarios import SCENARIOS
@@ -77,6 +78,22 @@ def test_every_artifact_is_compared(tmp_path: Path) -> None:
     ]
 
 
+def test_scores_that_a_lost_server_may_cut_short_are_left_out_where_a_cell_says_so(
+    tmp_path: Path,
+) -> None:
+    scored = SCENARIOS["scored"]
+    _run(tmp_path / "one", score=0.5)
+    _run(tmp_path / "other", score=0.5)
+    for name, outcome in (("one", 0.5), ("other", 0.25)):
+        _write(tmp_path / name, "rl", {"model": "sft"}, eval_outcome_last=outcome, steps=5.0)
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert differences(one, other) == "rl/rl: eval_outcome_last differs"
+    assert unlike(SCENARIOS["expert"], one, other) == "rl/rl: eval_outcome_last differs"
+    assert unlike(scored, one, other) == ""
+    _write(other, "rl", {"model": "sft"}, eval_outcome_last=0.25, steps=4.0)
+    assert unlike(scored, one, other) == "rl/rl: steps differs"
+
+
 def _takes(store: Path, *takes: tuple[int, int, list[int]]) -> None:
     """Of the stage `rl`, as step, version and tickets."""
     lines = [json.dumps(dict(zip(("step", "version", "tickets"), t, strict=True))) for t in takes]
@@ -122,6 +139,17 @@ def test_what_a_moment_waits_for_exists_and_takes_what_its_test_takes(moment: st
     needed = [p.name for p in given if p.default is p.empty]
     for names in (needed, [p.name for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]):
         inspect.signature(is_meant).bind(*names)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_run_can_be_planned(name: str) -> None:
+    scenario = SCENARIOS[name]
+    recipe = load_recipe(str(scenario.recipe), list(scenario.changes))
+    flow, arguments = scenario.of_run(next(iter(recipe.experts)))
+    made = {stage.spec.kind for stage in plan_of(flow, recipe, arguments)}
+    assert made.issuperset({"base", "sft", "rl"})
+    assert scenario.begins_as in ("", *SCENARIOS)
+    assert made.issuperset(scenario.shared)
 
 
 def test_the_recipe_can_run_where_a_hung_stage_is_soon_found() -> None:

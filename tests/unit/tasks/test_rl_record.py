@@ -12,7 +12,8 @@ import pytest
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.producer import Sampled
-from engines.rollout.records.gallery import Gallery, read_rollouts
+from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
+from engines.rollout.records.last_steps import LastSteps
 from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
@@ -44,12 +45,14 @@ class Reporter:
         pass
 
 
-def record(reporter, notes=None):
+def record(reporter, notes=None, whole_steps=3):
     watch = StopRule(solved_reward=0.9, min_outcome=0.0, max_entropy=None, max_failed_share=0.5)
-    return RlRecord(
+    made = RlRecord(
         watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=9,
         notes=notes or Notes(),
     )  # fmt: skip
+    made._last_steps = LastSteps(CharChat(), whole_steps)
+    return made
 
 
 def sample(index, reward, status=Status.COMPLETED, reason=""):
@@ -70,7 +73,7 @@ def step(number, *samples, teacher_kl=None):
 
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     notes = Notes()
-    first = record(Reporter(), notes)
+    first = record(Reporter(), notes, whole_steps=0)
     first.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
     first.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
     first.checkpointed(0.5)
@@ -79,7 +82,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     first.observe(step(3, sample(0, 0.5), sample(1, 0.0)), ServerUse())
     write_rollouts()
     reporter = Reporter()
-    second = record(reporter, notes)
+    second = record(reporter, notes, whole_steps=0)
     second.restore(tmp_path)
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
@@ -107,10 +110,10 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
 
 def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
     notes = Notes()
-    torn = record(Reporter(), notes)
+    torn = record(Reporter(), notes, whole_steps=0)
     torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)), ServerUse())
     torn.save(tmp_path)()
-    rest = record(Reporter(), notes)
+    rest = record(Reporter(), notes, whole_steps=0)
     rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
     rest.save(tmp_path)()
     rest.write_rollouts(tmp_path)
@@ -118,7 +121,7 @@ def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
 
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
-    made = record(Reporter())
+    made = record(Reporter(), whole_steps=0)
     made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)), ServerUse())
     made.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
@@ -140,7 +143,7 @@ def test_what_became_of_rollouts_and_groups_is_counted_over_attempts(tmp_path):
     result.sampled.filtered["too_easy"] = 2
     result.sampled.stale = 1
     first.observe(result, ServerUse())
-    first.save(tmp_path)
+    first.save(tmp_path)()
     second = record(Reporter())
     second.restore(tmp_path)
     second.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
@@ -193,3 +196,49 @@ def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(t
     assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
     assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3
     assert "teacher_kl_first" not in record(Reporter()).summary()
+
+
+def test_all_rollouts_of_the_last_steps_are_kept_and_of_the_others_a_sample(tmp_path):
+    notes = Notes()
+    first = record(Reporter(), notes)
+    for number in (1, 2, 3, 4):
+        first.observe(step(number, *(sample(i, i / 4) for i in range(5))), ServerUse())
+    first.save(tmp_path)()
+    second = record(Reporter(), notes)
+    second.restore(tmp_path)
+    for made in (first, second):
+        made.observe(step(5, *(sample(i, i / 4) for i in range(5))), ServerUse())
+    out = [tmp_path / name for name in ("first", "second")]
+    for made, folder in zip((first, second), out, strict=True):
+        folder.mkdir()
+        made.write_rollouts(folder)
+    files = [folder / "rollouts.parquet" for folder in out]
+    labels = [r.label for r in read_rollouts(files[0])]
+    expected = {"step 1": 2, "step 2": 2, "step 3": 5, "step 4": 5, "step 5": 5}
+    assert labels == [label for label, count in expected.items() for _ in range(count)]
+    assert statement_of(files[0]) == (
+        "all rollouts of steps 3 to 5; the best and the worst of 3 groups of each earlier step"
+    )
+    assert files[0].read_bytes() == files[1].read_bytes(), "a resumed stage keeps the same"
+
+
+def test_a_step_with_too_many_tokens_is_sampled_like_the_others():
+    gallery, last = Gallery(CharChat()), LastSteps(CharChat(), most_tokens=20)
+    five = step(1, *(sample(i, i / 4) for i in range(5))).sampled.groups
+    last.add(1, five, gallery)
+    assert (len(gallery), len(last.written())) == (0, 1)
+    last.add(2, five * 2, gallery)
+    assert (len(gallery), len(last.written())) == (2 + 4, 0), "40 tokens are more than 20"
+    assert last.statement == "the best and the worst of 3 groups of each step"
+
+
+def test_where_the_model_s_text_ends_and_an_observation_begins_is_kept(tmp_path):
+    made = Gallery(CharChat())
+    told = sample_of(
+        "p", "d", "g", "g#0", 0, ids("<q>ab[x]c"), [0, 0, 0, 1, 1, 0, 0, 0, 1], [0.0] * 9,
+        [-1, -1, -1, 0, 0, -1, -1, -1, 0], Status.COMPLETED, 1.0, {"outcome": 1.0},
+    )  # fmt: skip
+    made.add("step 1", [told])
+    made.write(tmp_path)
+    (row,) = read_rollouts(tmp_path / "rollouts.parquet")
+    assert (row.prompt, row.response, row.cuts) == ("<q>", "ab[x]c", [2, 5])

@@ -64,6 +64,23 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "Update.end",
         lambda self, check=None: self._in_parts and self._version == 3,
     ),
+    "mid-turn": (
+        "engines.rollout.drivers.session_host",
+        "SessionHost._sampled",
+        lambda self, session, most, seed, is_last: _ticket(self._attempt.group_id) >= FAR,
+    ),
+    "mid-take": (
+        "engines.rollout.records.take_log",
+        "TakeLog.write",
+        lambda self, take: take.step == 3,
+    ),
+    "mid-evaluation": (
+        "engines.rollout.roller",
+        "_judge",
+        lambda domain, rollout: (
+            rollout.id.startswith("evaluation/") and max(rollout.weight_versions, default=0) == 2
+        ),
+    ),
     # In the store but not visible yet, while the next step goes on.
     "mid-checkpoint": (
         "infra.store.store",
@@ -84,6 +101,20 @@ MOMENTS: dict[str, tuple[str, str, Test]] = {
         "infra.store.store",
         "Store.create",
         lambda self, path, data: path.startswith("artifacts/rl/"),
+    ),
+    "replay-mid-train": (
+        "engines.megatron.train.training",
+        "Training.update",
+        lambda self: self.steps_done == 5,
+    ),
+    "replay-mid-checkpoint": (
+        "infra.store.store",
+        "Store.write",
+        lambda self, path, data: (
+            path.startswith("checkpoints/replay/")
+            and "/step-00000002-a" in path
+            and path.endswith("manifest.json")
+        ),
     ),
     "distill-mid-generation": (
         "infra.store.store",

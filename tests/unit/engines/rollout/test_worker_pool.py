@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engines.rollout.loop import fill
-from engines.rollout.records.journal import Finished
+from engines.rollout.records.journal import Finished, unpack_rollouts
 from engines.rollout.records.turn_journal import TurnJournal
 from engines.rollout.workers import worker_pool
 from engines.rollout.workers.messages import News, RollRequest, WorkerLost
@@ -213,6 +213,19 @@ async def test_what_a_killed_worker_had_told_is_kept_and_the_rest_is_rolled_by_a
         assert first.ended
     await turns.flush()
     assert notes.kept["turns"], "they would have been there for a later attempt, too"
+
+
+async def test_a_worker_is_told_what_is_known_of_its_group_and_of_no_other() -> None:
+    bench = Bench(blocked=False)
+    finished: list[Finished] = []
+    async with bench.pool(1) as pool:
+        for number in range(2):
+            await group(pool, number, on_finished=finished.append)
+        known = {made.rollout_id: made for made in finished if made.rollout_id != "g0#2"}
+        assert await group(pool, known=known) == await rolled_here()
+        requests = bench.handles[0].requests
+    told = {made.rollout_id for made in unpack_rollouts(requests[-1].known)}
+    assert told == {"g0#0", "g0#1", "g0#3"}
 
 
 async def test_a_group_that_ends_every_worker_ends_the_stage() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,12 @@ from flows.distill_rounds import (
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
+from flows.rounds.series import NotDue, begin_rounds
 from flows.running.records import RunRecord, StageRecord, new_run
+from flows.running.run_lock import working_on
 from infra.errors import InputError
+from infra.home import home
+from infra.store.artifacts import ArtifactStore
 from tasks.distill.spec import DistillSpec
 from tasks.rl.spec import RlSpec
 
@@ -142,6 +149,87 @@ def test_a_round_without_a_cold_start_of_its_own_is_refused() -> None:
     made = with_rounds({"distill": {}}, "rl")
     with pytest.raises(InputError, match=r"agent\.path\.2\.distill: what follows does not learn"):
         plan_post_train(made)
+
+
+def test_a_recipe_says_how_added_rounds_get_harder() -> None:
+    written = recipe().model_dump(mode="json")
+    levels = [{"levels": ["easy", "medium"]}, {"levels": ["medium"]}]
+    written["rounds"]["harder"] = {"agent": levels}
+    stages = {
+        s.name: s.spec for s in plan_distill_rounds(validate_recipe(written, "-"), "agent", 3)
+    }
+
+    def level(name: str) -> object:
+        (domain,) = stages[name].model_dump()["domains"]
+        return domain["curriculum"]["options"].get("levels")
+
+    assert [level(n) for n in DISTILLS] == [["easy", "medium"], ["medium"], ["medium"]]
+    assert level("agent-rl") is None
+    assert level("agent-rl-3") == ["medium"]
+    assert level("evaluate") is None
+
+
+@pytest.mark.parametrize(
+    ("harder", "what"),
+    [
+        ({"agnet": []}, r"rounds\.harder\.agnet: no such expert.*'agent'"),
+        ({"agent": [{"levels": ["heavy"]}]}, r"rounds\.harder\.agent\.0: .*`levels`.*'heavy'"),
+    ],
+)
+def test_wrong_levels_of_rounds_are_named(harder: dict[str, Any], what: str) -> None:
+    written = recipe().model_dump(mode="json")
+    written["rounds"]["harder"] = harder
+    with pytest.raises(InputError, match=what):
+        _checked(written)
+
+
+def _checked(written: Any) -> None:
+    made = validate_recipe(written, "here")
+    check_recipe(made, plan_post_train(made))
+
+
+ARGUMENTS = {"expert": "agent", "rounds": 1}
+
+
+def with_scores(record: RunRecord, outcomes: dict[str, list[list[float]]]) -> None:
+    """The run's evaluation, as an artifact in the store."""
+    stage = record.stage("evaluate")
+    assert stage is not None
+    digest = hashlib.sha256(record.run.encode()).hexdigest()
+    cells = [
+        {"model": model, "domain": "agent", "kind": "score", "outcomes": of}
+        for model, of in outcomes.items()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "scores.json").write_text(json.dumps({"cells": cells}))
+        stored = ArtifactStore(record.store, home() / "cache").commit(
+            "evaluate", digest, 1, Path(folder),
+            identity={}, inputs={}, code={}, metrics={}, seeds={}, mlflow_run_id="", seconds=0.0,
+        )  # fmt: skip
+    record.put_stage(stage.model_copy(update={"artifact": stored.url, "digest": digest}))
+
+
+def test_a_trigger_is_skipped_while_the_last_one_runs() -> None:
+    going = triggered(recipe(), done=False)
+    with working_on(going.run), pytest.raises(NotDue, match=going.run) as why:
+        begin_rounds(recipe(), ARGUMENTS)
+    assert why.value.state == "Skipped"
+    with working_on(going.run):  # the rounds of others go on
+        begin_rounds(recipe(), {"expert": "general", "rounds": 1})
+    assert planned(begin_rounds(recipe(), ARGUMENTS)) == planned(going)
+
+
+def test_a_series_at_its_end_is_left_alone_until_the_recipe_says_more() -> None:
+    first, second = triggered(recipe()), triggered(recipe())
+    right, half = [[1.0, 1.0]] * 4, [[0.0, 1.0]] * 4
+    with_scores(first, {"agent-rl": right, "agent": half})
+    assert planned(begin_rounds(recipe(), ARGUMENTS))[-2] == "agent-rl-4"
+    with_scores(second, {"agent-rl": right, "agent-rl-2": half, "agent": half})
+    with pytest.raises(NotDue, match=r"none of the last 2 rounds was better than round 0") as why:
+        begin_rounds(recipe(), ARGUMENTS)
+    assert why.value.state == "Over"
+    more = begin_rounds(recipe("rounds.patience=3"), ARGUMENTS)
+    assert planned(more)[-2] == "agent-rl-4"
 
 
 def test_wrong_options_of_a_stage_are_named() -> None:

@@ -1,9 +1,10 @@
-"""What `--help` says: every argument of every command is explained."""
+"""What `--help` says: every argument of every command is explained, and how it is used is shown."""
 
 from __future__ import annotations
 
 import pytest
 
+from flows.command.app import unwrapped
 from flows.command.main import app, main
 
 pytestmark = pytest.mark.unit
@@ -12,7 +13,7 @@ COMMANDS = [name for name in app if not name.startswith("-")]
 
 
 def test_the_commands_are_found() -> None:
-    assert {"init", "run", "check", "runs", "logs"} <= set(COMMANDS)
+    assert {"init", "run", "check", "runs", "logs", "top", "cancel"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -21,8 +22,20 @@ def test_each_argument_of_a_command_is_explained(command: str) -> None:
     assert [a.name for a in arguments if not a.parameter.help] == []
 
 
-@pytest.mark.parametrize("command", ["init", "run", "check", "logs"])
-def test_help_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_examples_that_are_whole_on_a_narrow_terminal(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert f"Examples:\n  tributary {command}" in capsys.readouterr().out
+    _, examples, shown = capsys.readouterr().out.partition("Examples:\n")
+    assert examples
+    lines = shown.rstrip().splitlines()
+    assert lines
+    assert [line for line in lines if not line.startswith(f"  tributary {command}")] == []
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_a_docstring_s_lines_are_joined_and_its_arguments_are_not() -> None:
+    text = "A\n    b.\n\n    c\n    d\n\n    Args:\n        one: e\n            f\n        two: g"
+    assert unwrapped(text) == "A b.\n\n    c d\n\n    Args:\n        one: e f\n        two: g"

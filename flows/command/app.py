@@ -1,0 +1,59 @@
+"""The command's app, its consoles, and options that several commands have."""
+
+from __future__ import annotations
+
+import re
+from types import FunctionType
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from flows.command.output import CommandConsole
+
+app = App(
+    name="tributary",
+    help="The whole post-training recipe of a language model as one durable pipeline.",
+    version_flags=["--version"],
+    help_format="plaintext",
+)
+console = CommandConsole()
+errors = CommandConsole(stderr=True)
+
+Set = Annotated[
+    list[str],
+    Parameter(name="--set", negative=(), help="change a field, e.g. experts.agent.path.rl.steps=4"),
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
+
+Open = Annotated[bool, Parameter(name="--open", negative=(), help="Open the page in a browser.")]
+
+
+def examples(*lines: str) -> str:
+    """What stands below a command's options."""
+    return "\n".join(["Examples:", *(f"  tributary {line}" for line in lines)])
+
+
+def unwrap_help() -> None:
+    """Join the lines of each command's docstring: the terminal's width breaks them anew."""
+    for name in app:
+        function = app[name].default_command
+        if isinstance(function, FunctionType) and function.__doc__:
+            function.__doc__ = unwrapped(function.__doc__)
+
+
+def unwrapped(docstring: str) -> str:
+    """A paragraph, or what is said of an argument, is one line."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        text = line.strip()
+        begins = not text or not lines or not lines[-1].strip() or _BEGINS.match(line)
+        if begins or _HEADER.match(lines[-1]):
+            lines.append(line)
+        else:
+            lines[-1] += f" {text}"
+    return "\n".join(lines)
+
+
+_HEADER = re.compile(r" *Args:$")
+_BEGINS = re.compile(r" {8}\w+: ")
+"""an argument's line, in our docstrings"""

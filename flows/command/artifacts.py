@@ -1,0 +1,87 @@
+"""`tributary artifacts`: what the store has, who made it, and how it scored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from statistics import fmean
+
+from rich.markup import escape
+from rich.table import Table
+
+from flows.command.made_by import Maker, made_by
+from flows.command.output import CommandConsole, print_json
+from flows.plan import EVALUATE
+from flows.running.records import find_run, store_to_show
+from infra.home import home
+from infra.store.artifacts import ArtifactRecord, ArtifactStore, Manifest
+
+_READERS = 16
+"""asked at once: on S3 each waits for its answer"""
+Scores = Mapping[str, Mapping[str, float]]
+"""by digest: mean outcome by domain"""
+
+
+def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandConsole) -> int:
+    record = find_run(run) if run else None
+    store = record.store if record and not root else store_to_show(root)
+    artifacts = ArtifactStore(store, home() / "cache")
+    listed = artifacts.list()
+    scores = _scores(artifacts, listed)
+    ours = {stage.digest for stage in record.stages().values()} if record else None
+    meant = [
+        made for made in listed if kind in ("", made.kind) and (ours is None or made.digest in ours)
+    ]
+    with ThreadPoolExecutor(_READERS) as pool:
+        makers = list(pool.map(partial(made_by, artifacts), meant))
+    rows = list(zip(meant, makers, strict=True))
+    if json:
+        print_json(
+            [
+                {**made.model_dump(mode="json"), "run": maker.run, "stage": maker.stage}
+                | {"scores": scores.get(made.digest, {})}
+                for made, maker in rows
+            ]
+        )
+        return 0
+    console.print(_table(rows, scores, store.root))
+    return 0
+
+
+def _scores(artifacts: ArtifactStore, listed: Iterable[ArtifactRecord]) -> Scores:
+    """What the newest evaluation of each model says of it, in the domains it was trained for."""
+    found: dict[str, Mapping[str, float]] = {}
+    for record in listed:  # newest first
+        manifest = (
+            artifacts.manifest(record.kind, record.digest) if record.kind == EVALUATE else None
+        )
+        for name, digest in (manifest.inputs if manifest else {}).items():
+            if manifest is not None and (row := _row(manifest, name)):
+                found.setdefault(digest, row)
+    return found
+
+
+def _row(manifest: Manifest, model: str) -> dict[str, float]:
+    begin = f"score/{model}/"
+    row = {k.removeprefix(begin): v for k, v in manifest.metrics.items() if k.startswith(begin)}
+    own = set(manifest.identity.get("home", {}).get(model, ()))
+    return {domain: score for domain, score in row.items() if domain in own} or row
+
+
+def _table(rows: Iterable[tuple[ArtifactRecord, Maker]], scores: Scores, root: str) -> Table:
+    table = Table(title=root)
+    # What is there to be copied is whole: other columns give way to it.
+    for header, whole in (
+        ("digest", True), ("run", True), ("stage", True), ("kind", False), ("score", False),
+        ("made (UTC)", False), ("took", False), ("where", False),
+    ):  # fmt: skip
+        table.add_column(header, no_wrap=whole, overflow="fold")
+    for made, maker in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(made.created))
+        score = scores.get(made.digest)
+        shown = "" if not score else f"{fmean(score.values()):.3f}"
+        cells = (made.digest[:12], maker.run, maker.stage, made.kind, shown)
+        table.add_row(*map(escape, cells), when, f"{made.seconds:.1f} s", escape(made.url))
+    return table

@@ -1,0 +1,78 @@
+"""The stack and the machine below it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from flows.command.app import Json, app, console, examples
+
+
+@app.command(help_epilogue=examples("up", "up  # again: restarts what has died"))
+def up() -> int:
+    """Start the local stack, or restart its dead parts."""
+    from flows.command.stack import start_stack
+
+    return start_stack(console)
+
+
+@app.command(help_epilogue=examples("down"))
+def down() -> int:
+    """Stop the local stack."""
+    from flows.command.stack import stop_stack
+
+    return stop_stack(console)
+
+
+@app.command(help_epilogue=examples("status", "status --json"))
+def status(*, json: Json = False) -> int:
+    """Show which parts of the local stack run, and their addresses.
+
+    Exit code 1 when one is down.
+    """
+    from flows.command.stack import show_status
+
+    return show_status(json, console)
+
+
+@app.command(help_epilogue=examples("secret my-store AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY"))
+def secret(block: str, /, *variables: str) -> int:
+    """Save variables of your environment in a Prefect Secret block, for `storage.credentials`.
+
+    Args:
+        block: Name of the block; an existing block of that name is replaced.
+        variables: Names of the variables, e.g. AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY.
+    """
+    from flows.command.stack import keep_secret
+
+    return keep_secret(block, variables, console)
+
+
+@app.command(help_epilogue=examples("doctor", "doctor --clean", "doctor --json"))
+def doctor(*, clean: bool = False, json: Json = False) -> int:
+    """List what is missing on this machine, with the command that repairs it.
+
+    Exit code 1 if anything is missing.
+
+    Args:
+        clean: First remove what a crash of the machine left in this home. Files of live processes
+            stay.
+    """
+    from flows.command.stack import clean_up, show_doctor
+
+    return show_doctor(clean_up() if clean else None, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "completion bash > ~/.local/share/bash-completion/completions/tributary",
+        "completion zsh > ~/.zfunc/_tributary",
+    )
+)
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
+    """Print a script that completes commands and options in a shell.
+
+    Args:
+        shell: Which shell.
+    """
+    print(app.generate_completion(prog_name="tributary", shell=shell))
+    return 0

@@ -1,0 +1,74 @@
+"""What commands print: for a person on a terminal, plain and whole in a pipe, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console, ConsoleDimensions
+from rich.table import Table
+from rich.text import TextType
+
+_PIPE_WIDTH = 100_000
+"""characters: nothing is cut off or broken where no terminal shows it"""
+OPEN, CLOSE = "\u27e6", "\u27e7"
+"""around what is trained on, where there are no colours"""
+_COLUMN_GAP = (0, 2, 0, 0)
+
+
+class CommandConsole(Console):
+    """Where the output is no terminal, tables have neither frames nor breaks within a cell."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        return super().size if self.is_terminal else ConsoleDimensions(_PIPE_WIDTH, 25)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:  # rich's own, which a property replaces
+        self._width, self._height = new_size
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        for shown in objects if not self.is_terminal else ():
+            if isinstance(shown, Table):
+                shown.box, shown.pad_edge, shown.padding = None, False, _COLUMN_GAP
+                shown.title_justify = "left"
+        super().print(*objects, **options)
+
+    def rule(self, title: TextType = "", **options: Any) -> None:
+        if self.is_terminal:
+            super().rule(title, **options)
+        else:
+            self.say(f"-- {title}")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """A whole line, as it is."""
+        self.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Models are written as they dump; a number that JSON has no word for, as text: "NaN"."""
+    print(json.dumps(_plain(value), indent=1))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(mode="json"))
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}  # pyright: ignore
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]  # pyright: ignore
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value
+
+
+def duration(seconds: float | None) -> str:
+    """Example: `42 s`, `7 min`, `3 h 05 min`; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,0 +1,100 @@
+"""What rolls a stage's problems out: its own process, or rollout workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from engines.chat import Chat
+from engines.chat.folder import chat_files
+from engines.devices.cluster import connect
+from engines.rollout.roller import Roller
+from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.workers.messages import WorkerHandle
+from engines.rollout.workers.worker_pool import WorkerPool
+from engines.sglang.fleet import Fleet
+from engines.sglang.spec import FleetSpec
+from tasks.domain import Domain, ScoredDomain
+from tasks.resources import context_length
+from tasks.rollout_workers.actor import WorkerSetup
+from tasks.rollout_workers.ray_worker import RayWorker
+from tasks.stage import StageContext
+
+
+class Rollers:
+    """Of one stage, whose fleet serves one model after another. Workers end with the stack."""
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        context: StageContext,
+        fleet: Fleet,
+        spec: FleetSpec,
+        domains: Sequence[Domain | ScoredDomain],
+        seed: int,
+    ) -> None:
+        """`seed`: the stage's."""
+        self._context = context
+        self._fleet, self._spec = fleet, spec
+        self._domains, self._seed = domains, seed
+        self._pool: WorkerPool | None = None
+        self._setup: WorkerSetup | None = None
+        """of the workers that run"""
+        stack.push_async_callback(self._close)
+
+    async def of(self, model: Path, chat: Chat) -> RollsGroups:
+        """For a model that the fleet serves; `chat` is its format. What was made for another model
+        is of no use then. Raises InputError, EngineError."""
+        length = context_length(self._spec, model)
+        if not self._context.resources.rollout_workers:
+            return Roller(
+                generate=self._fleet.client.generate,
+                chat=chat,
+                context_length=length,
+                seed=self._seed,
+            )
+        setup = WorkerSetup(
+            chat_files=chat_files(model),
+            domains=self._domains,
+            hooks=self._context.hooks,
+            router_url=self._fleet.router_url,
+            max_batch=self._fleet.client.max_batch,
+            context_length=length,
+            seed=self._seed,
+        )
+        if self._pool is None or setup != self._setup:
+            await self._close()
+            self._pool, self._setup = await self._opened(setup, chat), setup
+        return self._pool
+
+    async def _opened(self, setup: WorkerSetup, chat: Chat) -> WorkerPool:
+        start = partial(_start, await asyncio.to_thread(_shared, setup), setup.router_url)
+        count = self._context.resources.rollout_workers
+        pool = WorkerPool(start, count, servers=self._fleet.client, chat=chat)
+        try:
+            with self._context.pulse.waiting():
+                await pool.open()
+        except BaseException:
+            await pool.close()
+            raise
+        return pool
+
+    async def _close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+
+
+def _shared(setup: WorkerSetup) -> object:
+    """A reference, from which every worker takes it."""
+    connect()
+    import ray
+
+    return ray.put(setup)
+
+
+async def _start(setup: object, router_url: str, position: int) -> WorkerHandle:
+    return await RayWorker.start(setup, router_url)

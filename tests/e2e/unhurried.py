@@ -1,0 +1,16 @@
+"""A reward that takes its time, as a judge elsewhere does: a stage that waits for it leaves the
+machine to the flows that come and go beside it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engines.types import Transcript, Verdict
+
+
+class Unhurried:
+    """Gives nothing, after two seconds."""
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        await asyncio.sleep(2.0)
+        return Verdict(0.0)

@@ -1,0 +1,106 @@
+"""Which round becomes the best one, and when a series ends; intervals worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.distill_rounds import plan_distill_rounds
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.rounds.promotion import (
+    Round,
+    best_of_rounds,
+    judge,
+    outcomes_in,
+    rounds_in,
+    table_of_rounds,
+    why_over,
+)
+from flows.rounds.settings import RoundsSettings
+
+pytestmark = pytest.mark.unit
+
+FIRST = [0.0, 0.5, 0.5, 1.0]
+BETTER = [0.5, 1.0, 1.0, 1.0]
+"""gains .5, .5, .5, 0 of mean .375 and standard error .125: the interval begins at .375 - .245"""
+MIXED = [1.0, 1.0, 0.0, 1.0]
+"""gains 1, .5, -.5, 0 over FIRST: mean .25, standard error .3227, so the interval holds 0"""
+
+
+def last(rounds: int) -> list[PlannedStage]:
+    return rounds_in(plan_distill_rounds(load_recipe("cpu-smoke"), "agent", rounds), "agent")
+
+
+def judged(*outcomes: list[float], **settings: object) -> list[Round]:
+    stages = last(len(outcomes) - 1)
+    named = {stage.scored_as: values for stage, values in zip(stages, outcomes, strict=True)}
+    return judge(stages, named, RoundsSettings.model_validate(settings))
+
+
+def test_a_round_ends_with_its_last_model() -> None:
+    assert [stage.name for stage in last(2)] == ["agent-rl", "agent-rl-2", "agent-rl-3"]
+    assert [stage.scored_as for stage in last(2)] == ["agent-rl", "agent-rl-2", "agent"]
+
+
+def test_a_round_is_promoted_if_its_gain_is_surely_above_the_margin() -> None:
+    first, second = judged(FIRST, BETTER)
+    assert (first.promoted, first.over) == (True, "")
+    assert (second.over, second.gain) == ("agent-rl", 0.375)
+    assert second.gain_low == pytest.approx(0.375 - 1.959964 * 0.125)
+    assert second.promoted
+    assert not judged(FIRST, BETTER, margin=0.14)[1].promoted
+    assert not judged(FIRST, MIXED)[1].promoted
+
+
+def test_a_higher_mean_is_enough_where_the_recipe_says_so() -> None:
+    assert judged(FIRST, MIXED, promote="higher")[1].promoted
+    assert not judged(FIRST, MIXED, promote="higher", margin=0.25)[1].promoted, "above, not at"
+
+
+def test_a_round_is_compared_with_the_best_one_and_not_with_the_last() -> None:
+    rounds = judged(BETTER, FIRST, BETTER)
+    assert [found.promoted for found in rounds] == [True, False, False]
+    assert rounds[2].over == "agent-rl"
+    assert best_of_rounds(rounds) == rounds[0]
+
+
+def test_a_round_without_scores_is_not_judged_yet() -> None:
+    stages = last(2)
+    assert [r.number for r in judge(stages, {"agent-rl": FIRST}, RoundsSettings())] == [0]
+    assert judge(stages, {}, RoundsSettings()) == []
+    assert best_of_rounds([]) is None
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "settings", "why"),
+    [
+        ([FIRST, BETTER], {}, ""),
+        ([BETTER, FIRST], {}, ""),
+        ([BETTER, FIRST, FIRST], {}, "none of the last 2 rounds was better than round 0 (0.875)"),
+        ([FIRST, BETTER, FIRST], {}, ""),
+        ([FIRST, FIRST], {"patience": 1}, "`rounds.patience` is 1"),
+        ([FIRST, BETTER], {"most": 1}, "1 rounds are done, and `rounds.most` is 1"),
+        ([FIRST], {"target": 0.5}, "round 0 reached 0.500, and `rounds.target` is 0.5"),
+        ([FIRST], {"target": 0.51}, ""),
+    ],
+)
+def test_a_series_ends_by_its_rule(
+    outcomes: list[list[float]], settings: dict[str, object], why: str
+) -> None:
+    said = why_over(judged(*outcomes, **settings), RoundsSettings.model_validate(settings))
+    assert why in said
+    assert bool(said) == bool(why)
+
+
+def test_outcomes_are_means_by_problem_of_the_sampled_scores() -> None:
+    cell = {"model": "agent", "domain": "agent", "kind": "score", "outcomes": [[0, 1], [1, 1]]}
+    others = [{**cell, "kind": "greedy", "outcomes": [[0]]}, {**cell, "domain": "general"}]
+    assert outcomes_in({"cells": [*others, cell]}, "agent") == {"agent": [0.5, 1.0]}
+    assert outcomes_in({}, "agent") == {}
+
+
+def test_the_table_shows_the_curve_and_the_best() -> None:
+    header, rows = table_of_rounds(judged(FIRST, BETTER, FIRST))
+    assert header[0] == "round"
+    assert [row[-1] for row in rows] == ["promoted", "@best", "not promoted"]
+    assert rows[1][3].startswith("+0.375 (+0.130 to +0.620) over agent-rl")

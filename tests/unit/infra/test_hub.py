@@ -1,0 +1,140 @@
+"""Models by `hf:org/name@revision`, over HTTP, from a stand-in for the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.load import load_recipe
+from flows.recipe import Recipe
+from flows.running.hub_models import as_on_record, pinned_arguments, pinned_recipe
+from infra.errors import InputError, StorageError
+from infra.hub import hub_name, pinned, snapshot
+from tasks.base.import_folder import import_model
+from tasks.durable.identity import folder_fingerprint
+from tasks.model_folder.report import report_model
+from tests.parts.chat_parts import random_base
+from tests.parts.hub import TOKEN, Hub, hub_standin, use_hub
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with hub_standin() as hub:
+        use_hub(hub, monkeypatch, tmp_path / "hub-cache")
+        yield hub
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return random_base(tmp_path / "base")
+
+
+def of_base(folder: str) -> Recipe:
+    return load_recipe("cpu-smoke", [f"base={{folder: '{folder}'}}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("hf:org/name", "org/name", "main"),
+        ("hf:org/name@v1.0", "org/name", "v1.0"),
+        ("hf://org/name@main", "org/name", "main"),
+    ],
+)
+def test_a_name_is_read(text: str, repo: str, revision: str) -> None:
+    name = hub_name(text)
+    assert (name.repo, name.revision) == (repo, revision)
+
+
+@pytest.mark.parametrize("text", ["hf:", "hf:a/b/c", "hf:org/name@", "hf:org name"])
+def test_a_name_that_is_none_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(InputError, match="hf:ORG/NAME@REVISION"):
+        hub_name(text)
+
+
+def test_a_model_is_looked_at_without_downloading_its_weights(hub: Hub, base: Path) -> None:
+    hub.add_folder("org/small", base)
+    report = report_model("hf:org/small")
+    assert report.problems == ()
+    assert report.parameters == report_model(str(base)).parameters > 0
+
+
+def test_it_is_imported_once_and_then_found_in_the_cache(
+    hub: Hub, base: Path, tmp_path: Path
+) -> None:
+    commit = hub.add_folder("org/small", base)
+    for copy in (tmp_path / "one", tmp_path / "two"):
+        copy.mkdir()
+        assert import_model(f"hf:org/small@{commit}", copy)["parameters"] > 0
+        for file in base.iterdir():
+            assert (copy / file.name).read_bytes() == file.read_bytes()
+    fetched = [r for r in hub.requests if r == f"GET /org/small/resolve/{commit}/model.safetensors"]
+    assert len(fetched) == 1
+
+
+def test_a_cached_commit_needs_no_connection(hub: Hub, base: Path) -> None:
+    commit = hub.add_folder("org/small", base)
+    folder = snapshot(f"hf:org/small@{commit}")
+    hub.is_down = True
+    assert snapshot(f"hf:org/small@{commit}") == folder
+
+
+def test_the_commit_is_what_enters_the_digest(hub: Hub, base: Path) -> None:
+    first = hub.add_folder("org/small", base)
+    assert folder_fingerprint("hf:org/small") == {"hub": "org/small", "commit": first}
+    second = hub.repos["org/small"].commit({"README.md": b"new"})
+    assert folder_fingerprint(f"hf:org/small@{first}")["commit"] == first
+    assert folder_fingerprint(f"hf:org/small@{second}")["commit"] == second
+
+
+def test_a_run_on_record_keeps_its_commit(hub: Hub, base: Path) -> None:
+    first = hub.add_folder("org/small", base)
+    recipe = of_base("hf:org/small")
+    recorded = pinned_recipe(recipe)
+    assert recorded.base.folder == f"hf:org/small@{first}"
+    assert pinned_arguments({"models": {"a": "hf:org/small", "b": "/x"}, "n": 1}) == {
+        "models": {"a": f"hf:org/small@{first}", "b": "/x"},
+        "n": 1,
+    }
+    hub.repos["org/small"].commit({"README.md": b"new"})
+    assert as_on_record(recipe, recorded) == recorded
+    other = of_base("hf:org/other")
+    assert as_on_record(other, recorded) == other
+
+
+def test_what_cannot_be_had_is_explained(
+    hub: Hub, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add_folder("org/secret", base, is_private=True)
+    hub.add_folder("org/terms", base, is_gated=True)
+    hub.add_folder("org/open", base)
+    for name, told in (
+        ("hf:org/nothing", "no such model, or it is private"),
+        ("hf:org/secret", "set HF_TOKEN for a private one"),
+        ("hf:org/terms", "is gated: accept its terms"),
+        ("hf:org/open@v9", "no such branch, tag or commit"),
+    ):
+        for act in (pinned, snapshot):
+            with pytest.raises(InputError, match=told) as refused:
+                act(name)
+            assert name in str(refused.value)
+        assert report_model(name).problems
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert snapshot("hf:org/secret").is_dir()
+    assert snapshot("hf:org/terms").is_dir()
+
+
+def test_a_hub_out_of_reach_may_be_tried_again(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match="cannot be reached") as told:
+        pinned("hf:org/small")
+    assert told.value.retryable
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set"):
+        pinned("hf:org/small")

@@ -1,0 +1,187 @@
+"""The documentation says what is: links, commands, modules, fields and files exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from flows.command.main import app
+from flows.explain import explain
+from flows.load import load_recipe
+from flows.path import written_form
+from flows.recipe import Recipe
+from infra.config import Config
+from tasks.registry import PATH_KINDS
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / n for n in ("README.md", "CONTRIBUTING.md")),
+]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+
+
+class Block(NamedTuple):
+    page: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    return [
+        Block(page.name, text)
+        for page in PAGES
+        for found, text in _BLOCK.findall(page.read_text())
+        if found == language
+    ]
+
+
+def named(found: list[Block]) -> Any:
+    return pytest.mark.parametrize(
+        "block", found, ids=[f"{block.page}-{n}" for n, block in enumerate(found)]
+    )
+
+
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    """Every page is in the navigation, and every link between pages and to headings leads there."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr[-3000:]
+    reference = (tmp_path / "reference/recipe/index.html").read_text()
+    assert "max_staleness" in reference
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", page.read_text())
+    generated = {"reference/recipe.md", "reference/command.md"}
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target and target not in generated:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@named(blocks("bash"))
+def test_commands_can_be_typed(block: Block) -> None:
+    """Each line's program, command, options, module and target exist; nothing is run."""
+    for words in _commands(block.text):
+        match words:
+            case ["tributary", *rest]:
+                app.parse_args(rest, print_error=False, exit_on_error=False)
+            case ["python", "-m", module, *_]:
+                assert importlib.util.find_spec(module), f"no module {module}"
+            case ["make", target, *_]:
+                assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+            case ["pytest" | ".venv/bin/pytest" | "cp" | "export" | "curl" | "sbatch", *_]:
+                pass
+            case _:
+                pytest.fail(f"{block.page}: what is this command? {words}")
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The lines' words, without comments, variables before a command and shell loops."""
+    joined = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), text)
+    for line in joined.replace("\\\n", " ").splitlines():
+        code = re.sub(r"(^|\s)#.*", "", line)
+        for part in re.split(r"&&|; do |; done|;", re.sub(r"\$\(.*?\)", "", code)):
+            words = shlex.split(part)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words = words[1:]
+            if words and words[0] not in ("for", "done"):
+                yield words
+
+
+@named(blocks("python"))
+def test_python_is_python_and_its_imports_exist(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{block.page}: {node.module}.{alias.name}"
+
+
+@named(blocks("yaml"))
+def test_parts_of_recipes_have_fields_that_exist(block: Block) -> None:
+    """What stands there is a recipe's or a stage's, but for fields that are left out."""
+    if "..." in block.text:
+        pytest.skip("a sketch with parts left out")
+    written = yaml.safe_load(block.text)
+    if not isinstance(written, dict):
+        pytest.skip("not a mapping")
+    found = [_problems(model, written) for model in _owners(set(written))]
+    if not found:
+        pytest.skip("neither a recipe's nor a stage's")
+    assert [] in found, f"{block.page}: {min(found, key=len)}"
+
+
+def _owners(fields: set[str]) -> list[type[Config]]:
+    """Whose fields these can be."""
+    settings: list[Any] = [written_form(kind).model_fields[kind].annotation for kind in PATH_KINDS]
+    return [model for model in (Recipe, *settings) if fields <= set(model.model_fields)]
+
+
+def _problems(model: type[Config], written: dict[str, Any]) -> list[str]:
+    whole = load_recipe("cpu-smoke").model_dump(mode="json") if model is Recipe else {}
+    try:
+        model.model_validate(_merged(whole, written))
+    except ValidationError as error:
+        return [line for line in explain(error, model) if not line.endswith("is missing")]
+    return []
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return {k: _merged(old.get(k), new[k]) if k in new else old[k] for k in keys}
+    return new
+
+
+class TestDeployment:
+    def test_images_copy_what_exists_and_start_what_exists(self) -> None:
+        for name in ("Dockerfile.cpu", "Dockerfile.cuda"):
+            text = (ROOT / "infra/docker" / name).read_text()
+            for sources in re.findall(r"^COPY --chown=tributary (.*) \S+$", text, re.M):
+                assert all((ROOT / source).exists() for source in sources.split()), sources
+            (entry,) = re.findall(r'^ENTRYPOINT \["tini", "--", "([^"]+)"\]', text, re.M)
+            assert (ROOT / entry).stat().st_mode & 0o111, f"{entry} cannot be executed"
+            for lock in re.findall(r"LOCK=(\S+)", text):
+                assert (ROOT / lock).exists()
+
+    def test_compose_sets_variables_that_are_read_and_waits_for_services_that_exist(self) -> None:
+        compose = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())
+        services = compose["services"]
+        code = "\n".join(path.read_text() for path in (ROOT / "infra").rglob("*.py"))
+        for variable in services["tributary"]["environment"]:
+            assert variable.startswith("AWS_") or f'"{variable}"' in code, variable
+        for service in services.values():
+            assert set(service.get("depends_on", {})) <= set(services)
+            for volume in service.get("volumes", []):
+                assert volume.split(":")[0] in compose["volumes"]
+        assert (ROOT / "infra/docker" / services["tributary"]["build"]["context"]).resolve() == ROOT
+
+    def test_compose_ports_are_those_of_the_stack(self) -> None:
+        from infra.stack.ports import fixed_ports
+
+        service = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())["services"]
+        fixed = fixed_ports(service["tributary"]["environment"]["TRIBUTARY_PORTS"])
+        published = {int(port.split(":")[-1]) for port in service["tributary"]["ports"]}
+        assert published == set(fixed.values())
+
+    @pytest.mark.parametrize("script", ["infra/docker/entrypoint.sh", "infra/slurm/run.sbatch"])
+    def test_scripts_are_scripts_of_commands_that_exist(self, script: str) -> None:
+        subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=10)
+        for command in re.findall(r"tributary (\w+)", (ROOT / script).read_text()):
+            if command not in ("on", "up", "EXIT"):
+                assert command in list(app), command

@@ -131,8 +131,9 @@
       drawn.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
       drawn.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     }
-    const across = ticks(first, last, Math.min(6, Math.max(2, Math.floor(width / 90)))).map((s) => Math.round(s * 1e6) / 1e6).filter(Number.isInteger);
-    for (const step of across) drawn.append(svg("text", { x: x(step), y: height - 4, "text-anchor": x(step) > width - 20 ? "end" : "middle" }, String(step)));
+    const between = ticks(first, last, Math.min(6, Math.max(2, Math.floor(width / 90)))).map((s) => Math.round(s * 1e6) / 1e6)
+      .filter((s) => Number.isInteger(s) && x(s) > x(first) + 36 && x(s) < x(last) - 48);
+    for (const step of [first, ...between, last]) drawn.append(svg("text", { x: x(step), y: height - 4, "text-anchor": step === last ? "end" : "middle" }, String(step)));
     chart.lines.forEach((line, place) => {
       const colour = `var(--c${place % 6 + 1})`;
       const path = line.points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");

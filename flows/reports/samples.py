@@ -46,14 +46,15 @@ def sample_set(
 ) -> SampleSet:
     """Rows by stage. `piece` is the text of a token id; None: there is no tokenizer, and samples
     are shown as text. `versions` are each model's, in the order of its path."""
-    made = [
-        [_sample(stage, row, piece is not None) for row in rows]
+    groups = [
+        [(stage, row) for row in rows]
         for stage, all_rows in stages.items()
         for rows in _by_label(all_rows)
     ]
     chosen: list[dict[str, Any]] = []
     spent = 0
-    for sample in _in_turns(made):
+    for stage, row in _in_turns(groups):
+        sample = _sample(stage, row, piece is not None)
         spent += len(json.dumps(sample))
         if spent > budget:
             break
@@ -73,7 +74,7 @@ def _by_label(rows: Sequence[Row]) -> Iterable[list[Row]]:
     )
 
 
-def _in_turns(groups: Sequence[Sequence[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+def _in_turns(groups: Sequence[Sequence[tuple[str, Row]]]) -> Iterable[tuple[str, Row]]:
     """One of each group in turn, so that a full page still has some of everything."""
     return (s for turn in zip_longest(*groups) for s in turn if s is not None)
 

@@ -50,16 +50,24 @@ def row(
 
 
 def finished_run(
-    scratch: Path, *, name: str = "", changes: Sequence[str] = (), right: int = 5, seed: int = 0
+    scratch: Path,
+    *,
+    name: str = "",
+    changes: Sequence[str] = (),
+    right: int = 5,
+    seed: int = 0,
+    more: int = 0,
+    tokens: int = 0,
 ) -> RunRecord:
     """A run of `cpu-smoke` with a base that has a tokenizer, one RL stage, and an evaluation in
-    which `agent` is right on `right` of 6 problems."""
+    which `agent` is right on `right` of 6 problems; the RL stage has `more` rollouts of so many
+    tokens."""
     record = new_run(
         load_recipe("cpu-smoke", changes), "post-train", {}, name=name, in_process=True
     )
     scratch = scratch / record.run
     _put(record, scratch, "base", "base", {"tokenizer.json": _tokenizer()}, {}, 1.0)
-    _put(record, scratch, "agent-rl", "rl", _trained(scratch), _RL_METRICS, 3.0)
+    _put(record, scratch, "agent-rl", "rl", _trained(scratch, more, tokens), _RL_METRICS, 3.0)
     _put(record, scratch, "evaluate", "evaluate", _evaluated(scratch, right), {}, 6.0, seed=seed)
     record.put_state(RunState(state="completed", started=1.0, seconds=12.5))
     return record
@@ -116,7 +124,7 @@ def _put(
     )  # fmt: skip
 
 
-def _trained(scratch: Path) -> dict[str, str | bytes]:
+def _trained(scratch: Path, more: int, tokens: int) -> dict[str, str | bytes]:
     folder = scratch / "trained"
     folder.mkdir(parents=True)
     point = ScorePoint(step=2, version=2, outcome=0.5, stderr=0.1, problems=8, wanted=8)
@@ -131,6 +139,12 @@ def _trained(scratch: Path) -> dict[str, str | bytes]:
         row("step 2", "agent/b", reward=0.0, status="failed", reason="no verdict",
             tokens=[5, 6, 7, 8, 9, 9], mask=[0, 0, 1, 1, 1, 1]),
     ]  # fmt: skip
+    written = [5 + n % len(WORDS) for n in range(tokens)]
+    mask = [int(n > 9) for n in range(tokens)]
+    rows += [
+        row(f"step {n}", f"agent/more/{n}", tokens=written, mask=mask, trainer=[-0.4999] * tokens)
+        for n in range(more)
+    ]
     return {
         "training/curve.json": (folder / "training/curve.json").read_bytes(),
         "training/trace.json": (folder / "training/trace.json").read_bytes(),

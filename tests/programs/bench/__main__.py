@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
+    "report",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -68,6 +69,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         large_publish,
         loss_path,
         message_files,
+        report,
     )
 
     alone = (
@@ -78,6 +80,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         delta.measure,
         large_publish.measure,
         message_files.measure,
+        report.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

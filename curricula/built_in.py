@@ -8,5 +8,6 @@ BUILT_IN: Mapping[str, str] = {
     "reasoning": "curricula.reasoning:Reasoning",
     "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
     "agent": "curricula.agent:Agent",
+    "files": "curricula.prompt_files.curriculum:Files",
     "general": "curricula.general:General",
 }

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from engines.draw_faults import demonstration_fault, problem_fault, shared_id
-from engines.types import Curriculum, Demonstration, Problem, Split
+from engines.types import Curriculum, Demonstration, Problem, RowCurriculum, Split
 from infra.errors import InputError, TributaryError
 
 T = TypeVar("T")
@@ -42,6 +42,14 @@ def draw_demonstrations(curriculum: Curriculum, count: int, seed: int) -> list[D
     if fault := next(filter(None, map(demonstration_fault, given)), ""):
         raise InputError(f"{what}: gave {fault}")
     return given
+
+
+def draw_examples(curriculum: Curriculum, count: int, seed: int) -> list[Demonstration]:
+    """At most `count` solved problems to look at, whether or not a stage may train on them; none
+    where a user's rows show no solutions. Raises InputError as `draw_problems`."""
+    if isinstance(curriculum, RowCurriculum):
+        return list(curriculum.examples(count, seed))
+    return draw_demonstrations(curriculum, count, seed)
 
 
 def _name(curriculum: object) -> str:

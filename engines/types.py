@@ -8,10 +8,10 @@ take its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from engines.weight_versions import WeightVersions
 
@@ -321,6 +321,21 @@ class Curriculum(Protocol):
 
     def environment(self) -> Environment | None:
         """The environment of its problems; None when one turn is the whole rollout."""
+        ...
+
+
+@runtime_checkable
+class RowCurriculum(Curriculum, Protocol):
+    """One whose problems are rows of a user's own files."""
+
+    @property
+    def left_out(self) -> Iterable[str]:
+        """Sentences on the rows that are no problems."""
+        ...
+
+    def examples(self, count: int, seed: int) -> Sequence[Demonstration]:
+        """Solved problems of any split, to look at; at most `count`, and none where the rows show
+        no solutions."""
         ...
 
 

@@ -14,13 +14,18 @@ from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.replay import plan_replay
+from flows.running.chosen_stages import chosen_of, narrowed
 from infra.errors import InputError
 
 FLOWS = ("post-train", "expert", DISTILL_ROUNDS, "evaluate", "replay")
 
 
 def plan_of(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
-    """The plan of a flow, given its arguments in addition to the recipe."""
+    """What a run of a flow does, given its arguments in addition to the recipe."""
+    return narrowed(_whole_plan(flow, recipe, arguments), chosen_of(arguments))
+
+
+def _whole_plan(flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> list[PlannedStage]:
     match flow:
         case "post-train":
             return plan_post_train(recipe)

@@ -9,11 +9,13 @@ from prefect import Flow, flow
 from pydantic import Field
 
 from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Rounds = Annotated[int, Field(ge=1, le=8)]
+ALL = ChosenStages()
 
 
 def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
@@ -27,24 +29,26 @@ def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]
 
 
 @_deployed("post-train", "{recipe.name}")
-def post_train(recipe: Recipe) -> Any:
+def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> Any:
     """Train every expert, unify them, evaluate all models.
 
     Args:
         recipe: What to train, where, and where to store it.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("post-train", recipe, {})
+    return run_flow("post-train", recipe, stages.arguments)
 
 
 @_deployed("expert", "{recipe.name}-{name}")
-def expert(recipe: Recipe, name: str) -> Any:
+def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> Any:
     """Train one expert of a recipe.
 
     Args:
         recipe: The recipe that holds the expert.
         name: Which expert, e.g. `reasoning`.
+        stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("expert", recipe, {"name": name})
+    return run_flow("expert", recipe, {"name": name} | stages.arguments)
 
 
 @_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")

@@ -15,8 +15,9 @@ def plan_expert(
     """The expert alone, on its own path or on another one."""
     plan = Plan(recipe)
     domain = recipe.experts[name].domain
+    domains = [] if domain is None else [domain]
     base = plan.base()
     walked = plan.expert(name, base, path)
     models = {BASE: base, **walked.versions}
-    plan.evaluate(models, {key: [domain.name] for key in models}, [domain])
+    plan.evaluate(models, {key: [d.name for d in domains] for key in models}, domains)
     return plan.stages

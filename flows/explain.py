@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from curricula.prompt_files.spec import PromptFiles
 from flows.path import PathStage, form_with
+from tasks.domain import CurriculumSpec
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -65,6 +67,8 @@ def _step(annotation: Any, part: Any) -> Any:
     model = _model_of(annotation)
     if model is PathStage:
         model = form_with(str(part))
+    if model is CurriculumSpec and part == "options":  # `files` is the one that has a form
+        return PromptFiles
     if model is not None:
         field = model.model_fields.get(str(part))
         return None if field is None else field.annotation

@@ -46,6 +46,15 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
+def shipped_recipes() -> list[str]:
+    return sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a recipe has this name: a file, or a shipped one."""
+    return Path(name).expanduser().is_file() or (SHIPPED / f"{name}.yaml").is_file()
+
+
 def recipe_path(name: str) -> Path:
     """The file of a recipe given as a path or as a shipped name, e.g. `cpu-demo`."""
     path = Path(name).expanduser()
@@ -54,7 +63,7 @@ def recipe_path(name: str) -> Path:
     shipped = SHIPPED / f"{name}.yaml"
     if shipped.is_file():
         return shipped
-    names = sorted(p.stem for p in SHIPPED.glob("*.yaml"))
+    names = shipped_recipes()
     raise InputError(
         f"no recipe `{name}`: there is no such file, and it is none of the shipped"
         f" recipes ({', '.join(names)})"
@@ -122,7 +131,7 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], folder)}
-    for source in _message_files(data):
+    for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
             source["files"] = [beside(f, folder) if isinstance(f, str) else f for f in files]
@@ -140,6 +149,18 @@ def _message_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for source in sources if isinstance(sources, list) else [sources]:
                     if isinstance(source, dict):
                         yield source
+
+
+def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's curriculum names files of prompts."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        found: Any = owner
+        for key in ("domain", "curriculum", "options", "sources"):
+            found = found.get(key) if isinstance(found, dict) else None
+        for source in found if isinstance(found, list) else [found]:
+            if isinstance(source, dict):
+                yield source
 
 
 def _read_text(file: Path) -> str:

@@ -52,6 +52,10 @@ class PlannedStage:
     data, scores or what no stage trained"""
     scored_as: str = ""
     """what scores call that version"""
+    is_stored: bool = False
+    """whether it must be in the store: the run begins after it"""
+    again: bool = False
+    """whether it runs although the store has it"""
 
     @property
     def kind(self) -> str:
@@ -105,7 +109,8 @@ class Plan:
     def expert(self, name: str, base: str, path: Sequence[PathStage] | None = None) -> Walk:
         """An expert's path, or another path in its place."""
         expert = self.recipe.experts[name]
-        walk = Walk(name, f"experts.{name}", [expert.domain], base, expert=name)
+        domains = [expert.domain] if expert.domain is not None else []
+        walk = Walk(name, f"experts.{name}", domains, base, expert=name)
         return self._walked(walk, expert.path if path is None else path)
 
     def unified(self, name: str, base: str, experts: Mapping[str, str]) -> Walk:
@@ -161,8 +166,11 @@ class Plan:
         home: Mapping[str, Sequence[str]],
         domains: Sequence[Domain],
         nothink: Sequence[str] = (),
-    ) -> str:
-        """Models by name; `home` are the domains in which each is sampled in full."""
+    ) -> None:
+        """Models by name; `home` are the domains in which each is sampled in full. Without a domain
+        there is nothing to score them by."""
+        if not domains:
+            return
         spec = EvaluateSpec(
             seed=self.recipe.seed,
             settings=self.recipe.evaluate,
@@ -170,7 +178,7 @@ class Plan:
             home={name: list(domains) for name, domains in home.items()},
             nothink=list(nothink),
         )
-        return self.add(EVALUATE, spec, models, where=EVALUATE)
+        self.add(EVALUATE, spec, models, where=EVALUATE)
 
 
 def _settings(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:

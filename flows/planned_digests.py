@@ -17,7 +17,7 @@ def planned_identities(
 ) -> dict[str, StageIdentity]:
     """By stage name. Raises InputError as `stage_identity` does."""
     found: dict[str, StageIdentity] = {}
-    looked_up: LookedUp = {}
+    looked_up = LookedUp()
     digests: dict[str, str] = {}
     for stage in plan:
         inputs = {role: digests[source] for role, source in stage.inputs.items()}

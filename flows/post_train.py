@@ -19,9 +19,12 @@ def plan_post_train(recipe: Recipe) -> list[PlannedStage]:
     experts: dict[str, str] = {}
     for name, expert in recipe.experts.items():
         walked = plan.expert(name, base)
-        experts[expert.domain.name] = walked.best or base
         models |= walked.versions
-        home |= {key: [expert.domain.name] for key in walked.versions}
+        if expert.domain is None:
+            home |= dict.fromkeys(walked.versions, everywhere)
+        else:
+            experts[expert.domain.name] = walked.best or base
+            home |= {key: [expert.domain.name] for key in walked.versions}
 
     if recipe.unified is None:
         plan.evaluate(models, home, recipe.domains)

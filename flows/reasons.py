@@ -7,22 +7,56 @@ newest artifacts of the kind, the one that differs least.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from flows.plan import PlannedStage
-from flows.running.records import DONE, runs_of
+from flows.planned_digests import planned_identities
+from flows.recipe import Recipe
+from flows.running.records import runs_of, store_of
 from infra.code.identity import CodeIdentity
+from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.manifest import Manifest
+from infra.user_files import install_hooks, read_hooks
 from tasks.durable.identity import StageIdentity
 
 RUNS, ARTIFACTS = 10, 20
 """how many of each are looked at, newest first"""
+DELETED = "its artifact was deleted"
+Part = Literal["setting", "code", "data", "input"]
 _FILES_NAMED = 3
 _MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What makes a stage another one. Example: Change("code", "rewards/math.py changed")"""
+
+    part: Part
+    """of the identity: a setting; the code that it runs, yours and installed packages included;
+    files that it trains on or that your code reads; what is made before it"""
+    text: str
+
+
+def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
+    """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
+    identities = planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
+    artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
+    cached = {
+        name: artifacts.find(identity.kind, identity.digest) is not None
+        for name, identity in identities.items()
+    }
+    listed = [] if all(cached.values()) else artifacts.list()
+
+    def why(stage: PlannedStage) -> list[str]:
+        identity = identities[stage.name]
+        return reasons(stage, identity, cached, artifacts, listed, recipe.name)
+
+    return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
 
 
 def reasons(
@@ -44,60 +78,65 @@ def reasons(
         return [nearest]
     if nearest is None:
         near = _of_kind(stage.kind, artifacts, listed)
-        found = [_differences(stage, identity, cached, manifest) for manifest in near]
+        found = [_differences(stage, identity, cached, other) for other in near]
         return min(found, key=len, default=["never run before"])
-    return _differences(stage, identity, cached, nearest)
+    # Nothing differs from one that was made again: the first one was deleted since.
+    return _differences(stage, identity, cached, nearest) or [DELETED]
+
+
+def identity_of(manifest: Manifest) -> StageIdentity | None:
+    """What the artifact was made of; None where it was recorded in another form than this
+    version's."""
+    try:
+        code = CodeIdentity.model_validate(manifest.code)
+    except ValidationError:
+        return None
+    return StageIdentity(manifest.kind, manifest.identity, manifest.inputs, code, manifest.again)
+
+
+def changes(before: StageIdentity, after: StageIdentity) -> Iterator[Change]:
+    """What differs of two stages of one kind, inputs aside."""
+    yield from _settings(after.kind, before.content, after.content)
+    yield from _code(before.code, after.code)
 
 
 def _of_runs(
     stage: PlannedStage, identity: StageIdentity, artifacts: ArtifactStore, recipe: str
-) -> Manifest | str | None:
+) -> StageIdentity | str | None:
     """What the newest run made under the stage's name; or what became of this very stage."""
     for record in islice(runs_of(recipe, artifacts.store), RUNS):
         known = record.stage(stage.name)
         if known is None or known.kind != stage.kind or not known.digest:
             continue
         if known.digest == identity.digest:
-            done = known.state in DONE
-            return "its artifact was deleted" if done else "started but not finished"
+            return DELETED if known.is_done else "started but not finished"
         manifest = artifacts.manifest(known.kind, known.digest)
-        if manifest is not None and _code_of(manifest) is not None:
-            return manifest
+        if manifest is not None and (found := identity_of(manifest)) is not None:
+            return found
     return None
 
 
 def _of_kind(
     kind: str, artifacts: ArtifactStore, listed: Sequence[ArtifactRecord]
-) -> Iterator[Manifest]:
+) -> Iterator[StageIdentity]:
     records = (record for record in listed if record.kind == kind)
     for record in islice(records, ARTIFACTS):
         manifest = artifacts.manifest(record.kind, record.digest)
-        if manifest is not None and _code_of(manifest) is not None:
-            yield manifest
-
-
-def _code_of(manifest: Manifest) -> CodeIdentity | None:
-    """None where it was recorded in another form than this version's."""
-    try:
-        return CodeIdentity.model_validate(manifest.code)
-    except ValidationError:
-        return None
+        if manifest is not None and (found := identity_of(manifest)) is not None:
+            yield found
 
 
 def _differences(
-    stage: PlannedStage, identity: StageIdentity, cached: Mapping[str, bool], old: Manifest
+    stage: PlannedStage, identity: StageIdentity, cached: Mapping[str, bool], old: StageIdentity
 ) -> list[str]:
-    before = _code_of(old)
-    assert before is not None
     return [
-        *_settings(stage.kind, old.identity, identity.content),
-        *_code(before, identity.code),
+        *(change.text for change in changes(old, identity)),
         *_inputs(stage, identity, cached, old),
     ]
 
 
 def _inputs(
-    stage: PlannedStage, identity: StageIdentity, cached: Mapping[str, bool], old: Manifest
+    stage: PlannedStage, identity: StageIdentity, cached: Mapping[str, bool], old: StageIdentity
 ) -> Iterator[str]:
     for role, source in stage.inputs.items():
         if old.inputs.get(role) != identity.inputs[role]:
@@ -107,7 +146,7 @@ def _inputs(
         yield f"input {role}: does not exist any more"
 
 
-def _settings(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _settings(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     before, after = _flat(old), _flat(new)
     for path in dict.fromkeys([*after, *before]):
         was, now = before.get(path, _MISSING), after.get(path, _MISSING)
@@ -115,9 +154,17 @@ def _settings(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
             continue
         place = ".".join([kind, *path[1:]] if path[0] == "settings" else path)
         if path[:2] == ("settings", "folder"):
-            yield f"base.folder: {path[2] if len(path) > 2 else 'what it holds'} changed"
+            name = path[2] if len(path) > 2 else "what it holds"
+            yield Change("data", f"base.folder: {name} changed")
+        elif path[:2] == ("settings", "data") and "files" in path[:-1]:
+            name = path[-1].partition(": ")[2]
+            yield Change("data", f"data {name} {_fate(was, now)}")
         else:
-            yield f"{place}: {_text(was)} -> {_text(now)}"
+            yield Change("setting", f"{place}: {value_text(was)} -> {value_text(now)}")
+
+
+def _fate(was: Any, now: Any) -> str:
+    return "is new" if was is _MISSING else "is no longer used" if now is _MISSING else "changed"
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -131,7 +178,7 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     return {at: leaf for key, item in items for at, leaf in _flat(item, (*path, key)).items()}
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """As in a recipe. Example: 0.0002 -> 2e-4"""
     if value is _MISSING:
         return "not set"
@@ -141,24 +188,22 @@ def _text(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-def _code(old: CodeIdentity, new: CodeIdentity) -> Iterator[str]:
+def _code(old: CodeIdentity, new: CodeIdentity) -> Iterator[Change]:
     ours = list(_files(old.files, new.files))
-    yield from ours[:_FILES_NAMED]
     if len(ours) > _FILES_NAMED:
-        yield f"{len(ours) - _FILES_NAMED} more of Tributary's own files changed"
-    yield from (f"hook {line}" for line in _files(old.hooks, new.hooks))
-    yield from (f"data {line}" for line in _files(old.data, new.data))
+        more = f"{len(ours) - _FILES_NAMED} more of Tributary's own files changed"
+        ours = [*ours[:_FILES_NAMED], more]
+    yield from (Change("code", line) for line in ours)
+    yield from (Change("code", f"hook {line}") for line in _files(old.hooks, new.hooks))
+    yield from (Change("data", f"data {line}") for line in _files(old.data, new.data))
     for name in sorted(old.installed.keys() | new.installed.keys()):
         was, now = old.installed.get(name, "not used"), new.installed.get(name, "not used")
         if was != now:
-            yield f"installed {name}: {was} -> {now}"
+            yield Change("code", f"installed {name}: {was} -> {now}")
 
 
 def _files(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(old.keys() | new.keys()):
-        if name not in old:
-            yield f"{name} is new"
-        elif name not in new:
-            yield f"{name} is no longer used"
-        elif old[name] != new[name]:
-            yield f"{name} changed"
+        was, now = old.get(name, _MISSING), new.get(name, _MISSING)
+        if was != now:
+            yield f"{name} {_fate(was, now)}"

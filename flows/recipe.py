@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from flows.old_form import old_form_problem
 from flows.path import Path
@@ -25,8 +25,9 @@ NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
 class Expert(Config):
     """One domain's specialist."""
 
-    domain: Domain
-    """the name is optional; the default is the expert's key"""
+    domain: Domain | None = None
+    """the name is optional; the default is the expert's key. Without a domain the path can hold
+    only `sft` on your own files, and nothing is evaluated"""
     path: Path
     """its stages in order, from the base on, e.g. `[{sft: {...}}, {rl: {...}}]`; `[]` evaluates the
     base in this domain"""
@@ -51,6 +52,8 @@ class Storage(Config):
 class Tracking(Config):
     experiment: str = "tributary"
     """MLflow experiment that holds the recipe's runs"""
+    system_metrics_s: NonNegativeFloat = 15.0
+    """seconds from one look at a job's machine (CPU, memory, disk) to the next; 0: none"""
 
 
 class Recipe(Config):
@@ -130,7 +133,8 @@ class Recipe(Config):
         """Each once, in the experts' order."""
         first: dict[str, Domain] = {}
         for expert in self.experts.values():
-            first.setdefault(expert.domain.name, expert.domain)
+            if expert.domain is not None:
+                first.setdefault(expert.domain.name, expert.domain)
         return list(first.values())
 
 

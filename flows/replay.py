@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flows.explain import nearest
 from flows.plan import PlannedStage
+from flows.running.chosen_stages import needed_by
 from infra.errors import InputError
 from tasks.replay.spec import ROLLOUTS, ReplaySpec
 
@@ -26,15 +27,9 @@ def plan_replay(plan: Sequence[PlannedStage], name: str) -> list[PlannedStage]:
         raise InputError(f"stage {name} cannot be replayed: {error}") from None
     inputs = {**stage.inputs, ROLLOUTS: name}
     repeated = replace(
-        stage, name=f"{name}-replay", spec=spec, inputs=inputs, model="", scored_as=""
-    )
-    needed = _needed(stages, name)
-    return [*(stage for stage in plan if stage.name in needed), repeated]
-
-
-def _needed(stages: dict[str, PlannedStage], name: str) -> set[str]:
-    """A stage and all that it is made from."""
-    found = {name}
-    for source in stages[name].inputs.values():
-        found |= _needed(stages, source)
-    return found
+        stage, name=f"{name}-replay", spec=spec, inputs=inputs, model="", scored_as="",
+        is_stored=False, again=False,
+    )  # fmt: skip
+    needed = needed_by([name], stages)
+    made = [replace(stage, again=False) for stage in plan if stage.name in needed]
+    return [*made, repeated]

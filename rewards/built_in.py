@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 BUILT_IN: Mapping[str, str] = {
     "math": "rewards.math:Math",
+    "exact": "rewards.exact:Exact",
+    "regex": "rewards.exact:Regex",
     "agent-answer": "rewards.agent_answer:AgentAnswer",
     "constraints": "rewards.constraints:Constraints",
     "reasoning-gym": "rewards.reasoning_gym:ReasoningGymScore",

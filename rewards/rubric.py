@@ -1,7 +1,8 @@
 """A rubric: several weighted rewards make one training reward, with its breakdown kept.
 
 Exactly one term is the *outcome*: the domain verifier's own verdict from 0 to 1. It is reported
-free of the other terms. How a rollout ended comes first:
+free of the other terms. Where problems have several sources, each may have terms of its own.
+How a rollout ended comes first:
 
     completed            -> every term is asked, all at once
     truncated            -> outcome 0, the other terms are asked
@@ -31,6 +32,11 @@ class Term:
     weight: float
     outcome: bool
     reward: Reward
+    sources: tuple[str, ...] = ()
+    """the sources whose problems it judges; empty: all"""
+
+    def judges(self, source: object) -> bool:
+        return not self.sources or source in self.sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +57,17 @@ class Rubric:
     """Training reward = sum of weight x score."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
-        names = [term.name for term in terms]
-        outcomes = [term.name for term in terms if term.outcome]
-        if len(outcomes) != 1:
-            raise InputError(
-                f"a rubric needs exactly one term with `outcome: true`, not {len(outcomes)} "
-                f"({', '.join(outcomes) or 'none'} of {', '.join(names) or 'no terms'})."
-            )
-        if len(set(names)) < len(names):
-            raise InputError(f"a rubric names a reward twice: {', '.join(names)}.")
+        sources = {source: None for term in terms for source in term.sources}
+        for source in sources or [None]:
+            _check([term for term in terms if term.judges(source)])
         self._terms = tuple(terms)
 
     async def judge(self, transcript: Transcript) -> RubricJudgement:
         """Never raises for a reward's fault: the judgement then says `failed` and why."""
         status, reason = transcript.status, transcript.reason
-        asked = [t for t in self._terms if not (t.outcome and status is Status.TRUNCATED)]
+        source = transcript.problem.metadata.get("source")
+        terms = [term for term in self._terms if term.judges(source)]
+        asked = [t for t in terms if not (t.outcome and status is Status.TRUNCATED)]
         if len(asked) == 1:  # the usual case, without a task for it
             verdicts = [await _ask(asked[0], transcript)]
         else:
@@ -76,18 +78,32 @@ class Rubric:
                 return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             assert isinstance(verdict, Verdict)
             given[term.name] = verdict
-        return self._combine(given, reason)
+        return _combined(terms, given, reason)
 
-    def _combine(self, given: dict[str, Verdict], reason: str) -> RubricJudgement:
-        total, breakdown, reasons = 0.0, {}, [reason]
-        for term in self._terms:
-            verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
-            key = "outcome" if term.outcome else term.name
-            total += term.weight * verdict.score
-            breakdown[key] = float(verdict.score)
-            breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
-            reasons.append(verdict.reason)
-        return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)))
+
+def _check(terms: Sequence[Term]) -> None:
+    """Raises InputError for terms that cannot judge one problem together."""
+    names = [term.name for term in terms]
+    outcomes = [term.name for term in terms if term.outcome]
+    if len(outcomes) != 1:
+        raise InputError(
+            f"a rubric needs exactly one term with `outcome: true`, not {len(outcomes)} "
+            f"({', '.join(outcomes) or 'none'} of {', '.join(names) or 'no terms'})."
+        )
+    if len(set(names)) < len(names):
+        raise InputError(f"a rubric names a reward twice: {', '.join(names)}.")
+
+
+def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> RubricJudgement:
+    total, breakdown, reasons = 0.0, dict[str, float](), [reason]
+    for term in terms:
+        verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
+        key = "outcome" if term.outcome else term.name
+        total += term.weight * verdict.score
+        breakdown[key] = float(verdict.score)
+        breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
+        reasons.append(verdict.reason)
+    return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)))
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:

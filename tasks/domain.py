@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from curricula.built_in import BUILT_IN as CURRICULA
+from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from infra.config import Config, Count
 from rewards.built_in import BUILT_IN as REWARDS
@@ -24,6 +32,21 @@ class HookSpec(Config):
 class CurriculumSpec(HookSpec):
     """Where problems and demonstrations come from."""
 
+    @field_validator("options")
+    @classmethod
+    def _are_those_of_files(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """The options of `files` are read here, so that each that is wrong is named."""
+        if info.data.get("name") == "files":
+            PromptFiles.model_validate(options)
+        return options
+
+    @classmethod
+    def sources_of(cls, curriculum: CurriculumSpec) -> list[str]:
+        """Names of the sources of `files`; none of another curriculum."""
+        if curriculum.name != "files":
+            return []
+        return [source.name for source in PromptFiles.model_validate(curriculum.options).sources]
+
     @property
     def parts(self) -> tuple[str, ...]:
         return (CURRICULA.get(self.name, self.name),)
@@ -34,6 +57,8 @@ class RewardSpec(HookSpec):
 
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
     """time limit in seconds of one call of your own reward; a sample that exceeds it is failed"""
+    sources: list[str] = Field(default_factory=list)
+    """names of the sources of the curriculum `files` whose problems it judges; empty: all"""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -83,21 +108,32 @@ class Domain(Config):
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Domain:
-        marked = sum(term.outcome for term in self.rewards)
-        if marked != 1:
-            raise ValueError(
-                f"domain {self.name!r}: {marked} rewards say `outcome: true`; exactly one must"
-            )
+        known = CurriculumSpec.sources_of(self.curriculum)
+        for term in self.rewards:
+            if unknown := [name for name in term.sources if name not in known]:
+                raise ValueError(
+                    f"domain {self.name!r}: reward {term.name} names the source {unknown[0]!r};"
+                    f" its curriculum {self.curriculum.name!r} has {', '.join(known) or 'none'}"
+                )
+        for source in known or [""]:
+            judges = [t for t in self.rewards if not t.sources or source in t.sources]
+            marked = sum(term.outcome for term in judges)
+            if marked != 1:
+                of = f" of source {source!r}" if len(known) > 1 else ""
+                raise ValueError(
+                    f"domain {self.name!r}: {marked} rewards{of} say `outcome: true`; exactly one"
+                    " must"
+                )
         return self
 
 
 class ScoredDomain(Config):
-    """What `distill` and `evaluate` read of a domain: no reward but the outcome's."""
+    """What `distill` and `evaluate` read of a domain: no reward but the outcomes'."""
 
     name: str
     curriculum: CurriculumSpec
-    outcome: RewardSpec
-    """judges whether an answer is right, from 0 to 1"""
+    outcomes: list[RewardSpec] = Field(min_length=1)
+    """judge whether an answer is right, from 0 to 1: one for each source of problems"""
     driver: DriverSpec = DriverSpec()
     max_new_tokens: PositiveInt
     max_turns: PositiveInt
@@ -105,11 +141,15 @@ class ScoredDomain(Config):
 
     @classmethod
     def of(cls, domain: Domain) -> ScoredDomain:
-        outcome = next(term for term in domain.rewards if term.outcome)
+        fields = set(RewardSpec.model_fields)
         return cls(
             name=domain.name,
             curriculum=domain.curriculum,
-            outcome=RewardSpec(**outcome.model_dump(include=set(RewardSpec.model_fields))),
+            outcomes=[
+                RewardSpec(**term.model_dump(include=fields))
+                for term in domain.rewards
+                if term.outcome
+            ],
             driver=domain.driver,
             max_new_tokens=domain.max_new_tokens,
             max_turns=domain.max_turns,

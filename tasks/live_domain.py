@@ -38,7 +38,7 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
     for term in _rewards(domain):
         reward = _reward(term)
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
-        terms.append(Term(term.name, term.weight, term.outcome, reward))
+        terms.append(Term(term.name, term.weight, term.outcome, reward, tuple(term.sources)))
     named = domain.driver
     live = LiveDomain(
         name=domain.name,
@@ -54,7 +54,7 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
 def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:
     if isinstance(domain, Domain):
         return domain.rewards
-    return [RewardTerm(**dict(domain.outcome), outcome=True)]
+    return [RewardTerm(**dict(term), outcome=True) for term in domain.outcomes]
 
 
 def _reward(term: RewardSpec) -> Reward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from infra.errors import InputError
 from tasks.domain import Domain
 
 
@@ -17,7 +18,7 @@ class Place:
 
     seed: int
     domains: Sequence[Domain]
-    """what the path is about, as this stage sees it"""
+    """what the path is about, as this stage sees it; none for an expert without a domain"""
     base: str
     """the recipe's base model"""
     model: str
@@ -30,3 +31,9 @@ class Place:
     """in the unified model's path: the experts' last models, by their domains' names"""
     start: int = 0
     """position of the first problem that no earlier stage of its kind in this path has drawn"""
+
+    def with_problems(self) -> list[Domain]:
+        """The domains. Raises InputError where there is none."""
+        if not self.domains:
+            raise InputError("it draws problems, and the expert has no `domain`; write one")
+        return list(self.domains)

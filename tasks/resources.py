@@ -117,3 +117,13 @@ def context_length(spec: FleetSpec, model: Path) -> int:
             f"{model / 'config.json'} has no max_position_embeddings; set `fleet.context_length`"
         )
     return length
+
+
+def say_left_out(context: StageContext, domains: Sequence[LiveDomain]) -> None:
+    """Which rows of the user's own files are no problems, in the stage's log."""
+    from engines.types import RowCurriculum
+
+    for domain in domains:
+        if isinstance(domain.curriculum, RowCurriculum):
+            for line in domain.curriculum.left_out:
+                context.reporter.warn(f"{domain.name}: {line}")

@@ -34,9 +34,9 @@ if hypothesis.settings.get_current_profile_name() == "default":
     hypothesis.settings.load_profile("suite")
 
 _STARTED_FIRST = (
-    "tests/e2e/test_keyed_stack.py",
     "tests/e2e/",
     "tests/integration/stages/",
+    "tests/e2e/test_keyed_stack.py",
     "tests/integration/sglang/test_fleet.py",
     "tests/integration/sglang/test_server_traces.py",
     "tests/integration/sglang/",
@@ -46,7 +46,7 @@ _STARTED_FIRST = (
     "tests/integration/infra/test_sandbox",
 )
 """beginnings of the paths of files that share a stack, servers or ranks, which each process would
-have to start for itself, or that look for what the others leave; the first that fits counts. Long
+have to start for itself, or that look for what the others leave; the longest that fits counts. Long
 ones are first, so that the processes end together."""
 
 
@@ -73,8 +73,8 @@ class WholeFiles(LoadScopeScheduling):
 
 def _group(nodeid: str) -> int:
     """The position of a test's group; those that are in none come last."""
-    found = (i for i, path in enumerate(_STARTED_FIRST) if nodeid.startswith(path))
-    return next(found, len(_STARTED_FIRST))
+    found = [path for path in _STARTED_FIRST if nodeid.startswith(path)]
+    return _STARTED_FIRST.index(max(found, key=len)) if found else len(_STARTED_FIRST)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

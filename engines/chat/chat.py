@@ -10,8 +10,10 @@ from pathlib import Path
 
 from engines.chat.folder import ChatFolder, load_chat_folder
 from engines.chat.pieces import Pieces
+from engines.chat.plain_texts import PlainTexts
+from engines.chat.training_text import TrainingText, cut
 from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
-from engines.types import AssistantTurn, Message, Problem, TokenIds, ToolCall
+from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool, ToolCall
 from infra.errors import InputError
 
 _MARK = "Q0Q"
@@ -33,6 +35,7 @@ class Chat:
     def __init__(self, folder: ChatFolder) -> None:
         self._tokenizer = folder.tokenizer
         self._pieces = Pieces(folder.template)
+        self._plain_texts = PlainTexts(lambda messages: cut(self._pieces, messages, (), False))
         self._special = {
             token for token, a in folder.tokenizer.get_added_tokens_decoder().items() if a.special
         }
@@ -61,6 +64,12 @@ class Chat:
     def is_thinking_switchable(self) -> bool:
         """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
+
+    @property
+    def writes_thoughts(self) -> bool:
+        """Whether a turn's thought has a place of its own: it can be switched on, or the header
+        opens it."""
+        return self.is_thinking_switchable or self._pieces.opens_thought
 
     @property
     def can_call_tools(self) -> bool:
@@ -113,23 +122,36 @@ class Chat:
         the template does not keep the prefix.
         """
         self._check_turns(problem, turns)
-        text = self._prompt(problem)
-        tokens = self._encode(text)
-        mask = [0] * len(tokens)
-        if len(turns) == 1:
-            said, _ = self._mark_end(
-                self._encode(self._pieces.only_turn(problem, turns[0], text)), []
-            )
-            return tokens + said, mask + [1] * len(said)
-        for turn, new in _exchanges(turns):
-            piece = self._pieces.turn(turn, problem.thinking)
-            after = self._pieces.continuation(new, problem.thinking) if new else ""
-            said, follow = self._mark_end(self._encode(piece), self._encode(after))
-            text += piece + after
-            tokens += said + follow
-            mask += [1] * len(said) + [0] * len(follow)
-        self._pieces.check_joined(problem, turns, text)
-        return tokens, mask
+        self._check_tools(problem)
+        text = self.training_text(
+            [*problem.messages, *turns], problem.tools, thinking=problem.thinking
+        )
+        return self.masked_ids([text])[0]
+
+    def training_text(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
+    ) -> TrainingText:
+        """A conversation whose last message is the assistant's, as the template renders it. Raises
+        InputError that names the turn which it does not render as it was said."""
+        if not tools and not thinking and (plain := self._plain_texts.cut(messages)) is not None:
+            return plain
+        return cut(self._pieces, messages, tools, thinking)
+
+    def masked_ids(self, texts: Sequence[TrainingText]) -> list[tuple[list[int], list[int]]]:
+        """Tokens and loss mask of each. Every turn is tokenised by itself, as a model writes it."""
+        parts = [part for text in texts for part in _parts(text)]
+        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        ids = iter(encoded)
+        made: list[tuple[list[int], list[int]]] = []
+        for text in texts:
+            tokens = list(next(ids).ids)
+            mask = [0] * len(tokens)
+            for _ in text.exchanges:
+                said, follow = self._mark_end(next(ids).ids, next(ids).ids)
+                tokens += said + follow
+                mask += [1] * len(said) + [0] * len(follow)
+            made.append((tokens, mask))
+        return made
 
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         """One turn as the engine produced it, with its stop token (if it came to one)."""
@@ -148,7 +170,8 @@ class Chat:
             return said, [*tail, *after] if after else []
         if not after:
             return [*said, self._final_stop], []
-        return [*said, after[0]], after[1:]
+        # A role's token, which comes next, ends the turn: the model must write it to stop.
+        return ([*said, after[0]], after[1:]) if after[0] in self._special else (said, after)
 
     def _wrong_stop(self, stop: int, *, called: bool) -> str:
         """Where a role's token ends a turn, it must be the role that comes next."""
@@ -202,12 +225,15 @@ class Chat:
         return ids, []
 
     def _prompt(self, problem: Problem) -> str:
+        self._check_tools(problem)
+        return self._pieces.prompt(problem)
+
+    def _check_tools(self, problem: Problem) -> None:
         if problem.tools and not self.can_call_tools:
             raise InputError(
                 f"problem {problem.id} has tools, but the chat template "
                 f"{self.template_file} writes no tool calls in the GLM or Hermes form"
             )
-        return self._pieces.prompt(problem)
 
     def _encode(self, text: str) -> list[int]:
         # The ids of `encode`, without finding out which characters each stands for.
@@ -227,8 +253,7 @@ def _as_list(token_ids: TokenIds) -> list[int]:
     return list(token_ids) if isinstance(token_ids, Sequence) else token_ids.tolist()
 
 
-def _exchanges(turns: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
-    """Each assistant's turn with the messages between it and the next."""
-    starts = [i for i, t in enumerate(turns) if t.role == "assistant"]
-    for start, end in zip(starts, [*starts[1:], len(turns)], strict=True):
-        yield turns[start], list(turns[start + 1 : end])
+def _parts(text: TrainingText) -> Iterator[str]:
+    yield text.prompt
+    for exchange in text.exchanges:
+        yield from exchange

@@ -1,8 +1,7 @@
 """The pieces a template renders, found by comparing renderings of small stand-in conversations.
 
 A turn's text cannot depend on the turns before it, or rollouts (which only append) and training
-would see different ids; `check_joined` proves that for a conversation and refuses the template if
-not.
+would see different ids; `training_text` verifies that for whole conversations.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from infra.errors import InputError
 _USER = Message("user", "u")
 _CALL = ToolCall("tool", {"key": "value"})
 _CALLER = Message("assistant", "", tool_calls=(_CALL,))
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+OPEN_THOUGHT = re.compile(r"\s*<think>\s*\Z")
+"""at the end of a header: the model's turn begins inside its thought"""
 
 
 class Pieces:
@@ -30,6 +30,7 @@ class Pieces:
             t: template.render([_USER], thinking=t, open_turn=True) for t in (False, True)
         }
         self.thinking_switchable = self._openings[False] != self._openings[True]
+        self.opens_thought = OPEN_THOUGHT.search(self._openings[True]) is not None
 
     def prompt(self, problem: Problem) -> str:
         return self.template.render(
@@ -42,23 +43,9 @@ class Pieces:
 
     def turn(self, turn: Message, thinking: bool) -> str:
         """What follows the header when the assistant says this turn and it is the last."""
-        opening = self._openings[thinking]
         full = self.template.render([_USER, turn], thinking=thinking)
+        opening = without_open_thought(self._openings[thinking], full)
         text = self._rest(full, opening, "the header that opens the assistant's turn")
-        self._check_thought(turn, text)
-        return text
-
-    def only_turn(self, problem: Problem, turn: Message, prompt: str) -> str:
-        """What follows the problem's prompt when the assistant says this turn and no other: checked
-        as `turn` and `check_joined` do, with one rendering."""
-        full = self.template.render(
-            [*problem.messages, turn], tools=problem.tools, thinking=problem.thinking
-        )
-        if not full.startswith(prompt):
-            text = self.turn(turn, problem.thinking)
-            self._check_same(full, prompt + text, problem)
-            return text
-        text = full[len(prompt) :]
         self._check_thought(turn, text)
         return text
 
@@ -71,21 +58,6 @@ class Pieces:
         before = self.template.render([_USER, said], thinking=thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
         return self._rest(after, before, "an assistant's turn that is followed by others")
-
-    def check_joined(self, problem: Problem, turns: Sequence[Message], joined: str) -> None:
-        """Refuse the template unless it renders the conversation as its pieces joined."""
-        full = self.template.render(
-            [*problem.messages, *turns], tools=problem.tools, thinking=problem.thinking
-        )
-        self._check_same(full, joined, problem)
-
-    def _check_same(self, full: str, joined: str, problem: Problem) -> None:
-        if full == joined:
-            return
-        # An empty thought is a switch, not history: that it comes and goes is harmless.
-        a, b = _EMPTY_THOUGHT.sub("", full), _EMPTY_THOUGHT.sub("", joined)
-        if a != b:
-            self._refuse(a, b, f"the conversation of problem {problem.id}")
 
     def _check_thought(self, turn: Message, text: str) -> None:
         if turn.reasoning and turn.reasoning.strip() not in text:
@@ -128,3 +100,11 @@ class Pieces:
             f"{expected[at : at + 40]!r} was. Append-only rollouts need a template that leaves "
             "earlier turns as they were: change it there, or use another"
         )
+
+
+def without_open_thought(header: str, full: str) -> str:
+    """The header of a turn that has no thought, where the template would open one."""
+    opened = OPEN_THOUGHT.search(header)
+    if opened is None or full.startswith(header) or not full.startswith(header[: opened.start()]):
+        return header
+    return header[: opened.start()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -11,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engines.types import Message, Tool
+from engines.types import Message, Tool, ToolCall
 from infra.errors import InputError
 
 
@@ -26,11 +28,16 @@ class ChatTemplate:
         self.name = name
         self._variables = dict(variables)
         try:
-            self._template = _environment().from_string(text)
+            self._template = _environment(_Generation).from_string(text)
+            self._marked = _environment(_MarkedGeneration).from_string(text)
         except TemplateError as error:
             raise InputError(
                 f"{name}: the chat template does not compile: {_reason(error)}"
             ) from error
+        self.marks_generation = _GENERATION.search(text) is not None
+        """whether it says itself what the assistant writes, with `{% generation %}`"""
+        self._callers = _Callers()
+        self._callers = self._form_of_callers()
 
     def render(
         self,
@@ -39,12 +46,14 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         thinking: bool = False,
         open_turn: bool = False,
+        marked: bool = False,
     ) -> str:
-        """The conversation as text; `open_turn` ends it with the assistant's header."""
+        """The conversation as text; `open_turn` ends it with the assistant's header, `marked` puts
+        START and END around what the template says the assistant writes."""
         try:
-            return self._template.render(
+            return (self._marked if marked else self._template).render(
                 **self._variables,
-                messages=[_message(m) for m in messages],
+                messages=[_message(m, self._callers) for m in messages],
                 tools=[_tool(t) for t in tools] or None,
                 enable_thinking=thinking,
                 add_generation_prompt=open_turn,
@@ -55,20 +64,59 @@ class ChatTemplate:
                 f"{self.name}: the chat template cannot render the turns ({roles}): {error}"
             ) from error
 
+    def _form_of_callers(self) -> _Callers:
+        """The first form of a message with a call in which the template writes the whole call."""
+        call = Message("assistant", "", tool_calls=(ToolCall("tool", {"key": "value"}),))
+        for self._callers in _CALLER_FORMS:
+            try:
+                text = self.render([Message("user", "u"), call])
+            except InputError:
+                continue
+            if "tool" in text and "value" in text and '\\"' not in text:
+                return self._callers
+        return _Callers()
+
 
 def _reason(error: TemplateError) -> str:
     line = getattr(error, "lineno", None)
     return f"line {line}: {error.message}" if line else str(error)
 
 
+START, END = "\ue000", "\ue001"
+"""around what the assistant writes; characters that no text should have"""
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Callers:
+    """How a message with tool calls and no text is given to a template."""
+
+    content: str | None = ""
+    arguments_as_text: bool = False
+
+
+_CALLER_FORMS = (_Callers(), _Callers("", True), _Callers(None), _Callers(None, True))
+
+
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for other libraries; here it is transparent."""
+    """`{% generation %}` marks the assistant's text; for rendering it is transparent."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _MarkedGeneration(_Generation):
+    """The same, with marks around it."""
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        return [_written(START), *super().parse(parser), _written(END)]
+
+
+def _written(text: str) -> nodes.Node:
+    return nodes.Output([nodes.TemplateData(text)])
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -84,9 +132,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 _METHODS = frozenset(dir(dict))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     functions: dict[str, Any] = {"raise_exception": _refuse}
@@ -103,13 +151,20 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, callers: _Callers) -> dict[str, Any]:
     raw: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         raw["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        raw["content"] = message.content or callers.content
         raw["tool_calls"] = [
-            {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            {
+                "type": "function",
+                "function": {
+                    "name": c.name,
+                    "arguments": _tojson(c.arguments) if callers.arguments_as_text else c.arguments,
+                },
+            }
             for c in message.tool_calls
         ]
     return raw

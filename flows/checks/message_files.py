@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from infra.data_files.bad_row import BadRow
 from infra.errors import InputError, StorageError
 from tasks.base.spec import BaseSettings
-from tasks.message_files.bad_row import BadRow
 from tasks.message_files.spec import MessageFiles
 from tasks.model_folder.location import local_folder
 
@@ -92,9 +92,9 @@ def _read(source_json: str, base_json: str) -> _FirstRows | str:
 
 
 def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
-    from tasks.message_files.chunks import first_rows
-    from tasks.message_files.files import find_files
-    from tasks.message_files.layouts import read_row
+    from curricula.rows.layouts import read_row
+    from infra.data_files.chunks import first_rows
+    from infra.data_files.files import find_files
 
     found = _FirstRows()
     files = find_files(source.files)
@@ -105,7 +105,7 @@ def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
         for index in range(len(rows)):
             found.read += 1
             try:
-                conversation = read_row(rows.row(index), source)
+                conversation = read_row(rows.row(index), source.columns, source.format)
                 if renderer is not None:
                     renderer.render(conversation)
             except BadRow as error:

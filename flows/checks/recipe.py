@@ -68,7 +68,19 @@ def _teachers_of_noise(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str
 
 def _names(recipe: Recipe) -> Iterator[str]:
     domains = {domain.name: domain for domain in recipe.domains}
+    if recipe.base.random is not None and not domains:
+        yield (
+            "base.random: its tokenizer is trained on the domains' text, and no expert has a"
+            " `domain`; write one, or start from a `folder`"
+        )
     for key, expert in recipe.experts.items():
+        if expert.domain is None:
+            if recipe.unified is not None:
+                yield (
+                    f"experts.{key}.domain: is missing; `unified` learns of the experts by their"
+                    " domains"
+                )
+            continue
         name = expert.domain.name
         if recipe.unified is not None and name != key:
             yield (
@@ -120,7 +132,7 @@ def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:
 def _timed(spec: StageSpec) -> Iterator[Domain | ScoredDomain | RewardSpec | GroupFilterSpec]:
     for domain in spec.sampled_domains:
         yield domain
-        yield from domain.rewards if isinstance(domain, Domain) else [domain.outcome]
+        yield from domain.rewards if isinstance(domain, Domain) else domain.outcomes
     for part in spec.rollout_parts.values():
         if isinstance(part, GroupFilterSpec):
             yield part

@@ -74,7 +74,9 @@ def _fits(where: str, optimizer: Optimizer, updates: int) -> Iterator[str]:
 def _context(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Answers that no context holds; how long the prompts are is seen when parts are tried."""
     own = (model_config(recipe.base) or {}).get("max_position_embeddings")
-    placed = {e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items()}
+    placed = {
+        e.domain.name: f"experts.{key}.domain" for key, e in recipe.experts.items() if e.domain
+    }
     for stage in plan:
         if stage.spec.fleet is None:
             continue

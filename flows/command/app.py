@@ -16,8 +16,18 @@ app = App(
     version_flags=["--version"],
     help_format="plaintext",
 )
-console = CommandConsole()
-errors = CommandConsole(stderr=True)
+artifacts_app = App(
+    name="artifacts",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  tributary artifacts
+  tributary artifacts --run cpu-demo --kind rl
+  tributary artifacts --root s3://bucket/store --json
+  tributary artifacts gc""",
+)
+app.command(artifacts_app)
+console = CommandConsole(emoji=False)
+errors = CommandConsole(stderr=True, emoji=False)
 
 Set = Annotated[
     list[str],
@@ -35,10 +45,11 @@ def examples(*lines: str) -> str:
 
 def unwrap_help() -> None:
     """Join the lines of each command's docstring: the terminal's width breaks them anew."""
-    for name in app:
-        function = app[name].default_command
-        if isinstance(function, FunctionType) and function.__doc__:
-            function.__doc__ = unwrapped(function.__doc__)
+    for owner in (app, artifacts_app):
+        for name in owner:
+            function = owner[name].default_command
+            if isinstance(function, FunctionType) and function.__doc__:
+                function.__doc__ = unwrapped(function.__doc__)
 
 
 def unwrapped(docstring: str) -> str:

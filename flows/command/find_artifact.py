@@ -23,6 +23,7 @@ from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from infra.tracking.aliases import aliased_artifact
 from tasks.model_folder.files import ModelFiles
+from tasks.model_folder.location import beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,17 @@ def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactReco
     store = store_of(known[0].storage) if known and not root else store_to_show(root)
     artifacts = ArtifactStore(store, home() / "cache")
     return artifacts, find_artifact(artifacts, wanted)
+
+
+def model_place(model: str, root: str) -> str:
+    """What a recipe's `base.folder` says of a model that a person named. Raises InputError."""
+    is_place = "://" in model or model.startswith("$") or is_hub_name(model)
+    if is_place or Path(model).expanduser().is_dir():
+        return beside(model, Path.cwd())
+    try:
+        return locate_artifact(model, root)[1].url
+    except InputError as error:
+        raise InputError(f"--model {model}: is no folder, and no artifact: {error}") from None
 
 
 def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:

@@ -104,7 +104,8 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for note in notes(report, record.recipe()):
+    said = [f"{s.name}: {s.message}" for s in record.stages().values() if s.is_done and s.message]
+    for note in [*said, *notes(report, record.recipe())]:
         console.print(f"- {note}", markup=False, soft_wrap=True)
     links, page = record.state().links, report_path(report.run)
     links.pop("report", "")  # another machine may have made it, or nobody yet

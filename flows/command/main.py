@@ -9,10 +9,10 @@ from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import machine, parts, results, running
-from infra.errors import BAD_INPUT, DETACHED, TributaryError
+from flows.command.declared import machine, models, parts, results, running, stages
+from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-DECLARED = (machine, parts, results, running)
+DECLARED = (machine, models, parts, results, running, stages)
 """modules that add further commands to the app"""
 
 
@@ -33,6 +33,8 @@ def init(folder: str = ".", /) -> int:
         "run mine/recipe.yaml",
         "run cpu-demo --set seed=1 --set experts.agent.path.rl.steps=4",
         "run cpu-demo --expert agent --name agent-alone",
+        "run cpu-demo --until agent-rl",
+        "run cpu-demo --only evaluate --force evaluate",
     )
 )
 def run(
@@ -43,6 +45,10 @@ def run(
     expert: str = "",
     name: str = "",
     in_process: bool = False,
+    from_: Annotated[str, Parameter(name="--from")] = "",
+    until: str = "",
+    only: str = "",
+    force: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
@@ -54,10 +60,20 @@ def run(
         expert: Run only the stages and the evaluation of this expert.
         name: Another name for this run.
         in_process: Run in this process, without the Prefect server.
+        from_: Begin with this stage; what does not depend on it must be in the store.
+        until: End after this stage, and run nothing that it does not need.
+        only: Run this stage alone; what it is made from must be in the store.
+        force: Run this stage although the store has its result.
     """
     from flows.command.run import start
+    from flows.running.chosen_stages import ChosenStages
 
-    return start(recipe, set_ or [], expert, name, in_process, console)
+    if only and (from_ or until):
+        raise InputError("--only says where to begin and to end; leave out --from and --until")
+    chosen = ChosenStages(
+        from_stage=from_, until_stage=until, only_stage=only, force_stages=force or []
+    )
+    return start(recipe, set_ or [], expert, chosen, name, in_process, console)
 
 
 @app.command(
@@ -155,11 +171,13 @@ def compare(*runs: str, json: Json = False, open_: Open = False) -> int:
     help_epilogue=examples(
         "preview chats.jsonl --model ./model",
         "preview 'data/*.parquet' --model base --columns messages=chat --json",
+        "preview prompts.jsonl --kind prompts --model base --columns prompt=question",
     )
 )
 def preview(
     *files: str,
     model: str,
+    kind: Literal["messages", "prompts", "pairs"] = "messages",
     rows: int = 3,
     read: int = 1000,
     format: Literal["auto", "openai", "sharegpt"] = "auto",
@@ -167,13 +185,14 @@ def preview(
     root: str = "",
     json: Json = False,
 ) -> int:
-    """Show rows of your own files as a model is trained on them: tokens, loss mask, bad rows.
+    """Show rows of your own files as a model sees them: tokens, loss mask, bad rows.
 
     Exit code 1 if no row that was read can be trained on.
 
     Args:
-        files: JSONL or Parquet files of messages: paths, patterns or fsspec URLs.
+        files: JSONL or Parquet files, or folders that `datasets` saved: paths, patterns or URLs.
         model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        kind: What a row is: a conversation, a prompt with a reference, or a preference pair.
         rows: How many rows to show.
         read: How many rows to read and count.
         format: How a row holds its messages; auto: what they look like.
@@ -182,7 +201,7 @@ def preview(
     """
     from flows.command.preview import preview_files
 
-    return preview_files(files, model, rows, read, format, columns or [], root, json, console)
+    return preview_files(files, model, kind, rows, read, format, columns or [], root, json, console)
 
 
 def main(arguments: list[str] | None = None) -> None:

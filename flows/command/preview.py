@@ -1,30 +1,42 @@
-"""`tributary preview`: a user's own rows as a model will be trained on them."""
+"""`tributary preview`: a user's own rows as a model is trained on them, or asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from curricula.prompt_files.prompt import Prompt, read_prompt
+from curricula.prompt_files.spec import PromptSource
+from curricula.rows.columns import Columns, Layout
+from curricula.rows.layouts import read_row
+from curricula.rows.pairs import Pair, PairColumns, read_pair
 from engines.batching import TokenSequence
+from engines.types import Problem
 from flows.command.find_artifact import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
+from infra.config import Config
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.chunks import first_rows
+from infra.data_files.files import find_files
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow
-from tasks.message_files.chunks import first_rows
-from tasks.message_files.files import find_files
-from tasks.message_files.layouts import read_row
 from tasks.message_files.rendering import Renderer
-from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import RowCounts
 
 TRAINED, READ = "bold green", "dim"
+S = TypeVar("S", bound=Config)
+
+
+RowKind: TypeAlias = Literal["messages", "prompts", "pairs"]
+Shown: TypeAlias = tuple[str, TokenSequence]
+"""where it is and what it is, and its tokens"""
+Read: TypeAlias = Callable[[Mapping[str, Any]], list[Shown]]
 
 
 @dataclass(slots=True)
@@ -32,16 +44,17 @@ class _Seen:
     """What was found in the rows that were read."""
 
     counts: RowCounts = field(default_factory=RowCounts)
-    shown: list[tuple[str, TokenSequence]] = field(default_factory=list[tuple[str, TokenSequence]])
+    shown: list[Shown] = field(default_factory=list[Shown])
     are_all: bool = True
 
 
 def preview_files(
     files: Sequence[str],
     model: str,
+    kind: RowKind,
     rows: int,
     read: int,
-    layout: str,
+    layout: Layout,
     columns: Sequence[str],
     root: str,
     json: bool,
@@ -51,9 +64,9 @@ def preview_files(
         raise InputError(
             f"--rows {rows} --read {read}: show from 0 rows of at least 1 that is read"
         )
-    source = _source(files, layout, columns)
+    named = {column: name for column, _, name in (each.partition("=") for each in columns)}
     renderer = Renderer.of_model(find_model(model, root))
-    seen = _read(source, renderer, rows, read)
+    seen = _read(files, _reader(kind, layout, named, renderer), rows, read)
     code = 0 if seen.counts.read > seen.counts.num_bad else 1
     if json:
         print_json(_counted(seen, renderer))
@@ -61,24 +74,54 @@ def preview_files(
     for where, sequence in seen.shown:
         console.rule(f"{where} \u00b7 {len(sequence.tokens)} tokens", align="left")
         console.print(_marked(renderer, sequence, console.is_terminal), soft_wrap=True)
-    for line in _summary(seen):
+    for line in _summary(seen, kind):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return code
 
 
-def _source(files: Sequence[str], layout: str, columns: Sequence[str]) -> MessageFiles:
-    parts = [each.partition("=") for each in columns]
-    named = {column: name for column, _, name in parts}
-    written: dict[str, Any] = {"files": list(files), "format": layout, "columns": named}
+def _reader(kind: RowKind, layout: Layout, named: Mapping[str, str], renderer: Renderer) -> Read:
+    """What turns a row into what is shown of it."""
+    match kind:
+        case "messages":
+            columns = _settings(Columns, named)
+            return lambda row: [("", renderer.render(read_row(row, columns, layout)))]
+        case "pairs":
+            pair_columns = _settings(PairColumns, named)
+            return lambda row: _pair(read_pair(row, pair_columns, layout), renderer)
+        case "prompts":
+            listed = {k: v.split(",") if k == "metadata" else v for k, v in named.items()}
+            written = {"files": ["-"], "format": layout, "columns": listed}
+            source = _settings(PromptSource, written)
+            return lambda row: _prompt(read_prompt(row, source), renderer)
+
+
+def _pair(pair: Pair, renderer: Renderer) -> list[Shown]:
+    return [
+        (" \u00b7 chosen", renderer.render(pair.chosen)),
+        (" \u00b7 rejected", renderer.render(pair.rejected)),
+    ]
+
+
+def _prompt(prompt: Prompt, renderer: Renderer) -> list[Shown]:
+    problem = Problem("preview", "files", prompt.messages, tools=prompt.tools)
     try:
-        return MessageFiles.model_validate(written)
+        tokens = renderer.chat.prompt_ids(problem)
+    except InputError as error:
+        raise BadRow(Reason.TEMPLATE, str(error)) from None
+    reference = f" \u00b7 reference {prompt.reference!r:.200}" if prompt.reference else ""
+    return [(reference, TokenSequence(tokens, [0] * len(tokens)))]
+
+
+def _settings(model: type[S], written: Mapping[str, Any]) -> S:
+    try:
+        return model.model_validate(written)
     except ValidationError as error:
-        raise InputError("; ".join(explain(error, MessageFiles))) from None
+        raise InputError("; ".join(explain(error, model))) from None
 
 
-def _read(source: MessageFiles, renderer: Renderer, rows: int, read: int) -> _Seen:
+def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
     seen = _Seen()
-    for file in find_files(source.files):
+    for file in find_files(patterns):
         left = read - seen.counts.read
         if left == 0:
             seen.are_all = False
@@ -88,13 +131,17 @@ def _read(source: MessageFiles, renderer: Renderer, rows: int, read: int) -> _Se
         for index in range(len(found)):
             where = f"{file.name}:{found.line(index)}"
             try:
-                sequence = renderer.render(read_row(found.row(index), source))
+                shown = reader(found.row(index))
             except BadRow as error:
                 seen.counts.left_out(where, error)
                 continue
-            seen.counts.good(sequence)
-            if len(seen.shown) < rows:
-                seen.shown.append((where, sequence))
+            seen.counts.read += 1
+            for _, sequence in shown:
+                seen.counts.tokens += len(sequence.tokens)
+                seen.counts.trained += sum(sequence.loss_mask)
+            if rows > 0:
+                rows -= 1
+                seen.shown += [(f"{where}{what}", sequence) for what, sequence in shown]
     return seen
 
 
@@ -134,12 +181,14 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
     }
 
 
-def _summary(seen: _Seen) -> Iterator[str]:
+def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     counts = seen.counts
     good = counts.read - counts.num_bad
     which = "all rows" if seen.are_all else "the first rows (--read reads more)"
     yield f"{counts.read} rows read, {which}; {good} can be trained on, {counts.num_bad} are bad"
-    if good:
+    if good and kind == "prompts":
+        yield f"{counts.tokens} tokens of prompts, {counts.tokens / good:.0f} a row"
+    elif good:
         share = counts.trained / counts.tokens
         yield (
             f"{counts.tokens} tokens, {counts.tokens / good:.0f} a row; {counts.trained}"

@@ -13,10 +13,12 @@ from flows.command.live_table import LiveTable, show_end
 from flows.distill_rounds import written
 from flows.load import load_recipe
 from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
+from infra.tracking.pages import start_page
 
 CANCEL_WINDOW_SECONDS = 2.0
 CANCEL_SECONDS = 90.0
@@ -27,10 +29,17 @@ SILENT_SECONDS = 600.0
 
 
 def start(
-    recipe: str, changes: list[str], expert: str, name: str, in_process: bool, console: Console
+    recipe: str,
+    changes: list[str],
+    expert: str,
+    chosen: ChosenStages,
+    name: str,
+    in_process: bool,
+    console: Console,
 ) -> int:
-    """Run the recipe, or one expert of it; -> exit code."""
+    """Run the recipe, or one expert of it, or some stages; -> exit code."""
     flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
+    arguments |= chosen.arguments
     return start_flow(flow, arguments, load_recipe(recipe, changes), name, in_process, console)
 
 
@@ -67,10 +76,12 @@ def start_flow(
     from flows.checks.recipe import cautions, check_recipe
     from flows.running.begin import begin
     from flows.running.open import running_stack
+    from flows.running.stored_stages import require_stored
 
     check_name(name)
     plan = plan_of(flow, loaded, arguments)
     check_recipe(loaded, plan)
+    require_stored(loaded, plan)
     for caution in cautions(loaded, plan):
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
@@ -192,7 +203,9 @@ class _Deployed:
             f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
         )
         console.print(
-            f"MLflow: {stack.mlflow_uri}   Ray: {stack.ray_dashboard}", markup=False, soft_wrap=True
+            f"MLflow: {start_page(stack.mlflow_uri)}   Ray: {stack.ray_dashboard}",
+            markup=False,
+            soft_wrap=True,
         )
 
     def _goes_on(self, flow_run: str) -> bool:

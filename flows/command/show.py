@@ -18,15 +18,14 @@ from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.report import build_report
-from flows.running.records import find_run, store_of
+from flows.running.records import find_run
 from infra.errors import TributaryError
-from infra.home import home
-from infra.store.artifacts import ArtifactStore
 
 
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
     from flows.checks.recipe import cautions, check_recipe
+    from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)
     plan = plan_of("post-train", recipe, {})
@@ -80,27 +79,6 @@ def _described(stage: PlannedStage, why: list[str] | None) -> dict[str, Any]:
         "servers": servers_of(stage),
         "algorithm": "" if policy is None else describe(policy.algorithm),
     }
-
-
-def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
-    """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
-    from flows.planned_digests import planned_identities
-    from flows.reasons import reasons
-    from infra.user_files import install_hooks, read_hooks
-
-    identities = planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
-    artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
-    cached = {
-        name: artifacts.find(identity.kind, identity.digest) is not None
-        for name, identity in identities.items()
-    }
-    listed = [] if all(cached.values()) else artifacts.list()
-
-    def why(stage: PlannedStage) -> list[str]:
-        identity = identities[stage.name]
-        return reasons(stage, identity, cached, artifacts, listed, recipe.name)
-
-    return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
 
 
 def _state(why: list[str] | None) -> str:

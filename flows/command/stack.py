@@ -11,6 +11,7 @@ from rich.table import Table
 from flows.command.output import CommandConsole, print_json
 from infra import stack
 from infra.access import is_loopback, key_path
+from infra.tracking.pages import start_page
 
 
 def start_stack(console: Console) -> int:
@@ -96,7 +97,7 @@ def show_doctor(
 def _show_links(found: stack.Stack, console: Console) -> None:
     for title, url in (
         ("Prefect", found.prefect_ui),
-        ("MLflow", found.mlflow_uri),
+        ("MLflow", start_page(found.mlflow_uri)),
         ("Ray", found.ray_dashboard),
     ):
         console.print(f"{title}: {url}", markup=False)

@@ -144,6 +144,8 @@ def _gains(
     }
     gains: dict[str, Gain] = {}
     for name, expert in recipe.experts.items():
+        if expert.domain is None:
+            continue
         domain, since = expert.domain.name, first_version(versions.get(name, []))
         before, after = means.get((since, domain)), means.get((name, domain))
         if before is None or after is None:
@@ -238,6 +240,8 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
         "problems."
     ]
     if not report.scores:
+        if report.state == "completed":
+            return ["The run was to evaluate nothing, so it has no scores."]
         return ["The run has no scores yet: its evaluation is not done."]
     experts = [name for name in recipe.experts if name in report.scores]
     if UNIFIED in report.scores and len(experts) > 1:

@@ -52,7 +52,9 @@ def rounds_of(
 def rounds_by(
     recipe: Recipe, expert: str, plan: Sequence[PlannedStage], scores: Mapping[str, Any]
 ) -> list[Round]:
-    outcomes = outcomes_in(scores, recipe.experts[expert].domain.name)
+    domain = recipe.experts[expert].domain
+    assert domain is not None, "rounds draw problems, so a plan of them has been refused"
+    outcomes = outcomes_in(scores, domain.name)
     return judge(rounds_in(plan, expert), outcomes, recipe.rounds)
 
 

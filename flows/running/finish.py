@@ -18,7 +18,7 @@ def conclude(
     """Called while the run still counts as running: a failure here is the run's failure."""
     content = read_scores(run.record, run.record.stage(EVALUATE))
     scores = content.get("scores", {})
-    run.tracked.scores(scores)
+    run.tracked.scores(plan, scores)
     rounds = rounds_of(run.record.head(), run.recipe, plan, content)
     run.tracked.rounds(rounds)
     best = best_of_rounds(rounds)

@@ -8,6 +8,7 @@ import socket
 
 from flows.catalog import plan_of
 from flows.checks.recipe import check_recipe
+from flows.reports.page import report_path
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun
 from flows.running.secrets import block_secrets
@@ -59,10 +60,20 @@ def open_run(record: RunRecord) -> RecipeRun:
         secrets=secrets,
         mlflow_uri=stack.mlflow_uri if stack else "",
         mlflow_experiment=recipe.tracking.experiment,
+        system_metrics_s=recipe.tracking.system_metrics_s,
     )
     tracker = Tracker(stack.mlflow_uri, recipe.tracking.experiment) if stack else None
-    tracked = TrackedRun(tracker, recipe, record.run, head.flow)
+    tracked = TrackedRun(tracker, recipe, record.run, head.flow, _pages(record))
     return RecipeRun(record, recipe, place, install_hooks(files), tracked)
+
+
+def _pages(record: RunRecord) -> dict[str, str]:
+    """Where else a person reads of the run."""
+    known = record.state().links
+    links = {"Prefect run": known.get("Prefect run", "")}
+    return {name: page for name, page in links.items() if page} | {
+        "report": report_path(record.run).as_uri()
+    }
 
 
 def home_id() -> str:

@@ -36,6 +36,7 @@ from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from flows.running.same_parameters import require_same
 from flows.running.stop import stop_run
+from flows.running.stored_stages import require_stored
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.prefect_task import durable_stage
@@ -82,7 +83,8 @@ def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any])
         record = find_run(known)
         require_same(record.head(), name, recipe, arguments)
         return record
-    plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    plan = plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
+    require_stored(recipe, plan)
     return begin(recipe, name, arguments, in_process=False)
 
 

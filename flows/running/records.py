@@ -58,6 +58,10 @@ class StageRecord(Config):
     message: str = ""
     metrics: dict[str, float] = Field(default_factory=dict)
 
+    @property
+    def is_done(self) -> bool:
+        return self.state in DONE
+
     def seconds_at(self, now: float) -> float:
         return _seconds_at(self, now)
 
@@ -113,6 +117,10 @@ class RunEntry(Config):
     credentials: str = ""
     """as `storage.credentials` of its recipe"""
     created: float
+
+    def is_called(self, wanted: str) -> bool:
+        """By its id, its name or its recipe's name."""
+        return wanted in (self.run, self.name or self.run, self.recipe)
 
     @property
     def storage(self) -> Storage:
@@ -242,11 +250,16 @@ def new_run(
     return record
 
 
+def has_run(wanted: str) -> bool:
+    """Whether `find_run` finds one."""
+    return any(entry.is_called(wanted) for entry in run_entries())
+
+
 def find_run(wanted: str = "") -> RunRecord:
     """By id, by its name, by its recipe's name (the latest), or the latest of all."""
     entries = run_entries()
     for entry in entries:
-        if wanted in ("", entry.run, entry.name, entry.recipe):
+        if not wanted or entry.is_called(wanted):
             return RunRecord(store_of(entry.storage), entry.run)
     if not entries:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")

@@ -14,6 +14,8 @@ from typing import TypeVar
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.running.records import RunRecord, RunState, StageRecord
+from flows.running.repeated import again_in, settled
+from flows.running.stored_stages import not_stored
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError, StageFailed, TributaryError
 from infra.store.artifacts import ArtifactRecord
@@ -66,15 +68,14 @@ class RecipeRun:
     ) -> tuple[ArtifactRecord, bool]:
         """Look the stage up or run it. The experts' stages wait here for a free slot."""
         known = self.record.stage(planned.name)
-        work = self._work(planned, inputs, known, watch)
+        work, first = self._work(planned, inputs, known, watch)
         progress = _Recorded(self.record, planned, work.digest, watch, known)
         try:
-            found = self.place.artifacts.find(planned.kind, work.digest)
-            if found is not None:
-                return self._found(planned, found, progress, known)
-            progress.wait()
-            with self._slots:
-                return self._run(planned, work, progress)
+            made, cached = self._look_up_or_run(planned, work, progress, known)
+            if first is not None:
+                made, said = settled(first, made, self.place.artifacts)
+                progress.say(said)
+            return made, cached
         except StageStopped as error:
             progress.end("stopped", str(error))
             raise
@@ -84,18 +85,44 @@ class RecipeRun:
             progress.end("failed", str(error))
             raise
 
+    def _look_up_or_run(
+        self,
+        planned: PlannedStage,
+        work: StageWork,
+        progress: _Recorded,
+        known: StageRecord | None,
+    ) -> tuple[ArtifactRecord, bool]:
+        found = self.place.artifacts.find(planned.kind, work.digest)
+        if found is not None:
+            return self._found(planned, found, progress, known)
+        if planned.is_stored:
+            raise InputError(not_stored(planned.name))
+        progress.wait()
+        with self._slots:
+            return self._run(planned, work, progress)
+
     def _work(
         self,
         planned: PlannedStage,
         inputs: Mapping[str, ArtifactRecord],
         known: StageRecord | None,
         watch: JobWatcher,
-    ) -> StageWork:
+    ) -> tuple[StageWork, ArtifactRecord | None]:
+        """What there is to do, and the result that it repeats, if any."""
         digests = {role: record.digest for role, record in inputs.items()}
-        digest = stage_identity(planned.spec, digests, self._user_files).digest
-        if known is not None and known.digest and known.digest != digest:
-            digest = self._of_begun(planned, known.digest, digest, watch)
-        return StageWork(planned.name, planned.spec, inputs, planned.resources, digest)
+        identity = stage_identity(planned.spec, digests, self._user_files)
+        first, digest, again = None, identity.digest, ""
+        if planned.again:
+            made_again = again_in(self.record.run, identity, known, self.place.artifacts)
+            if again := made_again.again:
+                first = self.place.artifacts.find(planned.kind, digest)
+                digest = made_again.digest
+        # A new result is wanted, so what an earlier run made does not stand in for it.
+        begun = known.digest if known is not None and (known.mine or not planned.again) else ""
+        if begun and begun != digest:
+            digest = self._of_begun(planned, begun, digest, watch)
+        work = StageWork(planned.name, planned.spec, inputs, planned.resources, digest, again=again)
+        return work, first
 
     def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: JobWatcher) -> str:
         """The digest of a stage that this run started with other code or another base folder.
@@ -144,7 +171,9 @@ class RecipeRun:
             raise StageStopped(f"stage {planned.name} was not started")
         with self.tracked.stage(planned, work) as work:
             artifact, cached = run_stage(work, self.place, progress)
-        if not progress.mine:  # another run made it: ours shows it as cached, with its origin
+        if progress.mine:
+            self.tracked.made(planned, artifact)
+        else:  # another run made it: ours shows it as cached, with its origin
             self.tracked.cached(planned, artifact)
         progress.end("completed", artifact=artifact)
         return artifact, cached
@@ -238,6 +267,11 @@ class _Recorded:
     def wait(self) -> None:
         """For a slot, and for its job to start."""
         self._put(state="pending")
+
+    def say(self, message: str) -> None:
+        """Of a stage that is done."""
+        self._inner.warn(message)
+        self._put(message=message)
 
     def found(self, artifact: ArtifactRecord, *, cached: bool) -> None:
         """What this run made before it was resumed keeps its time; a cached stage took none."""

@@ -9,15 +9,20 @@ from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from flows.reports.report import Scores
 from flows.rounds.promotion import Round
+from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord
+from infra.tracking.params import flat_params
 from infra.tracking.spool import DeferredRun, RunRef
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageLetGo, StageWork
 
 _log = logging.getLogger(__name__)
 
+COMPARED = ("outcome_mean", "entropy")
+"""curves that tell how experts learn, of every stage that trains a policy"""
 BEST = "best"
 """alias of a model's best version"""
 BY_ROUNDS = {"tributary.best_by": "distill-rounds"}
@@ -28,11 +33,21 @@ class TrackedRun:
     """Does nothing when the run has no tracker. MLflow that is down or refuses costs its entries
     and a warning, never a stage or a run."""
 
-    def __init__(self, tracker: Tracker | None, recipe: Recipe, run: str, flow: str) -> None:
-        self.tracker, self._recipe, self.parent = tracker, recipe, ""
+    def __init__(
+        self,
+        tracker: Tracker | None,
+        recipe: Recipe,
+        run: str,
+        flow: str,
+        pages: Mapping[str, str] | None = None,
+    ) -> None:
+        self.tracker, self._recipe, self._run, self.parent = tracker, recipe, run, ""
+        self._pages = dict(pages or {})
+        """where else a person reads of the run, by title"""
         self._runs: dict[str, str] = {}
-        self._policies: list[str] = []
-        """stages that train a policy on its own samples: their curves are compared"""
+        self._curves: dict[str, str] = {}
+        """runs with the curves of stages that train a policy on its own samples: a cached stage's
+        are in the run that made it"""
         if tracker is not None:
             params = {
                 "recipe": recipe.name,
@@ -69,30 +84,49 @@ class TrackedRun:
             return ""
         tags = {"tributary.kind": planned.kind, "tributary.expert": planned.expert}
         tags |= {f"tributary.input.{role}": r.digest for role, r in work.inputs.items()}
+        params = flat_params(planned.spec.model_dump(mode="json"))
         with _tolerated(f"stage {planned.name}"):
-            run = self.tracker.stage_run(self.parent, planned.name, work.digest, tags)
-            self._note(planned, run)
+            run = self.tracker.stage_run(self.parent, planned.name, work.digest, tags, params)
+            self._follow(planned, run)
+            self.tracker.describe(run, self._described(planned))
+            self.tracker.datasets(run, list(datasets_of(planned)))
             return run
         with _tolerated(f"stage {planned.name}"):
-            return self.tracker.later_stage_run(self.parent, planned.name, work.digest, tags)
+            return self.tracker.later_stage_run(
+                self.parent, planned.name, work.digest, tags, params
+            )
         return ""
 
     def made(self, planned: PlannedStage, record: ArtifactRecord) -> None:
-        """A stage of this run that finished while nothing followed it."""
+        """A stage of this run that is done, whether or not something followed it."""
         if self.tracker is not None and record.mlflow_run_id:
-            self._note(planned, record.mlflow_run_id)
-            self.tracker.finish(record.mlflow_run_id, "FINISHED")
+            with _tolerated(f"stage {planned.name}"):
+                self._follow(planned, record.mlflow_run_id)
+                self.tracker.finish(record.mlflow_run_id, "FINISHED")
+                self.tracker.describe(record.mlflow_run_id, self._described(planned, record))
 
     def cached(self, planned: PlannedStage, record: ArtifactRecord) -> None:
         if self.tracker is None:
             return
         with _tolerated(f"stage {planned.name}"):
-            self._note(planned, self.tracker.cached_stage(self.parent, planned.name, record))
+            params = flat_params(planned.spec.model_dump(mode="json"))
+            run = self.tracker.cached_stage(self.parent, planned.name, record, params)
+            origin = record.mlflow_run_id
+            is_here = bool(origin) and self.tracker.knows(origin)
+            self._follow(planned, run, curves=origin if is_here else run)
+            page = self.tracker.url(origin) if is_here else ""
+            self.tracker.describe(run, self._described(planned, record, page))
 
-    def _note(self, planned: PlannedStage, run: str) -> None:
+    def _described(
+        self, planned: PlannedStage, record: ArtifactRecord | None = None, origin: str = ""
+    ) -> str:
+        sources = {role: Source(s, self.stage_url(s)) for role, s in planned.inputs.items()}
+        return stage_note(self._run, planned, sources, self._pages, record, origin)
+
+    def _follow(self, planned: PlannedStage, run: str, curves: str = "") -> None:
         self._runs[planned.name] = run
         if planned.spec.policy is not None:
-            self._policies.append(planned.name)
+            self._curves[planned.name] = curves or run
 
     def register(
         self,
@@ -116,7 +150,7 @@ class TrackedRun:
                 self._register(name, stage.name, artifacts[stage.name], alias)
             if promoted:
                 self._register(name, promoted, artifacts[promoted], BEST, BY_ROUNDS)
-            elif not self._is_promoted(name):
+            elif scores and not self._is_promoted(name):
                 best = max(
                     made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model)
                 )
@@ -146,14 +180,18 @@ class TrackedRun:
         return True  # unknown: leave it as it is
 
     def links(self) -> dict[str, str]:
+        """The run, the experts' curves in one picture, and all runs with their scores."""
         if self.tracker is None:
             return {}
-        compared = [self._runs[stage] for stage in self._policies if stage in self._runs]
+        curves = list(dict.fromkeys(self._curves.values()))
         with _tolerated("links"):
             everything = self.tracker.url()
             return {
                 "MLflow run": self.tracker.url(self.parent),
-                "MLflow comparison": self.tracker.compare_url(compared) if compared else everything,
+                "MLflow comparison": self.tracker.curves_url(curves, COMPARED)
+                if curves
+                else everything,
+                "MLflow scores": everything,
             }
         return {}
 
@@ -165,11 +203,28 @@ class TrackedRun:
             return self.tracker.url(self._runs[stage])
         return ""
 
-    def scores(self, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """The scores as metrics of the parent run, so that recipes compare in one table."""
-        if self.tracker is not None:
-            flat = {f"score/{m}/{d}": v for m, row in scores.items() for d, v in row.items()}
-            self.tracker.log(self.parent, 0, flat)
+    def scores(self, plan: Sequence[PlannedStage], scores: Scores) -> None:
+        """The scores as metrics of the parent run, each model's own one of the stage that made it
+        too; who is best is said on the run's page and on the experiment's."""
+        if self.tracker is None:
+            return
+        versions = [p for p in plan if p.scored_as in scores]
+        own = {p.scored_as: _own_score(scores[p.scored_as], p.model) for p in versions}
+        flat = {f"score/{m}/{d}": v for m, row in scores.items() for d, v in row.items()}
+        self.tracker.log(self.parent, 0, flat | {f"score/{m}": v for m, v in own.items()})
+        for planned in versions:
+            if run := self._runs.get(planned.name):
+                self.tracker.log(run, 0, {"score": own[planned.scored_as]})
+        if not scores:
+            return
+        with _tolerated("scores"):
+            pages = self.links()
+            note = run_note("", scores, pages | self._pages)
+            self.tracker.describe(self.parent, note)
+            last = run_note(f"[{self._run}]({pages['MLflow run']})", scores, pages)
+            models = [p.scored_as for p in versions if p.scored_as == p.model]
+            columns = [f"metrics.score/{model}" for model in models]
+            self.tracker.show_columns([*columns, "params.seed"], last)
 
     def rounds(self, rounds: Sequence[Round]) -> None:
         """The curve of a series, as metrics of the parent run with the round as step."""

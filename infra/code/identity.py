@@ -31,8 +31,15 @@ _OURS = re.compile(rf"({'|'.join(sorted(PACKAGES))})(\.\w+)+")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-LookedUp = dict[Path, "list[tuple[Path, Path]] | None"]
-"""what each of our files leads to"""
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What is found out of our files: several identities may share it, while no file changes."""
+
+    next: dict[Path, list[tuple[Path, Path]] | None] = field(default_factory=dict)
+    """what a file leads to"""
+    places: dict[str, list[tuple[Path, Path]]] = field(default_factory=dict)
+    """of a module"""
+    hashes: dict[Path, str] = field(default_factory=dict)
 
 
 class CodeIdentity(Config):
@@ -70,12 +77,14 @@ def code_identity(
     another module of the user's, is imported. Imports inside functions count, those for type
     checking only do not; a string that is exactly a module's dotted name counts as well, since
     processes are started with `-m` and a name. A file of ours that only declares settings or
-    names parts does not (`infra.code.imports`). What several calls look up may be shared between
-    them, while no file changes. Raises InputError for a hook that is not Python.
+    names parts does not (`infra.code.imports`). Raises InputError for a hook that is not Python.
     """
-    found = _Closure(root, hooks, {} if looked_up is None else looked_up)
+    looked_up = LookedUp() if looked_up is None else looked_up
+    found = _Closure(root, hooks, looked_up)
     found.follow(modules)
-    files = {file.relative_to(root).as_posix(): sha256_of(file) for file in sorted(found.ours)}
+    for file in found.ours - looked_up.hashes.keys():
+        looked_up.hashes[file] = sha256_of(file)
+    files = {f.relative_to(root).as_posix(): looked_up.hashes[f] for f in sorted(found.ours)}
     declared = dict(data or {}) if found.users or found.installed else {}
     users = {name: sha256_of(file) for name, file in sorted(found.users.items())}
     content = {"code": files, "hooks": users, "installed": found.installed, "data": declared}
@@ -103,10 +112,6 @@ class _Closure:
     """by the path that they are known by"""
     installed: dict[str, str] = field(default_factory=dict[str, str])
     _seen: set[Path] = field(default_factory=set[Path])
-    _of_ours: dict[str, list[tuple[Path, Path]]] = field(
-        default_factory=dict[str, "list[tuple[Path, Path]]"]
-    )
-    """the places of our modules that many files import"""
 
     def follow(self, modules: Sequence[str]) -> None:
         pending = [place for module in modules for place in self._places(module)]
@@ -116,9 +121,9 @@ class _Closure:
                 continue
             self._seen.add(file)
             if base == self.root:
-                if file not in self.looked_up:
-                    self.looked_up[file] = self._next(base, file)
-                found = self.looked_up[file]
+                if file not in self.looked_up.next:
+                    self.looked_up.next[file] = self._next(base, file)
+                found = self.looked_up.next[file]
                 if found is not None:
                     self.ours.add(file)
                     pending += found
@@ -141,9 +146,10 @@ class _Closure:
         the way and the module itself; for the name of an attribute, those of its module."""
         top = module.partition(".")[0]
         if top in PACKAGES:
-            if module not in self._of_ours:
-                self._of_ours[module] = [(self.root, file) for file in files_of(self.root, module)]
-            yield from self._of_ours[module]
+            known = self.looked_up.places
+            if module not in known:
+                known[module] = [(self.root, file) for file in files_of(self.root, module)]
+            yield from known[module]
         elif self.hooks is not None and _is_in(self.hooks, top):
             yield from ((self.hooks, file) for file in files_of(self.hooks, module))
         elif (folder := _folder_of(top)) is not None:

@@ -87,6 +87,7 @@ class ArtifactStore:
         identity: Mapping[str, Any],
         inputs: Mapping[str, str],
         code: Mapping[str, Any],
+        again: str = "",
         metrics: Mapping[str, float],
         seeds: Mapping[str, int],
         mlflow_run_id: str,
@@ -103,7 +104,8 @@ class ArtifactStore:
         files = self.store.upload_folder(folder, f"{place}/a{attempt}")
         manifest = Manifest(
             kind=kind, digest=digest, attempt=attempt, files=files, identity=dict(identity),
-            inputs=dict(inputs), code=dict(code), seeds=dict(seeds), metrics=dict(metrics),
+            inputs=dict(inputs), code=dict(code), again=again, seeds=dict(seeds),
+            metrics=dict(metrics),
             mlflow_run_id=mlflow_run_id, seconds=seconds, created=time.time(),
             libraries=dict(library_versions()), machine=dict(machine_type()),
         )  # fmt: skip

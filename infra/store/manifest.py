@@ -67,6 +67,8 @@ class Manifest(_Stored):
     """digests of the input artifacts by role"""
     code: dict[str, Any]
     """a `CodeIdentity`: hash, files, version, commit, whether the checkout was dirty"""
+    again: str = ""
+    """the run that was told to run the stage again; part of the digest"""
     seeds: dict[str, int]
     metrics: dict[str, float]
     mlflow_run_id: str

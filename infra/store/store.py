@@ -103,6 +103,11 @@ class Store:
             except FileNotFoundError:
                 return
 
+    def size_of(self, path: str) -> int:
+        """Bytes of all files in a folder; 0 where there is none."""
+        with self._explained("look up", path):
+            return int(self.fs.du(self._full(path))) if self.fs.exists(self._full(path)) else 0
+
     def upload_folder(self, local: Path, path: str) -> list[FileRecord]:
         """Copy a local folder's files below `path`; returns them by name with checksums."""
         files = sorted(file for file in local.rglob("*") if file.is_file())

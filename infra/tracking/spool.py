@@ -38,6 +38,7 @@ class DeferredRun:
     identity: Mapping[str, str]
     """tags that no other run has"""
     tags: Mapping[str, str]
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 RunRef: TypeAlias = str | DeferredRun
@@ -147,9 +148,11 @@ class Delivery:
             return run
         if reference not in self._ids:
             found = self._rest.find_run(run.experiment, run.identity)
-            self._ids[reference] = found or self._rest.create_run(
-                run.experiment, run.name, {**run.tags, **run.identity}
-            )
+            if found is None:
+                tags = {**run.tags, **run.identity}
+                found = self._rest.create_run(run.experiment, run.name, tags)
+                self._rest.log_batch(found, params=run.params)
+            self._ids[reference] = found
         return self._ids[reference]
 
 

@@ -6,7 +6,6 @@ with it: while the server is down they are kept on disk (`spool.py`), also beyon
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -15,13 +14,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
-from urllib.parse import quote
 
 from infra.errors import InfrastructureError, TributaryError
-from infra.tracking.rest import Metric, MlflowRest
+from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
+from infra.tracking.rest import Dataset, Metric, MlflowRefused, MlflowRest
 from infra.tracking.spool import DeferredRun, Delivery, Entry, RunRef, SpoolFile, spool_folder
 
 _log = logging.getLogger(__name__)
+NOTE = "mlflow.note.content"
+"""tag of a run or an experiment that MLflow shows as its description"""
 _BATCH_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
 
@@ -62,14 +63,30 @@ class Tracker:
         return self._experiment
 
     def url(self, run_id: str = "") -> str:
-        """Page of a run, or of the experiment's runs side by side."""
-        page = f"{self.uri}/#/experiments/{self.experiment}/runs"
-        return f"{page}/{run_id}" if run_id else page
+        """Page of a run, or of the experiment's runs with their scores."""
+        if run_id:
+            return run_page(self.uri, self.experiment, run_id)
+        return runs_page(self.uri, self.experiment)
 
-    def compare_url(self, run_ids: Sequence[str]) -> str:
-        """Page that lays these runs' metrics and curves over each other."""
-        runs, experiments = (quote(json.dumps(ids)) for ids in (list(run_ids), [self.experiment]))
-        return f"{self.uri}/#/compare-runs?runs={runs}&experiments={experiments}"
+    def curves_url(self, run_ids: Sequence[str], metrics: Sequence[str]) -> str:
+        """Page that draws these runs' curves into one picture."""
+        return curves_page(self.uri, self.experiment, run_ids, metrics)
+
+    def show_columns(self, columns: Sequence[str], note: str) -> None:
+        """What the experiment's page shows: columns of its table as `metrics.NAME`, and a text."""
+        name, view = shared_view(columns)
+        self._rest.tag_experiment(self.experiment, {name: view, NOTE: note})
+
+    def describe(self, run_id: str, note: str) -> None:
+        """The run's description, in markdown; a later one replaces it."""
+        self._rest.log_batch(run_id, tags={NOTE: note})
+
+    def knows(self, run_id: str) -> bool:
+        """Whether a run is on this server."""
+        try:
+            return bool(self._rest.run(run_id))
+        except MlflowRefused:
+            return False
 
     def parent_run(
         self, recipe_run: str, name: str, params: Mapping[str, object], tags: Mapping[str, str]
@@ -84,29 +101,50 @@ class Tracker:
             self._rest.update_run(run_id, "RUNNING")
         return run_id
 
-    def stage_run(self, parent: str, stage: str, digest: str, tags: Mapping[str, str]) -> str:
-        """The nested run of a stage, found again by its digest when the stage is resumed."""
+    def stage_run(
+        self,
+        parent: str,
+        stage: str,
+        digest: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, str] | None = None,
+    ) -> str:
+        """The nested run of a stage, found again by its digest when the stage is resumed. Its
+        params stay those that it was begun with."""
         identity = _stage_identity(parent, stage, digest)
         run_id = self._rest.find_run(self.experiment, identity)
         if run_id is None:
-            return self._rest.create_run(self.experiment, stage, {**tags, **identity})
+            run_id = self._rest.create_run(self.experiment, stage, {**tags, **identity})
+            self._rest.log_batch(run_id, params=params)
+            return run_id
         self._rest.update_run(run_id, "RUNNING")
         return run_id
 
     def later_stage_run(
-        self, parent: str, stage: str, digest: str, tags: Mapping[str, str]
+        self,
+        parent: str,
+        stage: str,
+        digest: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, str] | None = None,
     ) -> DeferredRun:
         """The same run while the server is down: it is found or made with its first metrics."""
-        return DeferredRun(self.experiment, stage, _stage_identity(parent, stage, digest), tags)
+        identity = _stage_identity(parent, stage, digest)
+        return DeferredRun(self.experiment, stage, identity, tags, params or {})
 
-    def cached_stage(self, parent: str, stage: str, record: TrackedArtifact) -> str:
+    def cached_stage(
+        self,
+        parent: str,
+        stage: str,
+        record: TrackedArtifact,
+        params: Mapping[str, str] | None = None,
+    ) -> str:
         """A nested run for a stage that another run made: its metrics and a link to the origin."""
         tags = {"tributary.kind": record.kind, "tributary.cached": "true"}
         if record.mlflow_run_id:
             tags["tributary.origin_run"] = record.mlflow_run_id
-            tags["mlflow.note.content"] = f"Cached: made by {self.url(record.mlflow_run_id)}"
-        run_id = self.stage_run(parent, stage, record.digest, tags)
-        self.log(run_id, 0, {f"final/{k}": v for k, v in record.metrics.items()})
+        run_id = self.stage_run(parent, stage, record.digest, tags, params)
+        self.log(run_id, 0, final(record.metrics))
         self._rest.update_run(run_id, "FINISHED")
         return run_id
 
@@ -116,13 +154,14 @@ class Tracker:
         points = [Metric(k, _finite(v), step, now) for k, v in metrics.items()]
         self._sender.put(Entry(run, points))
 
-    def dataset(self, run_id: str, name: str, rows: int, source: str) -> None:
-        """Record a dataset as an input of the run."""
+    def datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
+        """Record datasets as inputs of the run."""
         try:
-            digest = hashlib.sha256(f"{name} {rows} {source}".encode()).hexdigest()
-            self._rest.log_dataset(run_id, name, digest, source, rows)
+            if datasets:
+                self._rest.log_datasets(run_id, datasets)
         except TributaryError as error:
-            _log.warning("dataset %s is not recorded: %s", name, error)
+            names = ", ".join(each.name for each in datasets)
+            _log.warning("dataset %s is not recorded: %s", names, error)
 
     def finish(self, run: RunRef, status: str) -> None:
         """Queue the run's end: FINISHED, FAILED or KILLED."""
@@ -232,6 +271,11 @@ class _Sender:
             return False
         self._is_down = self._comes_after_others = False
         return True
+
+
+def final(metrics: Mapping[str, float]) -> dict[str, float]:
+    """An artifact's own numbers, under names that come after the curves."""
+    return {f"total/{name}": value for name, value in metrics.items()}
 
 
 def _stage_identity(parent: str, stage: str, digest: str) -> dict[str, str]:

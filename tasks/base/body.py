@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from curricula.registry import build
-from engines.draws import draw_demonstrations
+from engines.draws import draw_examples
 from engines.types import Demonstration
 from infra.hooks import resolve
 from tasks.base.spec import IMPORTER, WRITER, BaseSpec
@@ -22,4 +22,4 @@ async def run(spec: BaseSpec, context: StageContext) -> dict[str, float]:
 
 def _demonstrations(spec: BaseSpec, count: int) -> list[Demonstration]:
     built = [build(c.name, c.options) for c in spec.curricula]
-    return [d for curriculum in built for d in draw_demonstrations(curriculum, count, spec.seed)]
+    return [d for curriculum in built for d in draw_examples(curriculum, count, spec.seed)]

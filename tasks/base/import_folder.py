@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
 from infra.hub import is_hub_name, snapshot
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.report import report_model
 from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors, weight_files
 
-_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-"""files to copy besides the weights; other weight formats are not copied"""
+_SUFFIXES = (".json", ".jinja", ".txt", ".model", "README.md", "LICENSE")
+"""ends of the names of files to copy besides the weights; other weight formats are not copied"""
 _EXPONENT = {
     "BF16": ("<u2", 0x7F80),
     "F16": ("<u2", 0x7C00),
@@ -33,9 +35,12 @@ def import_model(url: str, folder: Path) -> dict[str, float]:
     if report.problems:
         raise InputError("\n".join(f"base.folder: {line}" for line in report.problems))
     files = ModelFiles(url)
-    wanted = [name for name in files.sizes if name.endswith(_SUFFIXES)]
-    for name in [*wanted, *weight_files(files)]:
-        files.copy(name, folder)
+    if is_dist_folder(files.sizes):
+        _convert(files, folder)
+    else:
+        wanted = [name for name in files.sizes if name.endswith(_SUFFIXES)]
+        for name in [*wanted, *weight_files(files)]:
+            files.copy(name, folder)
     for name, tensor in stored_tensors(ModelFiles(str(folder))).items():
         if tensor.dtype in _EXPONENT and not _is_finite(folder, tensor):
             raise InputError(
@@ -43,6 +48,16 @@ def import_model(url: str, folder: Path) -> dict[str, float]:
                 " training from it would give only NaN; give a model without them"
             )
     return {"parameters": float(report.parameters)}
+
+
+def _convert(files: ModelFiles, folder: Path) -> None:
+    """From Megatron's dist_checkpointing, which only a folder of this machine can be read as."""
+    from engines.megatron.convert.write_hf import write_hf_folder
+
+    with TemporaryDirectory(prefix="tributary-dist-") as scratch:
+        for name in files.sizes:
+            files.copy(name, Path(scratch))
+        write_hf_folder(Path(scratch), Path(scratch), folder)
 
 
 def _is_finite(folder: Path, tensor: StoredTensor) -> bool:

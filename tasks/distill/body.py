@@ -24,6 +24,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
@@ -48,6 +49,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             ),
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []

@@ -45,7 +45,7 @@ class DistillSpec(StageSpec):
     @classmethod
     def in_path(cls, settings: DistillSettings, place: Place) -> tuple[Self, dict[str, str]]:
         """The experts' answers in the unified model's path; else those of the model before it."""
-        domains = [ScoredDomain.of(domain) for domain in place.domains]
+        domains = [ScoredDomain.of(domain) for domain in place.with_problems()]
         spec = cls(seed=place.seed, settings=settings, domains=domains, start=place.start)
         own = {domain.name: place.model for domain in place.domains}
         return spec, dict(place.experts or own)

@@ -71,6 +71,8 @@ class StageWork:
     mlflow_run: str = ""
     mlflow_deferred: DeferredRun | None = None
     """its run where MLflow did not answer"""
+    again: str = ""
+    """as in its identity"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class RunPlace:
     """more of it, which is not shown"""
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
+    system_metrics_s: float = 0.0
+    """as in a job's input"""
     cancelled: threading.Event = field(default_factory=threading.Event)
     claimed: set[str] = field(default_factory=set[str])
     """jobs of claims that this process has made, or is making"""
@@ -206,6 +210,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         spec_name=name_of(work.spec),
         spec=work.spec.model_dump(mode="json"),
         digest=work.digest,
+        again=work.again,
         attempt=claim.number,
         inputs=dict(work.inputs),
         resources=work.resources,
@@ -215,6 +220,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         mlflow_experiment=place.mlflow_experiment,
         mlflow_run=work.mlflow_run,
         mlflow_deferred=work.mlflow_deferred,
+        system_metrics_s=place.system_metrics_s,
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())

@@ -11,6 +11,7 @@ from typing import Any
 
 import fsspec
 
+from curricula.prompt_files.spec import PromptFiles, PromptSource
 from engines.families.common.config import parse_config
 from engines.families.common.registry import family_module
 from engines.megatron.options import RESULT_NEUTRAL as MEGATRON_NEUTRAL
@@ -20,11 +21,13 @@ from engines.sglang.spec import FleetSpec
 from infra.code.digest import NeutralKeys, content_of, digest_of
 from infra.code.identity import CodeIdentity, LookedUp, code_identity
 from infra.config import Config
+from infra.data_files.files import fingerprint
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.hub import hub_name, is_hub_name, pinned
 from infra.user_files import InstalledFiles
-from tasks.message_files.files import fingerprint
+from tasks.domain import CurriculumSpec
+from tasks.message_files.spec import MessageFiles
 from tasks.model_folder.location import expanded
 from tasks.registry import module_of, name_of
 from tasks.stage import StageSpec
@@ -46,18 +49,19 @@ class StageIdentity:
     inputs: Mapping[str, str]
     """digests by role"""
     code: CodeIdentity
+    again: str = ""
+    """the run that was told to run it again; empty for the result that every run finds"""
 
     @property
     def digest(self) -> str:
         """sha256 hex. No path, port or resource enters it."""
-        return digest_of(
-            {
-                "kind": self.kind,
-                "spec": self.content,
-                "inputs": dict(self.inputs),
-                "code": self.code.hash,
-            }
-        )
+        parts = {
+            "kind": self.kind,
+            "spec": self.content,
+            "inputs": dict(self.inputs),
+            "code": self.code.hash,
+        }
+        return digest_of(parts | ({"again": self.again} if self.again else {}))
 
 
 def stage_identity(
@@ -126,9 +130,25 @@ def spec_content(spec: StageSpec) -> dict[str, Any]:
     content = content_of(spec, NEUTRAL)
     if spec.imported_folder is not None:
         content["settings"]["folder"] = folder_fingerprint(spec.imported_folder)
-    for source, its in zip(spec.message_files, content["settings"].get("data") or (), strict=False):
-        its["files"] = fingerprint(source.files)
+    _put_file_contents(spec, content)
     return content
+
+
+def _put_file_contents(value: Any, content: Any) -> None:
+    """In place of the names of the user's own files, what they hold."""
+    if isinstance(value, MessageFiles | PromptSource):
+        content["files"] = fingerprint(value.files)
+    elif isinstance(value, CurriculumSpec):
+        if value.name == "files":
+            options = PromptFiles.model_validate(value.options)
+            content["options"] = content_of(options, NEUTRAL)
+            _put_file_contents(options, content["options"])
+    elif isinstance(value, Config):
+        for name in content.keys() & type(value).model_fields.keys():
+            _put_file_contents(getattr(value, name), content[name])
+    elif isinstance(value, list):
+        for item, its in zip(value, content, strict=True):
+            _put_file_contents(item, its)
 
 
 def folder_fingerprint(url: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def _run(
 def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageIdentity:
     """What this process runs. Raises InputError unless it is what the digest was made of."""
     inputs = {role: record.digest for role, record in given.inputs.items()}
-    identity = stage_identity(spec, inputs, user)
+    identity = replace(stage_identity(spec, inputs, user), again=given.again)
     if identity.digest != given.digest:
         raise InputError(
             f"stage {given.stage}: its code, its hooks or its base folder changed between the plan"
@@ -235,6 +236,7 @@ def _commit(
             identity=identity.content,
             inputs=identity.inputs,
             code=with_commit(identity.code).model_dump(),
+            again=identity.again,
             metrics=metrics,
             seeds={"seed": int(given.spec.get("seed", 0))},
             mlflow_run_id=given.mlflow_run,

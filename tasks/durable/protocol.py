@@ -30,6 +30,8 @@ class JobInput(Config):
     """by which the registry finds the kind: `rl`, or `module:Class` of the user's own"""
     spec: dict[str, Any]
     digest: str
+    again: str = ""
+    """as in the stage's identity"""
     attempt: int
     inputs: dict[str, ArtifactRecord]
     resources: StageResources
@@ -41,6 +43,8 @@ class JobInput(Config):
     mlflow_run: str = ""
     mlflow_deferred: DeferredRun | None = None
     """in place of `mlflow_run` while MLflow does not answer"""
+    system_metrics_s: float = 0.0
+    """from one look at the machine's load to the next; 0: none"""
 
 
 def job_path(job: str) -> str:

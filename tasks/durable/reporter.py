@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infra.store.artifacts import ArtifactRecord
+from infra.tracking.rest import Dataset
 from infra.tracking.spool import RunRef
 from tasks.durable.protocol import JobInput, emit
 from tasks.stage import Pulse
@@ -54,11 +57,13 @@ class JobReporter:
 
     def dataset(self, name: str, rows: int, source: str) -> None:
         if self.tracker is not None and isinstance(self.run, str):
-            self.tracker.dataset(self.run, name, rows, source)
+            self.tracker.datasets(self.run, [Dataset(name, json.dumps({"from": source}), rows)])
 
     def finish(self, record: ArtifactRecord) -> None:
         if self.tracker is not None:
-            self.tracker.log(self.run, 0, {f"final/{k}": v for k, v in record.metrics.items()})
+            from infra.tracking.tracker import final
+
+            self.tracker.log(self.run, 0, final(record.metrics))
 
 
 @contextlib.contextmanager
@@ -68,10 +73,12 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     if not run:
         yield JobReporter("", None, pulse)
         return
+    from infra.tracking.system_metrics import measured
     from infra.tracking.tracker import Tracker
 
     tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
     try:
-        yield JobReporter(run, tracker, pulse)
+        with measured(partial(tracker.log, run), given.system_metrics_s):
+            yield JobReporter(run, tracker, pulse)
     finally:
         tracker.flush()

@@ -18,6 +18,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
@@ -40,6 +41,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
             ),
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        say_left_out(context, domains)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from curricula.rows.conversation import Conversation
 from engines.batching import TokenSequence
 from engines.chat import Chat
-from engines.types import Message, Problem
+from engines.chat.training_text import TrainingText
+from engines.types import Message
+from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.conversation import Conversation
 
 _THINK, _END_THINK = "<think>", "</think>"
 
@@ -35,39 +37,66 @@ class Renderer:
         """Its tokens; the mask is 1 where the assistant wrote and is to be learned. Raises BadRow.
 
         A thought comes where a message has one: as `reasoning`, or between think tags at the start
-        of the text, if the template can be told to think.
+        of the text, if the template has a place for it.
         """
-        messages = conversation.messages
-        self._check_tools(conversation)
-        if self.chat.is_thinking_switchable:
-            messages = tuple(map(_with_thought, messages))
-        start = next(at for at, message in enumerate(messages) if message.role == "assistant")
-        thinking = any(message.reasoning for message in messages)
-        problem = Problem("", "", messages[:start], tools=conversation.tools, thinking=thinking)
+        (made,) = self.render_all([conversation])
+        if isinstance(made, BadRow):
+            raise made
+        return made
+
+    def render_all(
+        self, conversations: Sequence[Conversation | BadRow]
+    ) -> list[TokenSequence | BadRow]:
+        """The same of several at once, which is faster; with those that are bad in their places."""
+        texts = [self._text_or_fault(each) for each in conversations]
+        good = [text for text in texts if isinstance(text, TrainingText)]
+        encoded = iter(self.chat.masked_ids(good))
+        made: list[TokenSequence | BadRow] = []
+        for conversation, text in zip(conversations, texts, strict=True):
+            if isinstance(text, BadRow):
+                made.append(text)
+            elif isinstance(conversation, Conversation):  # or it would have no text
+                made.append(self._sequence_or_fault(conversation, *next(encoded)))
+        return made
+
+    def _text_or_fault(self, conversation: Conversation | BadRow) -> TrainingText | BadRow:
+        if isinstance(conversation, BadRow):
+            return conversation
         try:
-            tokens, mask = self.chat.training_ids(problem, messages[start:])
+            return self._text(conversation)
+        except BadRow as error:
+            return error
         except InputError as error:
-            raise BadRow(Reason.TEMPLATE, str(error)) from None
+            return BadRow(Reason.TEMPLATE, str(error))
+
+    def _text(self, conversation: Conversation) -> TrainingText:
+        messages = conversation.messages
+        if self.chat.writes_thoughts:
+            messages = tuple(map(_with_thought, messages))
+        thinking = any(message.reasoning for message in messages)
+        text = self.chat.training_text(messages, conversation.tools, thinking=thinking)
+        for tool in conversation.tools:
+            if tool.name not in text.prompt:
+                raise BadRow(
+                    Reason.TOOLS,
+                    f"has the tool {tool.name}, but the chat template {self.chat.template_file}"
+                    " lists no tools; say in a system message what can be called",
+                )
+        return text
+
+    def _sequence_or_fault(
+        self, conversation: Conversation, tokens: list[int], mask: list[int]
+    ) -> TokenSequence | BadRow:
         if len(tokens) > self._max_tokens:
-            raise BadRow(
+            return BadRow(
                 Reason.TOO_LONG,
                 f"has {len(tokens)} tokens; the model's context holds {self._max_tokens}",
             )
         if conversation.untrained:
-            mask = _without(mask, messages, conversation.untrained)
+            mask = _without(mask, conversation.messages, conversation.untrained)
         if conversation.weight == 0 or not any(mask):
-            raise BadRow(Reason.NOTHING_TRAINED, "nothing of it is trained on: its weights are 0")
+            return BadRow(Reason.NOTHING_TRAINED, "nothing of it is trained on: its weights are 0")
         return TokenSequence(tokens, mask, conversation.weight)
-
-    def _check_tools(self, conversation: Conversation) -> None:
-        if self.chat.can_call_tools:
-            return
-        if conversation.tools or any(m.tool_calls for m in conversation.messages):
-            raise BadRow(
-                Reason.TOOLS,
-                f"has tools, but the chat template {self.chat.template_file} writes no tool calls"
-                " in the GLM or Hermes form",
-            )
 
 
 def _with_thought(message: Message) -> Message:

@@ -11,83 +11,66 @@ undisturbed one would have given.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from curricula.prompt_files.contamination import HeldOutWords
+from curricula.rows.conversation import Conversation
+from curricula.rows.layouts import read_row
 from engines.batching import TokenSequence
-from infra.errors import InputError, TrainingStopped
-from tasks.message_files.bad_row import BadRow
-from tasks.message_files.chunks import Chunk, LocalFiles, Rows
-from tasks.message_files.files import find_files
-from tasks.message_files.layouts import read_row
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.chunks import Chunk, LocalFiles, Rows
+from infra.data_files.files import find_files
+from infra.data_files.tally import RowTally
+from infra.errors import InputError
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 
 WINDOW_BYTES = 64 << 20
-JUDGED_ROWS = 1000
-"""rows after which their share of bad ones is looked at"""
-_NAMED = 5
-"""bad rows of each reason that are named"""
+_AHEAD = 64
+"""rows that are tokenised at once"""
 
 
 @dataclass(slots=True)
-class RowCounts:
+class RowCounts(RowTally):
     """What became of the rows of the first epoch: each is counted once."""
 
-    read: int = 0
-    bad: Counter[str] = field(default_factory=Counter[str])
-    """by reason"""
-    named: list[str] = field(default_factory=list[str])
-    """the first of each reason: file, line and what is wrong"""
     tokens: int = 0
     trained: int = 0
     """of the tokens, those that the loss is taken on"""
-
-    @property
-    def num_bad(self) -> int:
-        return self.bad.total()
 
     def good(self, sequence: TokenSequence) -> None:
         self.read += 1
         self.tokens += len(sequence.tokens)
         self.trained += sum(sequence.loss_mask)
 
-    def left_out(self, where: str, error: BadRow) -> None:
-        self.read += 1
-        self.bad[error.reason] += 1
-        if self.bad[error.reason] <= _NAMED:
-            self.named.append(f"{where}: {error}")
-
     def as_json(self) -> dict[str, Any]:
-        return {
-            "read": self.read,
-            "bad": dict(self.bad),
-            "named": list(self.named),
-            "tokens": self.tokens,
-            "trained": self.trained,
-        }
+        return RowTally.as_json(self) | {"tokens": self.tokens, "trained": self.trained}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowCounts:
-        return RowCounts(
-            read=value["read"],
-            bad=Counter(value["bad"]),
-            named=list(value["named"]),
-            tokens=value["tokens"],
-            trained=value["trained"],
-        )
+        tally = RowTally.from_json(value)
+        return RowCounts(tally.read, tally.bad, tally.named, value["tokens"], value["trained"])
 
 
 class MessageStream:
     """The sequences of one source."""
 
-    def __init__(self, source: MessageFiles, renderer: Renderer, seed: str, scratch: Path) -> None:
+    def __init__(
+        self,
+        source: MessageFiles,
+        renderer: Renderer,
+        seed: str,
+        scratch: Path,
+        held_out: HeldOutWords | None = None,
+    ) -> None:
         """Raises InputError for files without a row, and what finding and opening them raises."""
         self._source = source
         self._renderer = renderer
+        self._held_out = held_out
         self._seed = seed
         self._files = LocalFiles(find_files(source.files), scratch)
         if not self._files.num_rows:
@@ -97,6 +80,8 @@ class MessageStream:
         self._has_good = False
         self._windows = self._windows_of(0)
         self._open: _Window | None = None
+        self._ready: deque[TokenSequence | BadRow] = deque()
+        """what became of the rows from `_row` on"""
 
     @property
     def num_rows(self) -> int:
@@ -113,12 +98,16 @@ class MessageStream:
             if self._row == len(window.order):
                 self._next_window()
                 continue
+            if not self._ready:
+                self._ready = deque(self._rendered_ahead(window))
             rows, index = window.order[self._row]
             self._row += 1
-            sequence = self._rendered(window, rows, index)
-            if sequence is not None:
+            made = self._ready.popleft()
+            if self._epoch == 0:
+                self._count(window, rows, index, made)
+            if not isinstance(made, BadRow):
                 self._has_good = True
-                return sequence
+                return made
 
     @property
     def position(self) -> dict[str, Any]:
@@ -137,33 +126,40 @@ class MessageStream:
         self._row, self._has_good = position["row"], position["has_good"]
         self.counts = RowCounts.from_json(position["counts"])
         self._windows, self._open = self._windows_of(self._epoch), None
+        self._ready.clear()
 
-    def _rendered(self, window: _Window, rows: int, index: int) -> TokenSequence | None:
-        """None for a bad row, which is counted."""
-        read = window.rows[rows]
+    def _rendered_ahead(self, window: _Window) -> list[TokenSequence | BadRow]:
+        """The next rows, several at once; what becomes of a row depends on no other."""
+        wanted = window.order[self._row : self._row + _AHEAD]
+        return self._renderer.render_all(
+            [self._read(window.rows[rows], index) for rows, index in wanted]
+        )
+
+    def _read(self, rows: Rows, index: int) -> Conversation | BadRow:
         try:
-            sequence = self._renderer.render(read_row(read.row(index), self._source))
+            read = read_row(rows.row(index), self._source.columns, self._source.format)
         except BadRow as error:
-            if self._epoch == 0:
-                name = self._files.names[window.chunks[rows].file]
-                self.counts.left_out(f"{name}:{read.line(index)}", error)
-                self._judge()
-            return None
-        if self._epoch == 0:
-            self.counts.good(sequence)
-        return sequence
+            return error
+        return self._contaminated(read) or read
 
-    def _judge(self) -> None:
-        bad, most = self.counts.num_bad, self._source.max_bad_share
-        judged = max(self.counts.read, min(JUDGED_ROWS, self.num_rows))
-        if bad > most * judged:
-            reasons = ", ".join(f"{n} {why}" for why, n in self.counts.bad.most_common())
-            first = "\n".join(f"  {line}" for line in self.counts.named)
-            raise TrainingStopped(
-                f"{bad} of the first {self.counts.read} rows of {', '.join(self._source.files)}"
-                f" cannot be trained on ({reasons}), more than max_bad_share {most:g}; correct"
-                f" them, or raise max_bad_share. The first:\n{first}"
-            )
+    def _contaminated(self, read: Conversation) -> BadRow | None:
+        if self._held_out is None:
+            return None
+        asked = "\n".join(m.content for m in read.messages if m.role == "user")
+        shared = self._held_out.shared_with(asked)
+        if shared is None:
+            return None
+        run, other = shared
+        return BadRow(Reason.CONTAMINATED, f"shares {run[:160]!r} with {other}, which is held out")
+
+    def _count(self, window: _Window, rows: int, index: int, made: TokenSequence | BadRow) -> None:
+        if not isinstance(made, BadRow):
+            self.counts.good(made)
+            return
+        name = self._files.names[window.chunks[rows].file]
+        self.counts.left_out(f"{name}:{window.rows[rows].line(index)}", made)
+        source = self._source
+        self.counts.judge(source.files, self.num_rows, source.max_bad_share)
 
     def _opened(self) -> _Window:
         if self._open is None:
@@ -214,14 +210,19 @@ class MixedStream:
     """Several sources: each next sequence is of the one that lags furthest behind its weight."""
 
     def __init__(
-        self, sources: Sequence[MessageFiles], renderer: Renderer, seed: int, scratch: Path
+        self,
+        sources: Sequence[MessageFiles],
+        renderer: Renderer,
+        seed: int,
+        scratch: Path,
+        held_out: HeldOutWords | None = None,
     ) -> None:
         """Raises what MessageStream raises, and names the source."""
         self._weights = [source.weight for source in sources]
         self.streams: list[MessageStream] = []
         for number, source in enumerate(sources):
             try:
-                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch)
+                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch, held_out)
             except InputError as error:
                 raise InputError(f"data.{number}.{error}") from error
             self.streams.append(stream)

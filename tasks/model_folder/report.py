@@ -14,6 +14,7 @@ from typing import Any
 from engines.families.common.config import parse_config
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
+from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
 from tasks.model_folder.chat import CHAT_FILES, chat_problems
 from tasks.model_folder.files import ModelFiles
@@ -45,7 +46,8 @@ def report_model(url: str) -> ModelReport:
         return ModelReport(None, (str(error),))
     problems: list[str] = []
     config, shape = _config(files, problems)
-    tensors = _tensors(files, problems)
+    is_dist = is_dist_folder(files.sizes)
+    tensors = None if is_dist else _tensors(files, problems)
     if shape is not None and tensors is not None:
         problems += tensor_problems(files, tensors, shape)
     with files.on_this_machine(CHAT_FILES) as folder:
@@ -55,15 +57,27 @@ def report_model(url: str) -> ModelReport:
         config if shape else None,
         tuple(f"{place}/{line}" for line in dict.fromkeys(problems)),
         tuple(f"{place}/{line}" for line in unused_tensors(tensors or {})),
-        sum(prod(tensor.size) for tensor in (tensors or {}).values()),
+        _parameters(shape) if is_dist else sum(prod(t.size) for t in (tensors or {}).values()),
     )
+
+
+def _parameters(shape: ModelShape | None) -> int:
+    """Of a dist_checkpointing folder, whose weights only its import reads."""
+    if shape is None:
+        return 0
+    return sum(prod(tensor.size(shape.axes)) for tensor in shape.expected_tensors())
 
 
 def _config(
     files: ModelFiles, problems: list[str]
 ) -> tuple[Mapping[str, Any] | None, ModelShape | None]:
     if "config.json" not in files.sizes:
-        problems.append("config.json: is missing; give a HF model folder")
+        what = "give a HF model folder"
+        if is_dist_folder(files.sizes):
+            what = (
+                "make a HF folder of the checkpoint: tributary convert CHECKPOINT DIR --like MODEL"
+            )
+        problems.append(f"config.json: is missing; {what}")
         return None, None
     try:
         config = parse_config(files.read("config.json"))

@@ -44,7 +44,7 @@ class OpdSpec(StageSpec):
     def in_path(cls, settings: OpdSettings, place: Place) -> tuple[Self, dict[str, str]]:
         if not place.experts:
             raise InputError("it has no teachers: only `unified.path` has the experts' models")
-        spec = cls(seed=place.seed, settings=settings, domains=list(place.domains))
+        spec = cls(seed=place.seed, settings=settings, domains=place.with_problems())
         return spec, {STUDENT: place.model, **place.experts}
 
     @property

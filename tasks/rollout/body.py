@@ -19,6 +19,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
+    say_left_out,
     unless_stopped,
 )
 from tasks.rollout.spec import RolloutSpec
@@ -42,6 +43,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         roller = await rollers.of(model, chat)
+        say_left_out(context, domains)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []

@@ -37,7 +37,7 @@ class RolloutSpec(StageSpec):
     @classmethod
     def in_path(cls, settings: RolloutSettings, place: Place) -> tuple[Self, dict[str, str]]:
         spec = cls(
-            seed=place.seed, settings=settings, domains=list(place.domains), start=place.start
+            seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
         )
         return spec, {"model": place.model}
 

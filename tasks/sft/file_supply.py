@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from curricula.prompt_files.contamination import HeldOutWords
+from curricula.prompt_files.curriculum import Files
+from infra.data_files.bad_row import Reason
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import MixedStream
 from tasks.stage import Reporter, StageContext
@@ -22,8 +26,16 @@ def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
     """Raises InputError for files without a row, and what opening them raises."""
     assert spec.settings.data is not None
     renderer, scratch = Renderer.of_model(context.inputs["model"]), context.scratch / "files"
-    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch)
+    held_out = _held_out_words(spec) if spec.held_out else None
+    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch, held_out)
     return FileSupply(spec.settings.batch_size, stream)
+
+
+def _held_out_words(spec: SftSpec) -> HeldOutWords:
+    words = HeldOutWords(spec.settings.decontaminate)
+    for named in spec.held_out:
+        Files(**named.options).add_held_out(words)
+    return words
 
 
 class FileSupply:
@@ -58,12 +70,13 @@ class FileSupply:
     def summary(self) -> Mapping[str, float]:
         """Of the first epoch of every source: each row counts once."""
         counts = [stream.counts for stream in self._stream.streams]
-        bad = sum((each.bad for each in counts), start=type(counts[0].bad)())
-        tokens = sum(each.tokens for each in counts)
+        bad = sum((each.bad for each in counts), start=Counter[str]())
+        tokens, contaminated = sum(each.tokens for each in counts), bad.pop(Reason.CONTAMINATED, 0)
         return {
             "rows": float(sum(stream.num_rows for stream in self._stream.streams)),
             "rows_read": float(sum(each.read for each in counts)),
             "bad_rows": float(bad.total()),
+            "contaminated_rows": float(contaminated),
             **{f"bad_rows_{reason}": float(count) for reason, count in sorted(bad.items())},
             "trained_share": sum(each.trained for each in counts) / max(tokens, 1),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from engines.megatron.ranks.roles import Role
 from engines.megatron.spec import Optimizer, TrainerSettings
@@ -30,6 +30,9 @@ class SftSettings(Config):
     data: list[MessageFiles] | None = Field(default=None, min_length=1)
     """your own files of conversations: one source, or a list of them that are mixed by their
     weights; with them neither the curriculum nor a distilled dataset is used"""
+    decontaminate: NonNegativeInt = 0
+    """n: rows of your own files that share n words in a row with a held-out row of the domain's
+    curriculum `files` are left out and counted; 0: none is looked for"""
     demonstrations: Count = 2000
     """solved problems drawn from the curriculum (not used with a dataset or your own files)"""
     nothink_share: float = Field(default=0.0, ge=0, le=1)
@@ -57,6 +60,8 @@ class SftSpec(StageSpec):
     curriculum: CurriculumSpec | None = None
     """the curriculum to draw demonstrations from; None: train on `settings.data`, or else on the
     `data` input"""
+    held_out: list[CurriculumSpec] = Field(default_factory=list)
+    """with `settings.decontaminate`: whose held-out rows must not be trained on"""
 
     @classmethod
     def in_path(cls, settings: SftSettings, place: Place) -> tuple[Self, dict[str, str]]:
@@ -66,8 +71,15 @@ class SftSpec(StageSpec):
             unread = {"demonstrations": SftSettings.model_fields["demonstrations"].default}
             spec = cls(seed=place.seed, settings=settings.model_copy(update=unread))
             given = {} if settings.data is not None else {"data": place.data}
+            if settings.decontaminate:
+                spec = spec.model_copy(update={"held_out": _held_out(settings, place)})
             return spec, {"model": place.model, **given}
-        if len(place.domains) != 1:
+        if not place.domains:
+            raise InputError(
+                "it has nothing to train on, as the expert has no `domain`; write one, or name"
+                " files of your own in `data`"
+            )
+        if len(place.domains) > 1:
             raise InputError(
                 "it has nothing to train on, as demonstrations are one domain's; put `distill`"
                 " before it, or name files of your own in `data`"
@@ -89,6 +101,8 @@ class SftSpec(StageSpec):
         return self.settings.data or ()
 
     def problems(self) -> Iterator[str]:
+        if self.settings.decontaminate and self.settings.data is None:
+            yield "decontaminate: looks at your own files, and `data` names none; leave it out"
         if self.settings.data is not None and self.settings.nothink_share:
             yield (
                 "nothink_share: rows of your own files are rendered as they are written; leave it"
@@ -102,3 +116,13 @@ class SftSpec(StageSpec):
     @property
     def trainer(self) -> TrainerSettings:
         return self.settings.trainer
+
+
+def _held_out(settings: SftSettings, place: Place) -> list[CurriculumSpec]:
+    found = [d.curriculum for d in place.domains if d.curriculum.name == "files"]
+    if settings.data is not None and not found:
+        raise InputError(
+            "decontaminate: compares with held-out rows of the curriculum `files`, and no domain"
+            " here has it; leave it out"
+        )
+    return found

@@ -37,9 +37,6 @@ CREDENTIALS = {
     "AWS_SESSION_TOKEN": "planted-token-c61f7733",
 }
 FOURTH = SOURCE_ROOT / "examples" / "fourth_expert" / "recipe.yaml"
-_SFT = "experts.sorting.path.sft"
-_SHORT = ["--set", f"{_SFT}.steps=20", "--set", f"{_SFT}.demonstrations=100"]
-_SHORT += ["--set", "resources={}"]
 _STORE = ["--set", f"storage.root=s3://{BUCKET}/keyed", "--set", f"storage.credentials={BLOCK}"]
 
 
@@ -180,7 +177,7 @@ def test_a_users_own_expert_is_trained_through_it_and_no_secret_is_written_down(
 ) -> None:
     """Every kind of server has work."""
     _call(keyed, "secret", BLOCK, *CREDENTIALS, env=CREDENTIALS)
-    alone = ["--expert", "sorting", "--name", "keyed", *_STORE, *_SHORT]
+    alone = ["--expert", "sorting", "--name", "keyed", "--set", "resources={}", *_STORE]
     keyed.call("run", str(FOURTH), *alone, timeout=1200)
     report = keyed.report("keyed")
     assert report["state"] == "completed"

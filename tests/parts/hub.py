@@ -221,7 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
         if repo in self.hub.repos:
             self._json({"error": "exists", "url": f"{self.hub.url}/{repo}"}, 409)
             return
-        self.hub.repos[repo] = Repo(is_private=bool(asked.get("private")))
+        self.hub.repos[repo] = Repo(
+            is_private=asked.get("visibility") == "private" or bool(asked.get("private"))
+        )
         self._json({"url": f"{self.hub.url}/{repo}", "id": repo, "name": repo})
 
     def validate(self, body: bytes) -> None:

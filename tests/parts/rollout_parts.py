@@ -34,6 +34,7 @@ from engines.types import (
     Problem,
     Sampling,
     Split,
+    TokenIds,
     ToolCall,
     Transcript,
 )
@@ -63,12 +64,12 @@ class CharChat:
     ) -> list[int]:
         return ids("".join(f"[{m.content}]" for m in new))
 
-    def parse(self, problem: Problem, token_ids: Sequence[int]) -> AssistantTurn:
+    def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         text = self.decode(token_ids)
         calls = (ToolCall(text[1:], {}),) if text.startswith("!") else ()
         return AssistantTurn(text, text, None, calls, "broken call" if text[:1] == "?" else "")
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: TokenIds) -> str:
         return "".join(chr(t) for t in token_ids if t != STOP)
 
 

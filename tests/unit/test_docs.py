@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from flows.command.main import app
 from flows.explain import explain
-from flows.load import load_recipe
+from flows.load import load_recipe, parse_yaml
 from flows.path import written_form
 from flows.recipe import Recipe
 from infra.config import Config
@@ -117,7 +117,7 @@ def test_parts_of_recipes_have_fields_that_exist(block: Block) -> None:
     """What stands there is a recipe's or a stage's, but for fields that are left out."""
     if "..." in block.text:
         pytest.skip("a sketch with parts left out")
-    written = yaml.safe_load(block.text)
+    written = parse_yaml(block.text)
     if not isinstance(written, dict):
         pytest.skip("not a mapping")
     found = [_problems(model, written) for model in _owners(set(written))]

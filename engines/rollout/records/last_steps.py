@@ -78,6 +78,8 @@ class LastSteps:
             return f"{others} step"
         first, last = self._kept[0].number, self._kept[-1].number
         which = f"step {last}" if first == last else f"steps {first} to {last}"
+        if first == 1:
+            return f"all rollouts of {which}"
         return f"all rollouts of {which}; {others} earlier step"
 
     def snapshot(self) -> Sequence[_Step]:

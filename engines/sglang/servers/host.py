@@ -26,6 +26,18 @@ _CPU_ENVIRONMENT = {
 }
 
 
+_CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def share_cores(ranks: int) -> None:
+    """Give each rank of a server on a CPU its share of this process's cores: by itself SGLang gives
+    out whole NUMA nodes, and refuses more ranks than there are."""
+    if ranks > 1 and not has_cuda():
+        cores = sorted(os.sched_getaffinity(0))
+        shares = [cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
+        os.environ.setdefault(_CORES_OF_RANKS, "|".join(",".join(map(str, s)) for s in shares))
+
+
 def prepare_environment() -> None:
     """Set what SGLang reads at import; a value that a person set stays."""
     wanted = _ENVIRONMENT if has_cuda() else _ENVIRONMENT | _CPU_ENVIRONMENT

@@ -8,8 +8,8 @@ from typing import Any
 
 def install(first_gpu: int) -> None:
     """Add them to SGLang's application, under the same key as its requests that change weights;
-    `first_gpu`: the number of its first GPU. They are plain functions, which the application runs in
-    threads: it generates on meanwhile.
+    `first_gpu`: the number of its first GPU. They are plain functions, which the application runs
+    in threads: it generates on meanwhile.
     """
     from fastapi import Body
     from sglang.srt.entrypoints.http_server import app

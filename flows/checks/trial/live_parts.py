@@ -66,7 +66,7 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
             continue
         fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))
         if fine:
-            terms.append(Term(t.name, t.weight, t.outcome, reward))
+            terms.append(Term(t.name, t.weight, t.outcome, reward, tuple(t.sources)))
     if len(terms) == len(domain.rewards):
         attempts.call(where, "the rubric", lambda: Rubric(terms))
     return terms

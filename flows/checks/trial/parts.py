@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from engines.draws import draw_demonstrations
+from engines.draws import draw_examples
+from engines.types import RowCurriculum
 from flows.checks.trial.bounded_steps import Attempts, Observer
 from flows.checks.trial.custom import try_custom
 from flows.checks.trial.demonstrations import render
@@ -41,13 +42,15 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     if live is None:
         return
     try_problems(live, placed.counts, request.seed, attempts)
-    count = min(_SHOWN, placed.counts["sft"])
+    if isinstance(live.curriculum, RowCurriculum):
+        attempts.cautions += [f"{live.where}.curriculum: {x}" for x in live.curriculum.left_out]
+    count = min(_SHOWN, placed.counts.get("sft", _SHOWN))
     fine, shown = attempts.call(
         f"{live.where}.curriculum",
         f"{live.name}.demonstrations({count}, seed={request.seed})",
-        lambda: draw_demonstrations(live.curriculum, count, request.seed),
+        lambda: draw_examples(live.curriculum, count, request.seed),
     )
-    if not fine:
+    if not fine or not shown:
         return
     chat = render(live, shown[:count], request.base, attempts)
     try_environment(live, shown[0], attempts)

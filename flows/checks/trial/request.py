@@ -109,6 +109,8 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
     placed: dict[str, PlacedDomain] = {}
     for key, expert in recipe.experts.items():
         domain = expert.domain
+        if domain is None:
+            continue
         place = PlacedDomain(
             where=f"experts.{key}.domain", domain=domain, counts=_counts(recipe, plan, domain)
         )
@@ -117,7 +119,9 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
 
 
 def _changed(recipe: Recipe) -> list[PlacedCurriculum]:
-    paths = {f"experts.{key}": (e.path, [e.domain]) for key, e in recipe.experts.items()}
+    paths = {
+        f"experts.{key}": (e.path, [e.domain]) for key, e in recipe.experts.items() if e.domain
+    }
     if recipe.unified is not None:
         paths["unified"] = (recipe.unified.path, recipe.domains)
     in_paths = [
@@ -133,23 +137,29 @@ def _changed(recipe: Recipe) -> list[PlacedCurriculum]:
 def _in_rounds(recipe: Recipe) -> Iterator[PlacedCurriculum]:
     """The options of rounds that `distill-rounds` adds."""
     for name, levels in recipe.rounds.harder.items():
+        own = recipe.experts[name].domain
+        if own is None:
+            continue
         for number, options in enumerate(levels):
-            domain = with_options(recipe.experts[name].domain, options)
+            domain = with_options(own, options)
             where = f"rounds.harder.{name}.{number}"
             yield PlacedCurriculum(where=where, curriculum=domain.curriculum)
 
 
 def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Split, int]:
-    """What the plan's stages draw of the domain; demonstrations and what is held out always."""
+    """What the stages of the plan draw of the domain; what is held out always."""
     most: dict[Split, int] = {}
     for stage in plan:
         domains = {sampled.name for sampled in stage.spec.sampled_domains}
         if stage.expert:
-            domains = {recipe.experts[stage.expert].domain.name}
+            own = recipe.experts[stage.expert].domain
+            domains = {own.name} if own else set()
         for split, count in stage.spec.drawn.items() if domain.name in domains else ():
             most[split] = max(count, most.get(split, 1))
-    most.setdefault("sft", _SHOWN)
     most.setdefault("heldout", recipe.evaluate.problems)
+    if domain.curriculum.name == "files":  # which has an end, and may have no solutions to show
+        return {s: n if s == "heldout" else min(n, _DRAWN) for s, n in most.items()}
+    most.setdefault("sft", _SHOWN)
     return {
         split: min(count, _DRAWN_HELDOUT if split == "heldout" else _DRAWN)
         for split, count in most.items()

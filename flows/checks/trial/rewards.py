@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engines.types import Demonstration, Message, Status, Transcript
+from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.rubric import Term, verdict_fault
@@ -17,15 +17,16 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
     """Each reward on every demonstration; the outcome on an empty answer, too."""
     for index, term in enumerate(live.terms):
         at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
+        judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
         scores: list[float] = []
-        for demonstration in shown:
+        for demonstration in judged:
             score = _score(at, term, _transcript(demonstration), attempts, limit)
             if score is None:  # said once
                 break
             scores.append(score)
-        if not term.outcome or len(scores) < len(shown):
+        if not term.outcome or not judged or len(scores) < len(judged):
             continue
-        nothing = _transcript(replace(shown[0], turns=(Message("assistant", ""),)))
+        nothing = _transcript(replace(judged[0], turns=(Message("assistant", ""),)))
         empty = _score(at, term, nothing, attempts, limit)
         if empty and {*scores, empty} == {empty}:
             attempts.problems.append(
@@ -36,6 +37,9 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             attempts.cautions.append(
                 f"{at}: {term.name} gives 0 to all of {len(scores)} demonstrations: the cold start"
                 " would teach answers that it calls wrong"
+                if not isinstance(live.curriculum, RowCurriculum)
+                else f"{at}: {term.name} gives 0 to all of {len(scores)} solutions that the rows"
+                " show: it may look for a form that they do not have"
             )
 
 

@@ -64,7 +64,7 @@ def doctor(*, clean: bool = False, json: Json = False) -> int:
 
 @app.command(
     help_epilogue=examples(
-        "completion bash > ~/.local/share/bash-completion/completions/tributary",
+        "completion bash > ~/.bash_completion.d/tributary",
         "completion zsh > ~/.zfunc/_tributary",
     )
 )

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flows.command.app import Json, app, console, examples
+from flows.command.app import Json, app, artifacts_app, console, examples
 
 
-@app.command(
-    help_epilogue=examples(
-        "artifacts",
-        "artifacts --run cpu-demo --kind rl",
-        "artifacts --root s3://bucket/store --json",
-    )
-)
+@artifacts_app.default
 def artifacts(*, run: str = "", kind: str = "", root: str = "", json: Json = False) -> int:
     """List the artifacts in the store, with the run and stage that made each, and its score.
 

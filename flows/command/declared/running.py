@@ -77,6 +77,25 @@ def cancel(run: str = "", /, *, json: Json = False) -> int:
 
 
 @app.command(
+    help_epilogue=examples("retry cpu-demo agent-rl", "retry cpu-demo evaluate --in-process")
+)
+def retry(run: str, stage: str, /, *, in_process: bool = False) -> int:
+    """Do a stage of a run again, and everything that is made from it, in a new run.
+
+    Results of the old run stay as they are. A stage that did not finish goes on from its last
+    checkpoint; every other stage is found in the store.
+
+    Args:
+        run: A run's id or name, or a recipe's name (its latest run).
+        stage: A stage of the run, e.g. agent-rl.
+        in_process: Run in this process, without the Prefect server.
+    """
+    from flows.command.retry import retry_stage
+
+    return retry_stage(run, stage, in_process, console)
+
+
+@app.command(
     help_epilogue=examples("replay agent-rl", "replay agent-rl --run cpu-demo --in-process --json")
 )
 def replay(stage: str, /, *, run: str = "", in_process: bool = False, json: Json = False) -> int:

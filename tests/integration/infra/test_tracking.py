@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,12 +20,15 @@ import pytest
 
 from flows.distill_rounds import FLOW, plan_distill_rounds
 from flows.load import load_recipe
+from flows.post_train import plan_post_train
 from flows.rounds.promotion import Round
 from flows.running.tracked_run import TrackedRun
 from infra.store.artifacts import ArtifactRecord
-from infra.tracking.rest import MlflowRest
+from infra.tracking.rest import Dataset, MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
+from infra.tracking.system_metrics import measured
 from infra.tracking.tracker import Tracker
+from tasks.durable.attempts import StageWork
 
 pytestmark = pytest.mark.integration
 
@@ -141,8 +146,8 @@ def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
     run = MlflowRest(mlflow_uri).run(run_id)
     tags = {t["key"]: t["value"] for t in run["data"]["tags"]}
     assert tags["mlflow.parentRunId"] == second
-    assert origin in tags["mlflow.note.content"]
-    assert {"key": "final/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
+    assert tags["tributary.origin_run"] == origin
+    assert {"key": "total/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
     assert run["info"]["status"] == "FINISHED"
 
 
@@ -201,7 +206,8 @@ def _best(uri: str) -> str:
 def test_a_dataset_is_an_input_of_its_run(mlflow_uri: str) -> None:
     tracker = Tracker(mlflow_uri, "data")
     run = tracker.parent_run("d", "d", {}, {})
-    tracker.dataset(run, "distilled", 1234, "file:///store/artifacts/distill/x/a1")
+    source = json.dumps({"from": "file:///store/artifacts/distill/x/a1"})
+    tracker.datasets(run, [Dataset("distilled", source, 1234)])
     inputs = MlflowRest(mlflow_uri).run(run)["inputs"]["dataset_inputs"]
     assert inputs[0]["dataset"]["name"] == "distilled"
 
@@ -222,6 +228,81 @@ def test_metrics_of_a_run_that_is_gone_are_dropped(mlflow_uri: str) -> None:
     tracker = Tracker(mlflow_uri, "gone")
     tracker.log("0" * 32, 0, {"reward": 1.0})
     assert tracker.flush(timeout=20)
+
+
+def test_the_machine_s_load_is_logged_beside_the_curves(mlflow_uri: str) -> None:
+    tracker = Tracker(mlflow_uri, "load")
+    run = tracker.parent_run("load", "load", {}, {})
+    with measured(partial(tracker.log, run), 0.05):
+        time.sleep(1.5)
+    with measured(partial(tracker.log, run), 0.0):
+        pass
+    assert tracker.flush()
+    metrics = {m["key"]: m["value"] for m in MlflowRest(mlflow_uri).run(run)["data"]["metrics"]}
+    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
+    assert 0 <= metrics["system/cpu_utilization_percentage"] <= 100
+
+
+@pytest.fixture
+def chromium() -> str:
+    return shutil.which("chromium") or pytest.skip("no chromium is installed")
+
+
+def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
+    mlflow_uri: str, chromium: str
+) -> None:
+    """In a browser: by the links that a run prints, without a click."""
+    from playwright.sync_api import sync_playwright
+
+    links = _tracked(mlflow_uri)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1600, "height": 900})
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("response", lambda reply: wrong.append(reply.url) if reply.status >= 400 else None)
+        for title, texts in {
+            "MLflow scores": ["agent: agent 0.750", "score/agent", "0.75"],
+            "MLflow comparison": ["agent-rl (outcome_mean)", "reasoning-rl (outcome_mean)"],
+            "MLflow run": ["mean outcome", "reasoning-sft"],
+        }.items():
+            page.goto(links[title], timeout=60_000)
+            for text in texts:
+                page.get_by_text(text).first.wait_for(state="attached", timeout=60_000)
+            assert page.get_by_text("Model training").first.is_visible()
+        browser.close()
+    # MLflow's own page asks for users, whom only its basic-auth app has.
+    assert [url for url in wrong if not url.endswith("/users/current")] == []
+
+
+def _tracked(uri: str) -> dict[str, str]:
+    """A run whose reasoning expert another run made; -> its links."""
+    recipe = load_recipe("cpu-smoke")
+    plan = {stage.name: stage for stage in plan_post_train(recipe)}
+    origin = Tracker(uri, "pages")
+    made_by = origin.stage_run(origin.parent_run("o", "o", {}, {}), "reasoning-rl", "d", {})
+    for step in (1, 2, 3):
+        origin.log(made_by, step, {"outcome_mean": step / 8, "entropy": 1.0})
+    tracked = TrackedRun(Tracker(uri, "pages"), recipe, "run-1", "post-train")
+    cached = ArtifactRecord(kind="rl", digest="a" * 64, url="file:///s/a1", mlflow_run_id=made_by)
+    tracked.cached(plan["reasoning-rl"], cached)
+    agent = plan["agent-rl"]
+    work = StageWork(agent.name, agent.spec, {}, agent.resources, "b" * 64)
+    with tracked.stage(agent, work) as work:
+        assert tracked.tracker is not None
+        for step in (1, 2, 3):
+            tracked.tracker.log(work.mlflow_run, step, {"outcome_mean": step / 4, "entropy": 1.0})
+    scores = {"reasoning-sft": {"reasoning": 0.25}, "agent": {"agent": 0.75, "reasoning": 0.0}}
+    tracked.scores(list(plan.values()), scores)
+    tracked.finish("FINISHED")
+    assert origin.flush()
+    links = tracked.links()
+    assert made_by in links["MLflow comparison"], "a cached stage's curves are its origin's"
+    logged = MlflowRest(uri).run(work.mlflow_run)
+    params = {param["key"]: param["value"] for param in logged["data"]["params"]}
+    assert params["settings.steps"] == str(agent.spec.model_dump()["settings"]["steps"])
+    assert logged["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "agent problems, rl"
+    return links
 
 
 LOG_AND_DIE = """

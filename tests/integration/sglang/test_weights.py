@@ -127,6 +127,35 @@ async def test_ranks_that_share_a_model_push_the_same_bits(
     assert report.bytes == sum(weight.local.nbytes for weight in whole)
 
 
+@pytest.fixture(scope="module")
+def of_two_ranks(running_pair: SglangPair) -> Iterator[str]:
+    """A server at TP 2, by its address."""
+    slots = running_pair.slots
+    slot = slots[slots.grow(3)[-1]]
+    try:
+        slot.ensure(FleetSpec(), running_pair.model, 2)
+        yield slot.url
+    finally:
+        slot.stop()
+
+
+async def test_a_server_of_two_ranks_serves_what_it_serves_after_a_full_load(
+    transport: Transport, of_two_ranks: str, running_pair: SglangPair
+) -> None:
+    pair, url = running_pair, of_two_ranks
+    await asyncio.to_thread(load_folder, pair.other_model, [url], 1)
+    loaded, held = await _greedy(url), server_weights(url)
+    await asyncio.to_thread(load_folder, pair.model, [url], 2)
+    assert server_weights(url).checksum != held.checksum
+    targets = find_targets([url])
+    assert targets[0].num_ranks == 2
+    await asyncio.to_thread(transport.push, whole_weights(pair.other_model, SMALL), targets, 7)
+    pushed = await _greedy(url)
+    assert server_weights(url) == ServerWeights("7", held.checksum)
+    assert pushed.token_ids.tolist() == loaded.token_ids.tolist()
+    assert pushed.logprobs.tobytes() == loaded.logprobs.tobytes()
+
+
 async def test_a_server_that_missed_a_push_gets_it_alone_and_the_next_with_the_others(
     transport: Transport, expected: Expected, sglang_pair: SglangPair
 ) -> None:
@@ -158,7 +187,7 @@ async def test_a_restarted_server_takes_the_next_push_of_every_transport(
         await asyncio.to_thread(pair.server("server-1").stop)
         await asyncio.to_thread(until, lambda: not leftovers_of(stopped), 15)
         await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
-        for version, transport in enumerate(made, 11):
+        for version, transport in enumerate(reversed(made), 11):  # one server has the last's base
             await asyncio.to_thread(push, pair.other_model, pair.urls, version, transport)
             assert _held(pair) == [ServerWeights(str(version), expected.checksum)] * 2
             await asyncio.to_thread(load_folder, pair.model, pair.urls, 0)

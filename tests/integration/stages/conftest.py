@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.stage import StageContext
-from tests.integration.stages.rl_victim import context_of, rl_spec
 from tests.parts.ray_parts import own_ray
 from tests.parts.stage_parts import stage_context
 
@@ -43,15 +41,3 @@ def small_base(stage_root: Path) -> Path:
     context = stage_context(stage_root, "base", {})
     asyncio.run(run_base(spec, context))
     return context.out
-
-
-@pytest.fixture(scope="package")
-def undisturbed(cluster: None, stage_root: Path, small_base: Path) -> StageContext:
-    """An RL stage that rolled out in its own process, did not evaluate, and was never killed."""
-    from tasks.rl.body import run as run_rl
-
-    context = context_of(stage_root, "whole", small_base)
-    spec = rl_spec()
-    unwatched = spec.settings.model_copy(update={"evaluate": None})
-    asyncio.run(run_rl(spec.model_copy(update={"settings": unwatched}), context))
-    return context

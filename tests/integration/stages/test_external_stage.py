@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.devices.host_agent import HostAgent
 from engines.rollout.records.gallery import read_rollouts
 from engines.sglang.external.held_servers import forget_keys
-from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
 from infra.home import home
@@ -18,29 +16,30 @@ from infra.server_keys import EXTERNAL_KEY_VARIABLE, note_key
 from tasks.durable.identity import spec_content
 from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSpec
+from tests.integration.conftest import SglangPair
 from tests.integration.stages.test_rl_stage import rl_spec
 from tests.parts.stage_parts import stage_context
 
 pytestmark = pytest.mark.integration
-NAMES = ("server-0", "server-1")
+NAMES = ("server-2", "server-3")
 KEY = "a-key-that-only-they-know"
 
 
 @pytest.fixture
-def theirs(cluster: None, stage_root: Path, small_base: Path) -> Iterator[list[str]]:
-    """Two servers, started by nobody whom the stage knows."""
-    slots = ServerSlots(HostAgent(stage_root / "their-logs", 0))
+def theirs(cluster: None, running_pair: SglangPair, small_base: Path) -> Iterator[list[str]]:
+    """Two more servers, started by nobody whom the stage knows."""
+    slots = running_pair.slots
+    slots.grow(4)
+    urls = [slots[name].url for name in NAMES]
     keyed = FleetSpec(sglang={"api_key": KEY, "admin_api_key": KEY})
-    urls: list[str] = []
     try:
-        slots.grow(2)
-        urls += [slots[name].url for name in NAMES]
-        for name, url in zip(NAMES, urls, strict=True):
-            note_key(url, KEY)
+        for name in NAMES:
+            note_key(slots[name].url, KEY)
             slots[name].ensure(keyed, small_base, 1)
         yield urls
     finally:
-        slots.close()
+        for name in NAMES:
+            slots[name].stop()
         forget_keys(urls)
 
 

@@ -79,9 +79,12 @@ def check_same(whole: StageContext, rest: StageContext) -> None:
 
 
 async def test_killed_at_every_moment_it_ends_with_the_bits_of_a_run_nobody_disturbed(
-    undisturbed: StageContext, stage_root: Path, small_base: Path
+    cluster: None, stage_root: Path, small_base: Path
 ) -> None:
-    whole = undisturbed
+    whole = context_of(stage_root, "whole", small_base)
+    spec = rl_spec()
+    unwatched = spec.settings.model_copy(update={"evaluate": None})
+    await run_rl(spec.model_copy(update={"settings": unwatched}), whole)
     _, _, steps = result(whole)
     assert sorted(steps) == [1, 2, 3, 4, 5]
     assert all(step["update_skipped"] == 0 for step in steps.values())

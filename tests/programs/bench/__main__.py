@@ -25,11 +25,12 @@ RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
     "report",
+    "worker_news",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
-    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "saving",
-    "overhead",
+    *ALONE, "trainer", "presets", "rollout", "publish", "agreement", "grpo", "slow_tools", "serve",
+    "saving", "overhead",
 )  # fmt: skip
 # Read when torch and SGLang are imported, which therefore happens later.
 ENVIRONMENT = {
@@ -70,6 +71,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         loss_path,
         message_files,
         report,
+        worker_news,
     )
 
     alone = (
@@ -81,6 +83,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         large_publish.measure,
         message_files.measure,
         report.measure,
+        worker_news.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:
@@ -98,6 +101,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         publish,
         rollout,
         saving,
+        serve,
         slow_tools,
         trainer,
     )
@@ -110,6 +114,7 @@ def _with_a_model(wanted: Sequence[str]) -> Iterator[list[Row]]:
         "agreement": agreement.measure,
         "grpo": grpo.measure,
         "slow_tools": slow_tools.measure,
+        "serve": serve.measure,
     }
     with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
         with workbench(Path(folder)) as bench:

@@ -205,21 +205,33 @@ def endless_domain(bench: Workbench) -> LiveDomain:
 
 
 def _trl(bench: Workbench) -> StepCost:
-    """The same problems in the same order, in a process of its own."""
-    steps = WARMUP + STEPS + 1
-    problems = endless_domain(bench).curriculum.problems("rl", PROMPTS * steps, SEED)
+    answer = trl_steps(bench, endless_domain(bench), (PROMPTS, GROUP, NEW_TOKENS, STEPS))
+    return StepCost(answer["wall_s"], answer["cpu_s"], answer["generation_s"], answer["tokens"])
+
+
+def trl_steps(
+    bench: Workbench,
+    domain: LiveDomain,
+    sizes: tuple[int, int, int, int],
+    *,
+    with_tools: bool = False,
+) -> dict[str, Any]:
+    """What `trl_grpo` prints: the same problems in the same order, in a process of its own.
+
+    `sizes`: prompts a step, group, tokens a turn, steps.
+    """
+    steps = WARMUP + sizes[-1] + 1
+    problems = domain.curriculum.problems("rl", sizes[0] * steps, SEED)
     prompts = [
         {"text": bench.chat.decode(ids), "ids": ids}
         for ids in (bench.chat.prompt_ids(problem) for problem in problems)
     ]
     file = bench.folder / "prompts.json"
     file.write_text(json.dumps(prompts))
-    answer = _run(bench.endless, file)
-    return StepCost(answer["wall_s"], answer["cpu_s"], answer["generation_s"], answer["tokens"])
+    return _run(bench.endless, file, [*map(str, sizes), *(["tools"] if with_tools else [])])
 
 
-def _run(model: Path, prompts: Path) -> dict[str, Any]:
-    sizes = [str(size) for size in (PROMPTS, GROUP, NEW_TOKENS, STEPS)]
+def _run(model: Path, prompts: Path, sizes: list[str]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.programs.bench.trl_grpo", str(model), str(prompts), *sizes],
         capture_output=True,

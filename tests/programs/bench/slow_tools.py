@@ -3,14 +3,13 @@ tools take their time.
 
 Every rollout calls one tool, whose latency is log-normal with a median of 0.5 s and a 99th
 percentile of 10 s. All loops do the same number of steps with as many samples of as many tokens,
-on one SGLang server and one trainer; beside training what takes too long is replaced.
+on one SGLang server and one trainer; beside training what takes too long is replaced. TRL's trainer
+does the same task, with the tools of a step side by side: its own loop runs them one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -30,17 +29,18 @@ from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Problem, Rollout, Status
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context
-from tests.programs.bench.grpo import Checksum, HerePolicy, HereTrainer, endless_roller
+from tests.programs.bench.grpo import Checksum, HerePolicy, HereTrainer, endless_roller, trl_steps
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers
+from tests.programs.bench.tool_latency import MEDIAN_S, P99_S, latency_s
+from tests.programs.bench.trl_grpo import TOOL_TOKENS
 from tests.programs.bench.workbench import Workbench
 
 PROMPTS, GROUP, TURN_TOKENS, STEPS = 16, 4, 12, 10
-MEDIAN_S, P99_S = 0.5, 10.0
 STALENESS = 2
 ONE_OFF = 1
 """staleness of whole batches: one is sampled while the one before it is trained on"""
-_SIGMA = math.log(P99_S / MEDIAN_S) / statistics.NormalDist().inv_cdf(0.99)
+TRL_STEPS = 6
 
 
 class OneTool:
@@ -49,9 +49,8 @@ class OneTool:
     async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
         session = sessions.open(sessions.prompt_ids)
         first = await sessions.turn(session, max_new_tokens=TURN_TOKENS)
-        latency = random.Random(session.tokens.tobytes()).lognormvariate(math.log(MEDIAN_S), _SIGMA)
-        await asyncio.sleep(latency)
-        session.extend(sessions.prompt_ids[-2:])
+        await asyncio.sleep(latency_s(session.tokens))
+        session.extend(sessions.prompt_ids[-TOOL_TOKENS:])
         turn = await sessions.turn(session, max_new_tokens=TURN_TOKENS, is_last=True)
         said = [t.said.message() for t in (first, turn) if t.said is not None]
         return sessions.finish(End(Status.COMPLETED), said)
@@ -113,6 +112,8 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
     beside = asyncio.run(_run(bench, engines, STALENESS))
     batches = asyncio.run(_run(bench, engines, ONE_OFF, WholeBatches))
     one_off = asyncio.run(_run(bench, engines, ONE_OFF))
+    trl_s = _trl_step_seconds(bench)
+    ours_s = beside.seconds / STEPS
     work = (
         f"{STEPS} steps of {PROMPTS} x {GROUP} rollouts, tool latency log-normal, median"
         f" {MEDIAN_S} s, p99 {P99_S:.0f} s"
@@ -136,7 +137,25 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
             1.2,
             note=f"both at staleness {ONE_OFF}; {work}",
         ),
+        Row(
+            "slow tools: GRPO samples/s, ours over TRL",
+            trl_s / ours_s,
+            "ratio",
+            2.0,
+            note=f"{PROMPTS * GROUP / ours_s:.1f} and {PROMPTS * GROUP / trl_s:.1f} samples/s;"
+            f" ours at staleness {STALENESS}, TRL with the tools of a step side by side",
+        ),
     ]
+
+
+def _trl_step_seconds(bench: Workbench) -> float:
+    """Mean over steps: a step waits for its slowest tool."""
+    sizes = (PROMPTS, GROUP, TURN_TOKENS, TRL_STEPS)
+    answer = trl_steps(bench, bench.domain("reasoning"), sizes, with_tools=True)
+    trained = PROMPTS * GROUP * 2 * TURN_TOKENS
+    if answer["tokens"] != trained:
+        raise RuntimeError(f"TRL's side trained {answer['tokens']} tokens a step, not {trained}")
+    return answer["mean_wall_s"]
 
 
 async def _run(

@@ -2,12 +2,16 @@
 
 Usage:
 python -m tests.programs.bench.trl_grpo MODEL PROMPTS.json PROMPTS_A_STEP GROUP NEW_TOKENS STEPS
-Prints one JSON line: medians of a step's wall and CPU seconds and of the seconds it generates, and
-the completion tokens of a step.
+    [tools]
+With `tools` a rollout has two turns of NEW_TOKENS, and between them a tool that answers late; the
+tools of all rollouts of a step run side by side. Prints one JSON line: medians of a step's wall and
+CPU seconds and of the seconds of one generation, a step's mean wall seconds, and the completion
+tokens of a step that the policy wrote.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import statistics
@@ -19,10 +23,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.programs.bench.tool_latency import latency_s
+
 WARMUP = 3
+TOOL_TOKENS = 2
+"""of a tool's answer: the last ones of the prompt"""
 
 
-def main(model: str, prompts: Path, per_step: int, group: int, new_tokens: int, steps: int) -> None:
+def main(
+    model: str,
+    prompts: Path,
+    per_step: int,
+    group: int,
+    new_tokens: int,
+    steps: int,
+    *,
+    with_tools: bool,
+) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -52,7 +69,8 @@ def main(model: str, prompts: Path, per_step: int, group: int, new_tokens: int, 
     def reward(
         completions: list[str], completion_ids: list[list[int]], **_: object
     ) -> list[float | None]:
-        lengths.append(sum(map(len, completion_ids)))
+        written = sum(map(len, completion_ids))
+        lengths.append(written - TOOL_TOKENS * len(completion_ids) * with_tools)
         return [zlib.crc32(text.encode()) % 97 / 97 for text in completions]
 
     class Clock(TrainerCallback):
@@ -72,17 +90,47 @@ def main(model: str, prompts: Path, per_step: int, group: int, new_tokens: int, 
         trainer = GRPOTrainer(
             model=policy, reward_funcs=reward, args=config, processing_class=tokenizer,
             train_dataset=Dataset.from_list([{"prompt": row["text"]} for row in rows]),
-            callbacks=[Clock()],
+            callbacks=[Clock()], rollout_func=two_turns if with_tools else None,
         )  # fmt: skip
         trainer.train()
     taken = list(pairwise(marks[WARMUP:]))
     answer = {
         "wall_s": statistics.median(after[0] - before[0] for before, after in taken),
+        "mean_wall_s": statistics.mean(after[0] - before[0] for before, after in taken),
         "cpu_s": statistics.median(after[1] - before[1] for before, after in taken),
         "generation_s": statistics.median(generating[WARMUP:]),
         "tokens": round(statistics.mean(lengths)),
     }
     print(json.dumps(answer))
+
+
+def two_turns(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """TRL's own generation twice, and between them the tools."""
+    prompt_ids: list[list[int]] = trainer.processing_class(prompts)["input_ids"]
+    first = _generated(trainer, prompt_ids)
+    so_far = [prompt + said for prompt, said in zip(prompt_ids, first, strict=True)]
+    asyncio.run(_tools(so_far))
+    told = [prompt[-TOOL_TOKENS:] for prompt in prompt_ids]
+    before = [tokens + answer for tokens, answer in zip(so_far, told, strict=True)]
+    second = _generated(trainer, before)
+    parts = list(zip(first, told, second, strict=True))
+    return {
+        "prompt_ids": prompt_ids,
+        "completion_ids": [said + answer + last for said, answer, last in parts],
+        "logprobs": None,
+        "env_mask": [
+            [1] * len(said) + [0] * len(answer) + [1] * len(last) for said, answer, last in parts
+        ],
+    }
+
+
+def _generated(trainer: Any, prompt_ids: list[list[int]]) -> list[list[int]]:
+    found = trainer._generate_single_turn(prompt_ids, None, {}, trainer.num_generations)
+    return [list(map(int, ids)) for ids in found[0]]
+
+
+async def _tools(so_far: list[list[int]]) -> None:
+    await asyncio.gather(*(asyncio.sleep(latency_s(tokens)) for tokens in so_far))
 
 
 def endless_tokenizer(model: str, vocabulary: int) -> Any:
@@ -97,4 +145,9 @@ def endless_tokenizer(model: str, vocabulary: int) -> Any:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    main(sys.argv[1], Path(sys.argv[2]), *(int(size) for size in sys.argv[3:7]))
+    main(
+        sys.argv[1],
+        Path(sys.argv[2]),
+        *(int(size) for size in sys.argv[3:7]),
+        with_tools="tools" in sys.argv,
+    )

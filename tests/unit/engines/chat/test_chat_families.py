@@ -126,7 +126,7 @@ def test_a_template_that_cannot_call_tools_is_refused_for_a_problem_with_tools(l
 
 
 def test_a_template_that_drops_reasoning_is_refused(llama: Chat):
-    with pytest.raises(InputError, match="drops a turn's reasoning"):
+    with pytest.raises(InputError, match="drops the turn's thought"):
         llama.training_ids(problem(thinking=True), [Message("assistant", "4", reasoning="hm 2+2")])
 
 

@@ -136,3 +136,25 @@ def test_preview_shows_what_is_trained_on_and_counts_the_rows(
         main(["preview", str(chats), "--model", str(model), "--columns", "messages=chat"])
     assert ended.value.code == 1
     assert "bad: 3 columns" in capsys.readouterr().out
+
+
+def test_preview_shows_prompts_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = random_base(tmp_path / "base")
+    prompts, pairs = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl"
+    prompts.write_text(lines({"question": "12+30", "answer": "42"}, {"question": ""}))
+    pairs.write_text(lines({"prompt": "12+30", "chosen": "42", "rejected": "41"}))
+
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["preview", *arguments, "--model", str(model)])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    shown = said(str(prompts), "--kind", "prompts")
+    assert "<|user|>12+30<|assistant|><think></think>\n" in shown
+    assert "reference {'answer': '42'}" in shown
+    assert "bad: 1 messages" in shown
+    shown = said(str(pairs), "--kind", "pairs")
+    assert "pairs.jsonl:1 \u00b7 chosen" in shown
+    assert "\u27e642<|endoftext|>\u27e7" in shown
+    assert "\u27e641<|endoftext|>\u27e7" in shown

@@ -16,14 +16,17 @@ from tests.parts.recorded_run import RecordedRun, exit_code
 pytestmark = pytest.mark.unit
 
 COMMANDS = {name for name in app if not name.startswith("-")}
-SHOWS_NOTHING = {"init", "run", "resume", "up", "down", "secret"}
+SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
+    *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate")
+}
 """they do something; what a run gave, `report --json` prints"""
-IS_TEXT = {"logs"}
+IS_TEXT = {"completion", "logs"}
 CALLS: dict[str, list[str]] = {
     "artifacts": [],
     "cancel": [],
     "check": ["cpu-smoke", "--set", "seed=1"],
     "compare": ["first", "first"],
+    "diff": ["cpu-smoke", "cpu-demo"],
     "report": [],
     "rollouts": [],
     "runs": [],

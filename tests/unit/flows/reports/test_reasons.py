@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from flows.command.main import main
-from flows.command.show import stage_reasons
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
+from flows.reasons import stage_reasons
 from flows.recipe import Recipe
 from flows.running.records import StageRecord, new_run, store_of
 from infra.store.artifacts import ArtifactStore

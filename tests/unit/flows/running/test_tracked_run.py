@@ -51,7 +51,7 @@ def _use_all(tracked: TrackedRun) -> None:
     tracked.made(base, record)
     made = {"agent-sft": record, "agent-rl": record}
     tracked.register(plan_post_train(RECIPE), made, {})
-    tracked.scores({"base": {"agent": 0.5}})
+    tracked.scores(plan_post_train(RECIPE), {"base": {"agent": 0.5}})
     assert tracked.links() == {}
     assert tracked.stage_url("base") == ""
     tracked.finish("FINISHED")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from curricula.rows.conversation import Conversation
+from curricula.rows.layouts import read_row
 from engines.chat import Chat
 from engines.rollout.records.json_text import dump_problem, load_problem
 from engines.types import Json, Message, Problem, Tool, ToolCall
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.conversation import Conversation
-from tasks.message_files.layouts import read_row
+from infra.data_files.bad_row import BadRow, Reason
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
@@ -26,7 +26,8 @@ CALL = {"function": {"name": "look", "arguments": '{"at": "ant"}'}}
 
 
 def read(row: dict[str, Any], **source: Any) -> Conversation:
-    return read_row(row, MessageFiles.model_validate({"files": ["x.jsonl"], **source}))
+    files = MessageFiles.model_validate({"files": ["x.jsonl"], **source})
+    return read_row(row, files.columns, files.format)
 
 
 def openai(*messages: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def test_tools_reach_the_template_as_they_are_written(qwen: Renderer, llama: Ren
     row = openai(ASK, ANSWER, tools=[LOOK])
     text = qwen.chat.decode(qwen.render(read(row)).tokens)
     assert json.dumps({"type": "function", "function": LOOK}) in text
-    with pytest.raises(BadRow, match="writes no tool calls") as caught:
+    with pytest.raises(BadRow, match="lists no tools") as caught:
         llama.render(read(row))
     assert caught.value.reason is Reason.TOOLS
 

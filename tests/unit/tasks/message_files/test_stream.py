@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from curricula.prompt_files.contamination import HeldOutWords
 from engines.chat import Chat
+from infra.data_files import chunks
+from infra.data_files.files import find_files, fingerprint
 from infra.errors import InputError, TrainingStopped
-from tasks.message_files import chunks, stream
-from tasks.message_files.files import find_files, fingerprint
+from tasks.message_files import stream
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
@@ -191,7 +193,7 @@ def test_a_fingerprint_follows_the_content_and_not_the_place(tmp_path: Path):
     ("pattern", "text"),
     [
         ("none.jsonl", "no file matches"),
-        ("", "is a folder; give its files"),
+        ("", "is a folder, but none that `datasets` saved; give its files"),
         ("a.json", "is of no kind that is read"),
     ],
 )
@@ -205,3 +207,21 @@ def test_a_broken_parquet_file_is_named(renderer: Renderer, tmp_path: Path):
     (tmp_path / "a.parquet").write_text("no")
     with pytest.raises(InputError, match=r"a\.parquet is no Parquet file"):
         mixed(renderer, tmp_path, MessageFiles(files=[str(tmp_path / "a.parquet")]))
+
+
+def test_rows_that_share_words_with_what_is_held_out_are_left_out_and_not_bad(
+    renderer: Renderer, tmp_path: Path
+):
+    rows = list(map(row, range(20)))
+    rows[4]["messages"][0]["content"] = "Again: QUESTION ten of twelve, please"
+    held_out = HeldOutWords(4)
+    held_out.add("test/10", "question ten of twelve")
+    source = MessageFiles(files=[write_jsonl(tmp_path / "a.jsonl", rows)], max_bad_share=0)
+    found = MixedStream([source], renderer, 0, tmp_path, held_out)
+    assert "a4" not in answers(found, renderer, 19)
+    found.take()
+    counts = found.streams[0].counts
+    assert (counts.read, counts.num_bad, counts.num_contaminated) == (20, 0, 1)
+    assert counts.named == [
+        "a.jsonl:5: shares 'question ten of twelve' with test/10, which is held out"
+    ]

@@ -1,20 +1,22 @@
 """Files cut into chunks: what is read at once.
 
-A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row group.
+A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row group, one of a
+`datasets` folder a record batch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import orjson
+
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.files import DataFile, local_copy, open_file
 from infra.errors import InputError
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.files import DataFile, local_copy, open_file
 
 CHUNK_BYTES = 1 << 20
 
@@ -26,7 +28,7 @@ class Chunk:
     file: int
     """its place among the files"""
     start: int
-    """first byte of JSONL, row group of Parquet"""
+    """first byte of JSONL and of a record batch, row group of Parquet"""
     num_bytes: int
     """uncompressed"""
     first_row: int
@@ -64,17 +66,15 @@ class JsonRows:
 
     def row(self, index: int) -> dict[str, Any]:
         try:
-            row = json.loads(self._lines[index][1])
+            row = orjson.loads(self._lines[index][1])
         except ValueError as error:  # of JSON or of UTF-8
             raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
-        except RecursionError:
-            raise BadRow(Reason.NOT_JSON, "is nested too deeply") from None
         if not isinstance(row, dict):
             raise BadRow(Reason.NOT_JSON, "is no JSON object")
         return row
 
 
-class ParquetRows:
+class TableRows:
     """Rows of an Arrow table."""
 
     def __init__(self, table: Any, first_row: int) -> None:
@@ -106,16 +106,16 @@ class LocalFiles:
     def read(self, chunk: Chunk) -> Rows:
         path = self._paths[chunk.file]
         if self._kinds[chunk.file] == "parquet":
-            return ParquetRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
+            return TableRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
+        if self._kinds[chunk.file] == "arrow":
+            return TableRows(_record_batch(path, chunk), chunk.first_row)
         with path.open("rb") as file:
             file.seek(chunk.start)
             return JsonRows(file.read(chunk.num_bytes), chunk.first_row)
 
     def _chunks_of(self, number: int) -> Iterator[Chunk]:
-        if self._kinds[number] == "parquet":
-            yield from _row_groups(number, self._paths[number])
-        else:
-            yield from _line_chunks(number, self._paths[number])
+        find = {"parquet": _row_groups, "arrow": _record_batches, "jsonl": _line_chunks}
+        yield from find[self._kinds[number]](number, self._paths[number])
 
 
 def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
@@ -126,6 +126,8 @@ def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
     with open_file(file) as opened:
         if file.kind == "parquet":
             return _first_of_parquet(file.path, opened, most)
+        if file.kind == "arrow":
+            return _first_of_arrow(file.path, opened, most)
         lines = list(islice(opened, most + 1))
         return JsonRows(b"".join(lines[:most]), 1), len(lines) <= most
 
@@ -136,7 +138,20 @@ def _first_of_parquet(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
     parquet = _parquet(opened, path)
     batches = list(islice(parquet.iter_batches(batch_size=most), 1))
     table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
-    return ParquetRows(table, 1), parquet.metadata.num_rows <= most
+    return TableRows(table, 1), parquet.metadata.num_rows <= most
+
+
+def _first_of_arrow(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
+    import pyarrow as pa
+
+    stream = _arrow_stream(opened, path)
+    batches: list[Any] = []
+    for batch in stream:
+        batches.append(batch)
+        if sum(each.num_rows for each in batches) > most:
+            break
+    table = pa.Table.from_batches(batches, schema=stream.schema)
+    return TableRows(table.slice(0, most), 1), table.num_rows <= most
 
 
 def _line_chunks(number: int, path: Path) -> Iterator[Chunk]:
@@ -163,6 +178,39 @@ def _row_groups(number: int, path: Path) -> Iterator[Chunk]:
         if said.num_rows:
             yield Chunk(number, group, said.total_byte_size, first, said.num_rows)
         first += said.num_rows
+
+
+def _record_batches(number: int, path: Path) -> Iterator[Chunk]:
+    """A stream of messages: the schema, then one for each batch."""
+    import pyarrow as pa
+
+    first = 1
+    with pa.memory_map(str(path)) as mapped:
+        stream = _arrow_stream(mapped, str(path))
+        start = mapped.tell()
+        for batch in stream:
+            if batch.num_rows:
+                size = mapped.tell() - start
+                yield Chunk(number, start, size, first, batch.num_rows)
+            start, first = mapped.tell(), first + batch.num_rows
+
+
+def _record_batch(path: Path, chunk: Chunk) -> Any:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as mapped:
+        schema = _arrow_stream(mapped, str(path)).schema
+        mapped.seek(chunk.start)
+        return pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
+
+
+def _arrow_stream(source: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"files: {name} is no Arrow stream: {error}") from error
 
 
 def _parquet(source: Any, name: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""Why a row cannot be trained on."""
+"""Why a row cannot be used."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ class Reason(StrEnum):
     """a message cannot be read, or their order makes no conversation"""
     TOOLS = "tools"
     """tools or calls of tools cannot be read, or the model's template writes none"""
+    REFERENCE = "reference"
+    """what an answer is compared with is empty, or lacks what its pattern looks for"""
+    SAME_ID = "same_id"
+    """another row with another prompt has its id"""
     TEMPLATE = "template"
     """the model's chat template refuses the conversation"""
     TOO_LONG = "too_long"
     """longer than the model's context"""
     NOTHING_TRAINED = "nothing_trained"
     """the loss mask is empty"""
+    CONTAMINATED = "contaminated"
+    """shares words with a held-out row: left out, and not counted as bad"""
 
 
 class BadRow(Exception):

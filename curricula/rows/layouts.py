@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from engines.types import Message
-from tasks.message_files.bad_row import BadRow, Reason
-from tasks.message_files.conversation import (
+from curricula.rows.columns import Columns, Layout
+from curricula.rows.conversation import (
     Conversation,
     calls_of,
     fault_of_order,
     text_of,
     tools_of,
 )
-from tasks.message_files.spec import Columns, MessageFiles
+from engines.types import Message
+from infra.data_files.bad_row import BadRow, Reason
 
 Role = Literal["system", "user", "assistant", "tool"]
 _OPENAI: Mapping[str, Role] = {
@@ -43,25 +43,45 @@ _UNREAD = ("function_call", "refusal", "audio", "images")
 """fields of a message that hold what a model would say or see, and that nothing here renders"""
 
 
-def read_row(row: Mapping[str, Any], source: MessageFiles) -> Conversation:
+def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conversation:
     """Raises BadRow."""
-    columns = source.columns
-    messages = _messages(row, columns)
-    if source.format == "sharegpt" or (source.format == "auto" and "from" in messages[0]):
+    name = columns.messages or ("conversations" if "conversations" in row else "messages")
+    messages = _objects(column(row, name), name)
+    if _is_sharegpt(messages, layout):
         read = _sharegpt(row, messages, columns)
     else:
         read = _openai(messages)
         if columns.system:
-            read = _with_system(read, _column(row, columns.system))
+            read = _with_system(read, column(row, columns.system))
     if fault := fault_of_order(read.messages):
         raise BadRow(Reason.MESSAGES, fault)
-    tools = _column(row, columns.tools) if columns.tools else row.get("tools")
+    tools = column(row, columns.tools) if columns.tools else row.get("tools")
     return replace(read, tools=tools_of(tools), weight=_weight(row, columns))
 
 
-def _messages(row: Mapping[str, Any], columns: Columns) -> list[dict[str, Any]]:
-    name = columns.messages or ("conversations" if "conversations" in row else "messages")
-    value = _column(row, name)
+def read_messages(value: Any, name: str, layout: Layout) -> tuple[Message, ...]:
+    """Those of a column, in whatever order they are. Raises BadRow."""
+    messages = _objects(value, name)
+    if _is_sharegpt(messages, layout):
+        return tuple(_sharegpt_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
+    return tuple(_openai_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
+
+
+def column(row: Mapping[str, Any], name: str) -> Any:
+    """Raises BadRow where the row has none of this name."""
+    if name not in row:
+        has = ", ".join(map(str, row)) or "none"
+        raise BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}")
+    return row[name]
+
+
+def _is_sharegpt(messages: list[dict[str, Any]], layout: Layout) -> bool:
+    return layout == "sharegpt" or (layout == "auto" and "from" in messages[0])
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        value = _transposed(cast("dict[str, Any]", value))
     if not isinstance(value, list) or not value:
         raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages")
     for at, message in enumerate(cast("list[Any]", value)):
@@ -70,17 +90,18 @@ def _messages(row: Mapping[str, Any], columns: Columns) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", value)
 
 
-def _column(row: Mapping[str, Any], name: str) -> Any:
-    if name not in row:
-        has = ", ".join(map(str, row)) or "none"
-        raise BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}")
-    return row[name]
+def _transposed(value: dict[str, Any]) -> Any:
+    """`datasets` writes a sequence of objects as an object of lists."""
+    lengths = {len(each) if isinstance(each, list) else -1 for each in value.values()}
+    if len(lengths) != 1 or lengths == {-1}:
+        return value
+    return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
 
 
 def _weight(row: Mapping[str, Any], columns: Columns) -> float:
     if not columns.weight:
         return 1.0
-    value = _column(row, columns.weight)
+    value = column(row, columns.weight)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0:
         raise BadRow(Reason.COLUMNS, f"{columns.weight}: {value!r:.40} is no weight, from 0")
@@ -121,7 +142,7 @@ def _sharegpt(
     row: Mapping[str, Any], messages: list[dict[str, Any]], columns: Columns
 ) -> Conversation:
     read = tuple(_sharegpt_message(m, f"conversations[{at}]") for at, m in enumerate(messages))
-    system = _column(row, columns.system) if columns.system else row.get("system")
+    system = column(row, columns.system) if columns.system else row.get("system")
     return _with_system(Conversation(read), system)
 
 

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import posixpath
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.errors import InputError, StorageError
-from tasks.model_folder.location import expanded
 
 _WHOLE = 64 << 20
 """bytes up to which the whole file enters its fingerprint"""
 _EDGE = 1 << 20
 """bytes of either end of a larger file that do"""
 _BLOCK = 1 << 20
-_SUFFIXES: dict[str, Literal["jsonl", "parquet"]] = {
+Kind: TypeAlias = Literal["jsonl", "parquet", "arrow"]
+_SUFFIXES: dict[str, Kind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".jsonl.gz": "jsonl",
     ".ndjson.gz": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
+_STATE = "state.json"
+"""in a folder that `datasets` saved: which of its files hold the rows, in order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class DataFile:
     """for messages and fingerprints: its path below the folder that all of them share"""
 
     @property
-    def kind(self) -> Literal["jsonl", "parquet"]:
+    def kind(self) -> Kind:
         return next(kind for suffix, kind in _SUFFIXES.items() if self.path.endswith(suffix))
 
     @property
@@ -72,11 +76,9 @@ def find_files(patterns: Sequence[str]) -> list[DataFile]:
 
 def _matches(pattern: str) -> tuple[Any, list[str]]:
     try:
-        fs, path = fsspec.core.url_to_fs(expanded(pattern))
+        fs, path = fsspec.core.url_to_fs(os.path.expanduser(os.path.expandvars(pattern)))
         if fs.isdir(path):
-            raise InputError(
-                f"files: {pattern} is a folder; give its files, e.g. {pattern.rstrip('/')}/*.jsonl"
-            )
+            return fs, _files_of_dataset(fs, path.rstrip("/"), pattern)
         paths = sorted(p for p in fs.glob(path) if fs.isfile(p))
         # A name may hold what a pattern means otherwise.
         paths = paths or ([path] if fs.isfile(path) else [])
@@ -89,6 +91,21 @@ def _matches(pattern: str) -> tuple[Any, list[str]]:
     if not paths:
         raise InputError(f"files: no file matches {pattern}")
     return fs, paths
+
+
+def _files_of_dataset(fs: Any, folder: str, pattern: str) -> list[str]:
+    """Of a folder that `datasets` wrote with `save_to_disk`. Raises InputError for another one."""
+    if fs.isfile(f"{folder}/{_STATE}"):
+        state = json.loads(fs.cat_file(f"{folder}/{_STATE}"))
+        return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
+    splits = sorted(posixpath.dirname(p) for p in fs.glob(f"{folder}/*/{_STATE}"))
+    if splits:
+        names = ", ".join(posixpath.basename(split) for split in splits)
+        raise InputError(f"files: {pattern} holds several splits ({names}); give one of them")
+    raise InputError(
+        f"files: {pattern} is a folder, but none that `datasets` saved; give its files, e.g."
+        f" {pattern.rstrip('/')}/*.jsonl"
+    )
 
 
 def fingerprint(patterns: Sequence[str]) -> dict[str, list[Any]]:
@@ -112,6 +129,12 @@ def _hashed(file: DataFile) -> list[Any]:
         return [size, found.hexdigest()]
     except Exception as error:
         raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+
+
+def modified(file: DataFile) -> int:
+    """When a file on this machine was written last, in ns; 0 for one elsewhere."""
+    is_here = isinstance(file.fs, LocalFileSystem)
+    return os.stat(file.path).st_mtime_ns if is_here else 0
 
 
 def local_copy(file: DataFile, scratch: Path) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from engines.types import Message, Tool, ToolCall
-from tasks.message_files.bad_row import BadRow, Reason
+from infra.data_files.bad_row import BadRow, Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""Reads all rows of the files, and sorts them into splits.
+
+Each prompt is kept once: first of the sources that are held out, then of those whose content
+decides, then of those that are for training. So no held-out prompt is trained on, whatever file it
+is in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from curricula.prompt_files.contamination import HeldOutWords
+from curricula.prompt_files.prompt import Prompt, checksum, id_of, read_prompt, used_columns
+from curricula.prompt_files.spec import PromptFiles, PromptSource, Shares
+from engines.types import Split
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.chunks import LocalFiles
+from infra.data_files.files import find_files
+from infra.data_files.tally import RowTally
+from infra.errors import InputError
+
+SPLITS: tuple[Split, ...] = ("sft", "rl", "distill", "heldout")
+_ORDER = ("heldout", "auto", "train")
+_SHOWN = 5
+"""contaminated rows of a source that are named"""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of a source's rows."""
+
+    source: str
+    read: int = 0
+    bad: dict[str, int] = field(default_factory=dict[str, int])
+    """by reason"""
+    named: list[str] = field(default_factory=list[str])
+    """the first bad ones of each reason"""
+    duplicates: int = 0
+    """rows whose prompt an earlier row has"""
+    contaminated: int = 0
+    """rows for training that share words with a held-out one"""
+    hits: list[str] = field(default_factory=list[str])
+    """the first contaminated ones"""
+    splits: dict[str, int] = field(default_factory=dict[str, int])
+    """rows that are left, by split"""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Builder:
+    """Sorts rows into splits and writes them to one file."""
+
+    def __init__(self, settings: PromptFiles, rows: BinaryIO, copies: Path) -> None:
+        self._settings = settings
+        self._rows = rows
+        self._copies = copies
+        self._known: set[int] = set()
+        """checksums of prompts"""
+        self.places = {
+            f"{number}/{split}": array("q")
+            for number in range(len(settings.sources))
+            for split in SPLITS
+        }
+        """first byte and length of each row, one after the other, by source and split"""
+        self.counts = [Counts(source.name) for source in settings.sources]
+
+    def read_all(self) -> None:
+        """Raises InputError for a source without a row, TrainingStopped for too many bad ones."""
+        sources = list(enumerate(self._settings.sources))
+        for wanted in _ORDER:
+            for number, source in sources:
+                if source.split == wanted:
+                    self._read(number, source)
+        for number, _ in sources:
+            self._count_splits(number, self.places)
+
+    def decontaminated(self, written: Path) -> Mapping[str, array[int]]:
+        """The places without rows for training that share words with a held-out one."""
+        held_out = HeldOutWords(self._settings.decontaminate)
+        for number in range(len(self.counts)):
+            for _, where, prompt in self._written(written, number, "heldout"):
+                held_out.add(where, prompt.text_asked)
+        kept = dict(self.places)
+        for number, counts in enumerate(self.counts):
+            for split in SPLITS[:-1]:
+                kept[f"{number}/{split}"] = self._clean(written, number, split, held_out, counts)
+            self._count_splits(number, kept)
+        return kept
+
+    def _clean(
+        self, written: Path, number: int, split: Split, held_out: HeldOutWords, counts: Counts
+    ) -> array[int]:
+        kept = array("q")
+        for place, where, prompt in self._written(written, number, split):
+            shared = held_out.shared_with(prompt.text_asked)
+            if shared is None:
+                kept.extend(place)
+                continue
+            counts.contaminated += 1
+            if len(counts.hits) < _SHOWN:
+                run, other = shared
+                counts.hits.append(f"{where}: shares {run[:160]!r} with {other}, which is held out")
+        return kept
+
+    def _written(
+        self, file: Path, number: int, split: Split
+    ) -> Iterator[tuple[tuple[int, int], str, Prompt]]:
+        places = self.places[f"{number}/{split}"]
+        with file.open("rb") as rows:
+            for start, length in zip(places[::2], places[1::2], strict=True):
+                rows.seek(start)
+                found = orjson.loads(rows.read(length))
+                prompt = read_prompt(found["row"], self._settings.sources[number])
+                yield (start, length), found["where"], prompt
+
+    def _read(self, number: int, source: PromptSource) -> None:
+        files = LocalFiles(find_files(source.files), self._copies)
+        if not files.num_rows:
+            raise InputError(f"source {source.name}: files: {', '.join(source.files)} hold no row")
+        tally, counts, ids = RowTally(), self.counts[number], dict[str, int]()
+        for chunk in files.chunks:
+            rows = files.read(chunk)
+            for index in range(len(rows)):
+                where = f"{files.names[chunk.file]}:{rows.line(index)}"
+                try:
+                    is_new = self._take(number, source, rows.row(index), where, ids)
+                except BadRow as error:
+                    tally.left_out(where, error)
+                    tally.judge(source.files, files.num_rows, source.max_bad_share)
+                else:
+                    tally.read += 1
+                    counts.duplicates += not is_new
+        counts.read, counts.bad, counts.named = tally.read, dict(tally.bad), tally.named
+
+    def _take(
+        self,
+        number: int,
+        source: PromptSource,
+        row: dict[str, Any],
+        where: str,
+        ids: dict[str, int],
+    ) -> bool:
+        """Whether the row is a problem that no row before it is. Raises BadRow."""
+        prompt = read_prompt(row, source)
+        content, its_id = checksum(prompt.text), id_of(row, source, prompt.text)
+        if source.columns.id and ids.setdefault(its_id, content) != content:
+            raise BadRow(Reason.SAME_ID, f"another row with another prompt has the id {its_id!r}")
+        if content in self._known:
+            return False
+        line = _line({"id": its_id, "where": where, "row": used_columns(row, source)})
+        self._known.add(content)
+        start = self._rows.tell()
+        self._rows.write(line)
+        split = split_of(content, source, self._settings.shares)
+        self.places[f"{number}/{split}"].extend((start, len(line)))
+        return True
+
+    def _count_splits(self, number: int, places: Mapping[str, array[int]]) -> None:
+        self.counts[number].splits = {s: len(places[f"{number}/{s}"]) // 2 for s in SPLITS}
+
+
+def split_of(content: int, source: PromptSource, shares: Shares) -> Split:
+    """By a prompt's 64-bit checksum: a number from 0 to 1, of which each split has a part."""
+    if source.split == "heldout":
+        return "heldout"
+    at = content / 2**64
+    if source.split == "train":  # the same parts of what is not held out
+        at = shares.heldout + at * (1 - shares.heldout)
+    if at < shares.heldout:
+        return "heldout"
+    if at >= 1 - shares.distill and shares.distill:
+        return "distill"
+    if at >= 1 - shares.distill - shares.sft and shares.sft:
+        return "sft"
+    return "rl"
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value) + b"\n"
+    except TypeError as error:
+        raise BadRow(Reason.COLUMNS, f"holds a value that is no JSON: {error}") from None

@@ -1,0 +1,50 @@
+"""Whether a text repeats what is held out: n words in a row that both have.
+
+Words are compared in lower case, without marks and accents of writing (Unicode NFKC). A held-out
+text of fewer than n words counts only where it is the whole of the other text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+_WORD = re.compile(r"\w+")
+
+
+class HeldOutWords:
+    """Runs of words of the held-out texts."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._runs: dict[int, int] = {}
+        """the number of a text, by the hash of a run of its words"""
+        self._names: list[str] = []
+
+    def add(self, name: str, text: str) -> None:
+        number = len(self._names)
+        self._names.append(name)
+        for run in runs(text, self._n):
+            self._runs.setdefault(hash(run), number)
+
+    def shared_with(self, text: str) -> tuple[str, str] | None:
+        """The first run of words that a held-out text has as well, and that text's name."""
+        for run in runs(text, self._n):
+            number = self._runs.get(hash(run))
+            if number is not None:
+                return " ".join(run), self._names[number]
+        return None
+
+    def __len__(self) -> int:
+        """Of the texts."""
+        return len(self._names)
+
+
+def runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    """All runs of n words; of a shorter text the whole, which no run of n words equals."""
+    words = _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    if 0 < len(words) <= n:
+        yield tuple(words)
+    for at in range(len(words) - n + 1 if len(words) > n else 0):
+        yield tuple(words[at : at + n])

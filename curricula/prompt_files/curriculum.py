@@ -1,0 +1,170 @@
+"""The `files` curriculum: problems from a user's own files of prompts with references.
+
+What the other files of this package do: `spec` holds what a person writes, `prompt` reads a row,
+`build` sorts all rows into splits, `index` keeps them on this machine, `contamination` finds rows
+that repeat what is held out, `mixture` says whose turn it is among sources.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from curricula.prompt_files.build import SPLITS, Counts
+from curricula.prompt_files.contamination import HeldOutWords
+from curricula.prompt_files.index import open_index
+from curricula.prompt_files.mixture import Mixture
+from curricula.prompt_files.prompt import Prompt, read_prompt
+from curricula.prompt_files.spec import PromptFiles
+from engines.types import Demonstration, Message, Problem, Split
+from infra.errors import InputError
+
+
+class Files:
+    """Problems by split and position; an epoch ends when all rows of its source were drawn.
+
+    A problem's id is SOURCE/SPLIT/ID, with @2 in the second epoch and so on; its metadata name the
+    source. The held-out split ends with its last row.
+    """
+
+    name = "files"
+
+    def __init__(self, **options: Any) -> None:
+        """`options`: `curricula.prompt_files.spec.PromptFiles`. Raises InputError, StorageError,
+        and TrainingStopped for too many bad rows."""
+        try:
+            self._settings = PromptFiles.model_validate(options)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise InputError(
+                f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+            ) from None
+        self._index = open_index(self._settings)
+        self._sources = self._settings.sources
+        self._mixtures: dict[Split, tuple[list[int], Mixture]] = {}
+
+    @property
+    def counts(self) -> Sequence[Counts]:
+        """What became of the rows, by source."""
+        return self._index.counts
+
+    @property
+    def left_out(self) -> Iterator[str]:
+        """Sentences on the rows that are no problems."""
+        for counts in self.counts:
+            at = f"source {counts.source}"
+            if counts.bad:
+                reasons = ", ".join(f"{n} {why}" for why, n in counts.bad.items())
+                first = "; ".join(counts.named[:3])
+                yield f"{at}: {sum(counts.bad.values())} bad rows left out ({reasons}): {first}"
+            if counts.duplicates:
+                yield f"{at}: {counts.duplicates} rows left out, as an earlier one has their prompt"
+            if counts.contaminated:
+                yield (
+                    f"{at}: {counts.contaminated} rows are not trained on, as they share words with"
+                    f" held-out ones: {'; '.join(counts.hits[:3])}"
+                )
+
+    def num_rows(self, split: Split) -> int:
+        return sum(self._index.num_rows(n, split) for n in range(len(self._sources)))
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> Sequence[Problem]:
+        """Raises InputError for a split without rows, and a held-out one with too few."""
+        self._require(split, start + count)
+        return [self._problem(split, seed, at)[0] for at in range(start, start + count)]
+
+    def demonstrations(self, count: int, seed: int) -> Sequence[Demonstration]:
+        """Solved rows of the `sft` split. Raises InputError for rows that show no solution."""
+        self._require("sft", count)
+        return list(self._shown("sft", range(count), seed))
+
+    def examples(self, count: int, seed: int) -> Sequence[Demonstration]:
+        """Solved rows of any split, to try rewards with; none where no row shows a solution."""
+        found: list[Demonstration] = []
+        for split in SPLITS:
+            there = range(min(count, self.num_rows(split)))
+            for at in there:
+                problem, prompt = self._problem(split, seed, at)
+                if prompt.solution and len(found) < count:
+                    found.append(self._demonstration(problem, prompt))
+        return found
+
+    def add_held_out(self, words: HeldOutWords) -> None:
+        """All rows of the held-out split."""
+        for position in range(self.num_rows("heldout")):
+            problem, prompt = self._problem("heldout", 0, position)
+            words.add(problem.id, prompt.text_asked)
+
+    def environment(self) -> None:
+        return None
+
+    def _require(self, split: Split, count: int) -> None:
+        there = self.num_rows(split)
+        if not there:
+            hint = {"rl": "lower the other shares", "heldout": "raise shares.heldout"}
+            raise InputError(
+                f"no row is in the split {split!r}; {hint.get(split, f'set shares.{split}')}, or"
+                " add files"
+            )
+        if split == "heldout" and count > there:
+            raise InputError(
+                f"{count} held-out problems are wanted, but only {there} rows are held out; set"
+                f" evaluate.problems to {there} or less, or raise shares.heldout"
+            )
+
+    def _shown(self, split: Split, places: range, seed: int) -> Iterator[Demonstration]:
+        for at in places:
+            problem, prompt = self._problem(split, seed, at)
+            if not prompt.solution:
+                raise InputError(
+                    f"{problem.id} shows no solution to learn from; name the column that has one in"
+                    " columns.solution"
+                )
+            yield self._demonstration(problem, prompt)
+
+    def _demonstration(self, problem: Problem, prompt: Prompt) -> Demonstration:
+        # The files know answers, not the thoughts that lead there.
+        thought = "so" if problem.thinking else None
+        return Demonstration(problem, (Message("assistant", prompt.solution, reasoning=thought),))
+
+    def _problem(self, split: Split, seed: int, position: int) -> tuple[Problem, Prompt]:
+        with_rows, mixture = self._mixture(split)
+        turn = mixture.turn(position)
+        assert turn is not None, "`_require` counted them"
+        number, ordinal = with_rows[turn[0]], turn[1]
+        rows = self._index.num_rows(number, split)
+        epoch, place = divmod(ordinal, rows)
+        name = self._sources[number].name
+        order = _order(f"{seed}/{split}/{name}/{epoch}", rows)
+        its_id, row = self._index.row(number, split, order[place])
+        prompt = read_prompt(row, self._sources[number])
+        metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}
+        problem = Problem(
+            id=f"{name}/{split}/{its_id}" + (f"@{epoch + 1}" if epoch else ""),
+            domain=self.name,
+            messages=prompt.messages,
+            reference=prompt.reference,
+            tools=prompt.tools,
+            thinking=self._settings.thinking,
+            metadata=metadata,
+        )
+        return problem, prompt
+
+    def _mixture(self, split: Split) -> tuple[list[int], Mixture]:
+        """The sources that have rows of the split, and their turns."""
+        if split not in self._mixtures:
+            numbers = [n for n in range(len(self._sources)) if self._index.num_rows(n, split)]
+            weights = [self._sources[n].weight for n in numbers]
+            most = [self._index.num_rows(n, split) for n in numbers]
+            self._mixtures[split] = numbers, Mixture(weights, most if split == "heldout" else None)
+        return self._mixtures[split]
+
+
+@lru_cache(maxsize=8)
+def _order(seed: str, rows: int) -> array[int]:
+    return array("q", random.Random(seed).sample(range(rows), rows))

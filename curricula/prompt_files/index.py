@@ -1,0 +1,123 @@
+"""All rows of the files, read once: the good ones beside each other on this machine, with their
+places by source and split; the bad ones counted.
+
+    $TRIBUTARY_HOME/cache/prompts/KEY/
+        rows.jsonl    one row a line: its id, where it was, the columns that are used
+        places.npz    first byte and length of its line, by source and split
+        counts.json   what became of the rows
+
+The key is made of the settings and the files, so that every process of a machine shares one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from curricula.prompt_files.build import Builder, Counts
+from curricula.prompt_files.spec import PromptFiles
+from engines.types import Split
+from infra.code.digest import digest_of
+from infra.data_files.files import find_files, fingerprint, modified
+from infra.errors import InputError
+from infra.home import home
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_FORM = 1
+"""of the folder's files; raise it when they change"""
+_UNUSED_S = 30 * 24 * 3600.0
+"""a folder that nobody opened for so long is removed"""
+_ROWS, _PLACES, _COUNTS = "rows.jsonl", "places.npz", "counts.json"
+
+
+class RowIndex:
+    """Rows by source, split and place."""
+
+    def __init__(self, folder: Path) -> None:
+        import numpy as np
+
+        with np.load(folder / _PLACES) as places:
+            self._places: dict[str, NDArray[np.int64]] = {name: places[name] for name in places}
+        self.counts = [Counts(**each) for each in json.loads((folder / _COUNTS).read_text())]
+        # Kept open: a later cleaning cannot take it away.
+        self._rows = os.open(folder / _ROWS, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._rows)
+        os.utime(folder)
+
+    def num_rows(self, source: int, split: Split) -> int:
+        return len(self._places[f"{source}/{split}"])
+
+    def row(self, source: int, split: Split, place: int) -> tuple[str, dict[str, Any]]:
+        """Id and columns."""
+        start, length = self._places[f"{source}/{split}"][place].tolist()
+        found = orjson.loads(os.pread(self._rows, length, start))
+        return found["id"], found["row"]
+
+
+def open_index(settings: PromptFiles) -> RowIndex:
+    """Reads the files if this machine has not yet. Raises InputError, StorageError, and
+    TrainingStopped for too many bad rows."""
+    folder = home() / "cache/prompts" / _key(settings)
+    if not (folder / _COUNTS).is_file():
+        _make(settings, folder)
+    return RowIndex(folder)
+
+
+def _key(settings: PromptFiles) -> str:
+    files: list[Any] = []
+    for source in settings.sources:
+        try:
+            found = [modified(file) for file in find_files(source.files)]
+            files.append([fingerprint(source.files), found])
+        except InputError as error:
+            raise InputError(f"source {source.name}: {error}") from error
+    return digest_of([_FORM, settings.model_dump(mode="json"), files])[:16]
+
+
+def _make(settings: PromptFiles, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _forget_unused(folder.parent)
+    draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        with (draft / _ROWS).open("wb") as rows:
+            builder = Builder(settings, rows, draft / "copies")
+            builder.read_all()
+        shutil.rmtree(draft / "copies", ignore_errors=True)
+        places = builder.places
+        if settings.decontaminate:
+            places = builder.decontaminated(draft / _ROWS)
+        _save(draft, places, builder.counts)
+        try:
+            draft.rename(folder)
+        except OSError:  # another process made the same one first
+            if not (folder / _COUNTS).is_file():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _save(folder: Path, places: Mapping[str, Sequence[int]], counts: Sequence[Counts]) -> None:
+    import numpy as np
+
+    arrays = {name: np.asarray(each, np.int64).reshape(-1, 2) for name, each in places.items()}
+    with (folder / _PLACES).open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+    (folder / _COUNTS).write_text(json.dumps([each.as_json() for each in counts], indent=1))
+
+
+def _forget_unused(folder: Path) -> None:
+    for old in folder.iterdir():
+        if time.time() - old.stat().st_mtime > _UNUSED_S:
+            shutil.rmtree(old, ignore_errors=True)

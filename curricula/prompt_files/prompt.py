@@ -1,0 +1,149 @@
+"""A row as a prompt: what the model is asked, and what its answer is compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from curricula.prompt_files.spec import PromptSource
+from curricula.rows.conversation import text_of, tools_of
+from curricula.rows.layouts import column, read_messages
+from engines.types import Json, Message, Tool
+from infra.data_files.bad_row import BadRow, Reason
+
+PROMPTS = ("prompt", "question", "problem", "messages", "conversations")
+REFERENCES = ("reference", "answer", "ground_truth", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one row says."""
+
+    messages: tuple[Message, ...]
+    """as the model gets them"""
+    reference: Json
+    tools: tuple[Tool, ...]
+    metadata: Mapping[str, Json]
+    solution: str
+    """empty: the row shows none"""
+    text: str
+    """what was said in the row itself: two rows with the same one are one problem"""
+    text_asked: str
+    """of that, what the user said"""
+
+
+def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
+    """Raises BadRow."""
+    columns = source.columns
+    said = _messages(row, source)
+    if columns.system and (text := text_of(column(row, columns.system), columns.system)):
+        said = (Message("system", text), *said)
+    if fault := _fault(said):
+        raise BadRow(Reason.MESSAGES, fault)
+    reference = _reference(row, source)
+    tools = column(row, columns.tools) if columns.tools else row.get("tools")
+    return Prompt(
+        messages=_with_wording(said, source),
+        reference=reference,
+        tools=tools_of(tools),
+        metadata={name: column(row, name) for name in columns.metadata},
+        solution=_solution(row, columns.solution, reference),
+        text="\n".join(f"{m.role}: {' '.join(m.content.split())}" for m in said),
+        text_asked="\n".join(m.content for m in said if m.role == "user"),
+    )
+
+
+def id_of(row: Mapping[str, Any], source: PromptSource, text: str) -> str:
+    """Raises BadRow."""
+    if not source.columns.id:
+        return f"{checksum(text):016x}"
+    value = column(row, source.columns.id)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadRow(Reason.COLUMNS, f"{source.columns.id}: {value!r:.40} is no id")
+    return str(value)
+
+
+def used_columns(row: Mapping[str, Any], source: PromptSource) -> dict[str, Any]:
+    """The row with nothing but what is read of it."""
+    named = source.columns
+    names = {named.prompt, named.reference, named.id, named.system, named.tools, named.solution}
+    names |= {"tools", *named.metadata, *(PROMPTS if not named.prompt else ())}
+    names |= set(REFERENCES if not named.reference else ())
+    return {name: value for name, value in row.items() if name in names}
+
+
+def checksum(text: str) -> int:
+    """64 bits that stay the same everywhere."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _messages(row: Mapping[str, Any], source: PromptSource) -> tuple[Message, ...]:
+    name = source.columns.prompt or _first(row, PROMPTS)
+    value = column(row, name)
+    if isinstance(value, str):
+        return (Message("user", value),)
+    messages = read_messages(value, name, source.format)
+    # What follows the last question is its answer, which a row of conversations holds as well.
+    asked = max((at for at, m in enumerate(messages) if m.role in ("user", "tool")), default=-1)
+    return messages[: asked + 1]
+
+
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    return next((name for name in names if name in row), names[0])
+
+
+def _fault(messages: Sequence[Message]) -> str:
+    """What keeps messages from being a prompt; empty for none."""
+    if not any(m.role == "user" and m.content.strip() for m in messages):
+        return "the user says nothing"
+    for at, message in enumerate(messages):
+        if message.role == "system" and at > 0:
+            return f"messages[{at}]: a system message comes first or not at all"
+    return ""
+
+
+def _with_wording(said: tuple[Message, ...], source: PromptSource) -> tuple[Message, ...]:
+    if source.system and said[0].role != "system":
+        said = (Message("system", source.system), *said)
+    if source.instruction and said[-1].role == "user":
+        last = said[-1]
+        said = (*said[:-1], replace(last, content=f"{last.content}\n\n{source.instruction}"))
+    return said
+
+
+def _reference(row: Mapping[str, Any], source: PromptSource) -> Json:
+    """An object as it is; anything else as `{"answer": ...}`; without one, an empty object."""
+    name = source.columns.reference
+    if not name:
+        found = [each for each in REFERENCES if row.get(each) is not None]
+        if not found:
+            return {}
+        name = found[0]
+    value = column(row, name)
+    if value is None or value == "":
+        raise BadRow(Reason.REFERENCE, f"{name}: is empty")
+    if source.reference_pattern:
+        value = _matched(value, source.reference_pattern, name)
+    return value if isinstance(value, dict) else {"answer": value}
+
+
+def _matched(value: Any, pattern: str, name: str) -> str:
+    found = list(re.finditer(pattern, str(value)))
+    if not found:
+        raise BadRow(Reason.REFERENCE, f"{name}: {str(value)[-40:]!r} has no match of {pattern!r}")
+    return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()
+
+
+def _solution(row: Mapping[str, Any], name: str, reference: Json) -> str:
+    if name:
+        return text_of(column(row, name), name)
+    return next(_texts(reference), "")
+
+
+def _texts(reference: Json) -> Iterator[str]:
+    answer = reference.get("answer") if isinstance(reference, dict) else None
+    if isinstance(answer, str | int | float) and not isinstance(answer, bool):
+        yield str(answer)

@@ -1,0 +1,119 @@
+"""Settings of the `files` curriculum."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
+
+from curricula.rows.columns import Layout
+from infra.config import RESULT_NEUTRAL, Config
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PromptColumns(Config):
+    """Names of the columns of a file. A row that lacks a column named here is a bad row."""
+
+    prompt: str = ""
+    """a text, or a list of messages; empty: the first that a row has of `prompt`, `question`,
+    `problem`, `messages`, `conversations`"""
+    reference: str = ""
+    """what the reward compares with; empty: the first that a row has of `reference`, `answer`,
+    `ground_truth`, `target`, or nothing"""
+    id: str = ""
+    """a text or a number that no other row of the source has; empty: the prompt's checksum"""
+    system: str = ""
+    """text of a system message that comes first; empty: none"""
+    tools: str = ""
+    """a list of functions; empty: `tools`, where a row has it"""
+    solution: str = ""
+    """a worked answer, to show the model; empty: the reference itself, where it is a text or a
+    number"""
+    metadata: list[str] = Field(default_factory=list)
+    """columns that go into the problem's `metadata`, for your reward"""
+
+
+class PromptSource(Config):
+    """Files whose rows are read and judged alike."""
+
+    name: str = Field(default="data", pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """what rewards and reports call it"""
+    files: list[str] = Field(min_length=1)
+    """JSONL, Parquet or `datasets` folders: paths relative to the recipe's file, any fsspec URLs,
+    patterns"""
+    format: Layout = "auto"
+    """how a row holds messages; auto: what they look like"""
+    columns: PromptColumns = PromptColumns()
+    """names of the columns, where they are not the usual ones"""
+    reference_pattern: str = ""
+    """regular expression whose last match in the reference's text counts, its group 1 if it has
+    one, e.g. `#### (.+)`"""
+    system: str = ""
+    """text of a system message, for rows without one"""
+    instruction: str = ""
+    """text that follows the last message of the user, after an empty line"""
+    split: Literal["auto", "train", "heldout"] = "auto"
+    """auto: each row's content decides, by the shares; train: none is held out; heldout: all are"""
+    weight: PositiveFloat = Field(default=1.0, allow_inf_nan=False)
+    """share of the problems, relative to the weights of the other sources"""
+    max_bad_share: Annotated[Share, RESULT_NEUTRAL] = 0.01
+    """most rows that may be left out as bad, of those read (of 1,000 at least, or of all where
+    there are fewer); with more the stage stops and names the first"""
+
+    @field_validator("reference_pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        if groups > 1:
+            raise ValueError(f"has {groups} groups; one, or none, says what counts")
+        return pattern
+
+
+class Shares(Config):
+    """Shares of the rows by split; `rl` gets the rest. A row stays in its split when others are
+    added or removed."""
+
+    heldout: Share = 0.1
+    """for evaluation; never trained on"""
+    distill: Share = 0.0
+    """prompts of a `distill` stage"""
+    sft: Share = 0.0
+    """solved rows for an `sft` stage without files of its own"""
+
+    @model_validator(mode="after")
+    def _leave_no_less_than_nothing(self) -> Shares:
+        total = self.heldout + self.distill + self.sft
+        if total > 1 + 1e-9:
+            raise ValueError(f"heldout, distill and sft are {total:g} together; allowed: at most 1")
+        return self
+
+
+class PromptFiles(Config):
+    """Options of the curriculum `files`."""
+
+    sources: list[PromptSource] = Field(min_length=1)
+    """one source, or a list of them that are mixed by their weights"""
+    shares: Shares = Shares()
+    """shares of the rows of `split: auto` by split"""
+    thinking: bool = False
+    """whether the chat template is asked for a thought"""
+    decontaminate: NonNegativeInt = 0
+    """n: rows that share n words in a row with a held-out one are not trained on; 0: only rows with
+    the same prompt are left out"""
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _one_source_is_a_list(cls, sources: Any) -> Any:
+        return [sources] if isinstance(sources, dict | PromptSource) else sources
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> PromptFiles:
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sources have one name ({', '.join(names)}); give each its own")
+        return self

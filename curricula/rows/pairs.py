@@ -1,0 +1,110 @@
+"""A row as a preference pair: one start, and two ways to go on, of which one is better.
+
+TRL        {"prompt": ..., "chosen": ..., "rejected": ...}, texts or messages; without a
+           prompt both are whole conversations
+OpenAI     {"input": {"messages": [...]}, "preferred_output": [...],
+           "non_preferred_output": [...]}
+Anthropic  {"chosen": "\\n\\nHuman: ...\\n\\nAssistant: ...", "rejected": ...}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from curricula.rows.columns import Layout
+from curricula.rows.conversation import Conversation, fault_of_order, tools_of
+from curricula.rows.layouts import column, read_messages
+from engines.types import Message
+from infra.config import Config
+from infra.data_files.bad_row import BadRow, Reason
+
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+
+
+class PairColumns(Config):
+    """Names of the columns. A row that lacks a column named here is a bad row."""
+
+    prompt: str = ""
+    """what both begin with; empty: `prompt`, where a row has it"""
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    tools: str = ""
+    """empty: `tools`, where a row has it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two conversations that begin alike; only what comes after is compared."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+
+def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Pair:
+    """Raises BadRow."""
+    if "preferred_output" in row:
+        start, given = _openai_input(row, layout)
+        names = ("preferred_output", "non_preferred_output")
+    else:
+        names, given = (columns.chosen, columns.rejected), row
+        start = _start(row, columns, layout)
+    first, second = (start + _continuation(column(row, n), n, layout, start) for n in names)
+    shared = _num_shared(first, second)
+    for name, messages in zip(names, (first, second), strict=True):
+        if fault := fault_of_order(messages):
+            raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
+        if len(messages) == shared:
+            raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
+    if not any(message.role == "user" for message in first[:shared]):
+        raise BadRow(Reason.MESSAGES, "chosen and rejected do not begin with the same messages")
+    tools = tools_of(column(given, columns.tools) if columns.tools else given.get("tools"))
+    only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
+    return Pair(
+        Conversation(first, tools, untrained=only_read),
+        Conversation(second, tools, untrained=only_read),
+    )
+
+
+def _openai_input(
+    row: Mapping[str, Any], layout: Layout
+) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
+    given = column(row, "input")
+    if not isinstance(given, Mapping) or "messages" not in given:
+        raise BadRow(Reason.COLUMNS, "input: has no messages")
+    return read_messages(given["messages"], "input.messages", layout), given
+
+
+def _start(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> tuple[Message, ...]:
+    name = columns.prompt or "prompt"
+    if not columns.prompt and name not in row:
+        return ()
+    value = column(row, name)
+    if isinstance(value, str):
+        return (Message("user", value),)
+    return read_messages(value, name, layout)
+
+
+def _continuation(
+    value: Any, name: str, layout: Layout, start: tuple[Message, ...]
+) -> tuple[Message, ...]:
+    if not isinstance(value, str):
+        messages = read_messages(value, name, layout)
+        # Some files repeat the prompt in both.
+        return messages[len(start) :] if start and messages[: len(start)] == start else messages
+    if start:
+        return (Message("assistant", value),)
+    parts = _TURN.split(value)
+    if len(parts) < 5 or parts[0].strip():
+        raise BadRow(
+            Reason.MESSAGES, f"{name}: a text without a prompt must begin with '\\n\\nHuman:'"
+        )
+    said = zip(parts[1::2], parts[2::2], strict=True)
+    return tuple(Message("user" if w == "Human" else "assistant", t.strip()) for w, t in said)
+
+
+def _num_shared(first: tuple[Message, ...], second: tuple[Message, ...]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

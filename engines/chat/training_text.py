@@ -1,0 +1,151 @@
+"""A whole conversation as a template renders it, cut into what is read and what the assistant says.
+
+Where a template marks the assistant's text with `{% generation %}`, its marks count. Elsewhere each
+turn is what follows the rendering of all messages before it, and is verified: a template that
+changes earlier text once more messages follow is refused, and the turn is named. Two differences
+are harmless:
+
+- an empty thought that comes and goes (Qwen3, GLM): each turn has it, as rollouts have it
+- a header that opens a thought, where the turn has none (DeepSeek-R1): the header without it counts
+
+Where such a header is followed by a thought that the template drops, the thought is written as the
+model writes it: then the template can keep it in the last turn only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engines.chat.pieces import OPEN_THOUGHT, Pieces, without_open_thought
+from engines.chat.template import END, START
+from engines.types import Message, Tool
+from infra.errors import InputError
+
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_LAST_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """The text before the first turn; then each turn and what follows it, up to the next."""
+
+    prompt: str
+    exchanges: Sequence[tuple[str, str]]
+
+
+def cut(
+    pieces: Pieces, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
+) -> TrainingText:
+    """Raises InputError that names the turn which cannot be rendered as it was said."""
+    turns = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    if pieces.template.marks_generation:
+        found = _by_marks(pieces, messages, tools, thinking, turns)
+    else:
+        found = _by_prefix(pieces, messages, tools, thinking, turns)
+    for at, (said, _) in zip(turns, found.exchanges, strict=True):
+        _check_complete(pieces, at, messages[at], said)
+    return found
+
+
+def _by_marks(
+    pieces: Pieces,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    thinking: bool,
+    turns: Sequence[int],
+) -> TrainingText:
+    if any(mark in message.content for message in messages for mark in (START, END)):
+        raise InputError(f"a message holds {START!r} or {END!r}, which mark the assistant's text")
+    text = pieces.template.render(messages, tools=tools, thinking=thinking, marked=True)
+    prompt, *parts = text.split(START)
+    if len(parts) != len(turns):
+        raise InputError(
+            f"{pieces.template.name}: `generation` marks {len(parts)} turns of {len(turns)}"
+        )
+    exchanges = [tuple(part.split(END, 1)) for part in parts]
+    return TrainingText(prompt, [(said, after) for said, after in exchanges])
+
+
+def _by_prefix(
+    pieces: Pieces,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    thinking: bool,
+    turns: Sequence[int],
+) -> TrainingText:
+    def render(count: int, *, is_open: bool) -> str:
+        return pieces.template.render(
+            messages[:count], tools=tools, thinking=thinking, open_turn=is_open
+        )
+
+    prompt, before = "", ""
+    exchanges: list[tuple[str, str]] = []
+    for number, at in enumerate(turns):
+        header = render(at, is_open=True)
+        full = render(at + 1, is_open=False)
+        thought = _thought_that_was_open(messages[at], header, full)
+        closed = without_open_thought(header, full)
+        if not full.startswith(closed):
+            raise _rewritten(pieces, at, closed, full)
+        if thought:
+            full = header + thought + full[len(closed) :]
+        else:
+            header = closed
+        if number == 0:
+            prompt = header
+        else:
+            after = _what_follows(before, header)
+            if after is None:
+                raise _rewritten(pieces, turns[number - 1], before, header)
+            exchanges[-1] = (exchanges[-1][0], after)
+        exchanges.append((full[len(header) :], ""))
+        before = full
+    return TrainingText(prompt, exchanges)
+
+
+def _thought_that_was_open(turn: Message, header: str, full: str) -> str:
+    """A thought that the template drops, although its header opens one, as the model wrote it."""
+    if not turn.reasoning or turn.reasoning.strip() in full[len(header) :]:
+        return ""
+    return f"{turn.reasoning.strip()}\n</think>\n\n" if OPEN_THOUGHT.search(header) else ""
+
+
+def _what_follows(before: str, header: str) -> str | None:
+    """What a template writes after a turn, up to the header of the next one; None if it changes
+    what was there `before` by more than empty thoughts."""
+    if header.startswith(before):
+        return header[len(before) :]
+    found = _LAST_EMPTY_THOUGHT.search(header)
+    its_own = found.group() if found else ""
+    rest = _EMPTY_THOUGHT.sub("", header.removesuffix(its_own))
+    kept = _EMPTY_THOUGHT.sub("", before)
+    return rest[len(kept) :] + its_own if rest.startswith(kept) else None
+
+
+def _rewritten(pieces: Pieces, turn: int, expected: str, found: str) -> InputError:
+    pairs = zip(found, expected, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    return InputError(
+        f"{pieces.template.name}: messages[{turn}]: the chat template does not keep the prefix: it"
+        f" changes this turn once more messages follow. At character {at} it writes"
+        f" {found[at : at + _SHOWN]!r} where {expected[at : at + _SHOWN]!r} was. Split the row, one"
+        " for each thought that is to be learned, or use a template that keeps earlier turns"
+    )
+
+
+def _check_complete(pieces: Pieces, at: int, turn: Message, said: str) -> None:
+    """The template wrote all that the turn says."""
+    missing = ""
+    if turn.content.strip() not in said:
+        missing = "text"
+    elif turn.reasoning and turn.reasoning.strip() not in said:
+        missing = "thought"
+    elif any(call.name not in said for call in turn.tool_calls):
+        missing = "tool calls"
+    if missing:
+        raise InputError(
+            f"{pieces.template.name}: messages[{at}]: the chat template drops the turn's {missing}"
+        )

@@ -1,0 +1,97 @@
+"""Megatron's `dist_checkpointing` folders: recognised, and read without a layout.
+
+Weights are stored by their global shape, so that they are read whole, one at a time, whatever ranks
+wrote them. Layers are stored one by one, or all of one kind as one tensor with a first axis for
+layers. Optimizer and random states are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines.families.common.family import ModelShape
+from engines.families.common.tensors import OUTPUT
+from infra.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX_FILES = ("metadata.json", ".metadata")
+"""what every such folder has"""
+_FUSED = {
+    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
+    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+}
+"""what Transformer Engine's layers call ours"""
+_SHOWN = 3
+
+
+def is_dist_folder(names: Collection[str]) -> bool:
+    """Whether a folder with these files is one."""
+    return all(name in names for name in INDEX_FILES)
+
+
+def is_local_dist_folder(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in INDEX_FILES)
+
+
+class DistWeights:
+    """The model's weights in a folder, by Megatron's parameter names of an unsplit model."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InputError for a folder that is damaged or holds no model."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        self.folder = folder
+        self._reader = FileSystemReader(folder)
+        try:
+            metadata: Any = self._reader.read_metadata()
+        except Exception as error:  # it is a pickle, which fails in many ways
+            raise InputError(
+                f"{folder} is no whole dist_checkpointing folder ({error}); copy it again"
+            ) from error
+        stored: Mapping[str, Any] = metadata.state_dict_metadata
+        # Only tensors have a size; what else is stored are extra states.
+        tensors = {name: entry for name, entry in stored.items() if hasattr(entry, "size")}
+        self.sizes: dict[str, tuple[int, ...]] = {n: tuple(e.size) for n, e in tensors.items()}
+        self._types = {name: entry.properties.dtype for name, entry in tensors.items()}
+
+    def read(self, name: str, layer: int | None, num_layers: int) -> Tensor:
+        """A parameter; `name` is that of one layer, without its prefix, where `layer` is given."""
+        import torch
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        key, is_stacked = self._key(name, layer, num_layers)
+        whole = torch.empty(self.sizes[key], dtype=self._types[key])
+        load({key: whole}, storage_reader=self._reader, no_dist=True)
+        return whole[layer] if is_stacked else whole
+
+    def _key(self, name: str, layer: int | None, num_layers: int) -> tuple[str, bool]:
+        """What it is stored as, and whether with all other layers."""
+        for known in (name, _FUSED.get(name, name)):
+            if layer is None and known in self.sizes:
+                return known, False
+            stacked = f"decoder.layers.{known}"
+            if layer is not None and self.sizes.get(stacked, (0,))[0] == num_layers:
+                return stacked, True
+            single = f"decoder.layers.{layer}.{known}"
+            if layer is not None and single in self.sizes:
+                return single, False
+        what = name if layer is None else f"{name} of layer {layer}"
+        some = ", ".join(sorted(self.sizes)[:_SHOWN]) or "nothing"
+        raise InputError(
+            f"{self.folder} lacks {what}, which config.json describes (it has {some}, ...); give"
+            " the config.json that belongs to the checkpoint"
+        )
+
+
+def parameters(shape: ModelShape) -> Iterator[tuple[str, int | None]]:
+    """Name and layer of every parameter of an unsplit model."""
+    for name, tensor in shape.family.tensors.top.items():
+        if tensor.name != OUTPUT or not shape.is_tied:
+            yield name, None
+    for layer in range(shape.num_layers):
+        for name in shape.family.tensors.layer:
+            yield name, layer

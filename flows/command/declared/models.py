@@ -1,0 +1,187 @@
+"""What takes a trained model further, and frees the space of those that nothing needs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.command.app import Json, app, artifacts_app, console, examples
+
+Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)]
+Switch = Annotated[bool, Parameter(negative=())]
+
+
+@app.command(
+    help_epilogue=examples(
+        "serve agent-rl",
+        "serve new=@best old=hf:Qwen/Qwen3-0.6B --port 8000",
+        "serve ./exported --host 0.0.0.0 --api-key-from MY_KEY",
+    )
+)
+def serve(
+    *models: str,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    api_key_from: str = "",
+    tool_parser: str = "",
+    reasoning_parser: str = "",
+    servers: int = 1,
+    tp: int = 1,
+    sglang: Several = None,
+    root: str = "",
+) -> int:
+    """Serve models over OpenAI's API until Ctrl-C; requests choose one by its name.
+
+    Args:
+        models: Digests (or their beginnings), stages (of the latest run, or RUN/STAGE), aliases in
+            MLflow (@best, NAME@best), model folders, hf:ORG/NAME@REVISION; NAME=MODEL names one.
+        port: Where to listen.
+        host: Which address to listen on; beyond loopback a key is required.
+        api_key_from: Environment variable with the key that requests must carry.
+        tool_parser: SGLang's parser of tool calls; none: no parsing; default: by the chat template.
+        reasoning_parser: SGLang's parser of thinking; none: no parsing; default: by the template.
+        servers: How many servers each model gets.
+        tp: How many devices each server gets.
+        sglang: SGLang server arguments as NAME=VALUE, e.g. context_length=8192.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.serve import ServeOptions
+    from flows.command.models.serve import serve as run
+
+    options = ServeOptions(
+        host, port, api_key_from, tool_parser, reasoning_parser, servers, tp, sglang or [], root
+    )
+    return run(models, options, console)
+
+
+@app.command(
+    help_epilogue=examples("chat agent-rl", "chat @best --thinking", "chat ./model < questions.txt")
+)
+def chat(
+    model: str,
+    /,
+    *,
+    system: str = "",
+    temperature: float = 0.7,
+    max_tokens: int = 512,
+    thinking: Switch = False,
+    root: str = "",
+) -> int:
+    """Converse with a model; through a pipe, each line is a message and only answers are printed.
+
+    Args:
+        model: As for `serve`.
+        system: A system message.
+        temperature: Of sampling; 0 always takes the likeliest token.
+        max_tokens: Longest answer.
+        thinking: Let the model think first, where its template has a switch for it.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.chat import ChatOptions
+    from flows.command.models.chat import chat as run
+
+    return run(model, ChatOptions(system, temperature, max_tokens, thinking), root, console)
+
+
+@app.command(
+    help_epilogue=examples("export agent-rl ./agent", "export @best ./best --license apache-2.0")
+)
+def export(model: str, folder: str, /, *, license: str = "", root: str = "") -> int:
+    """Write a model as an HF folder with its card and its lineage. Overwrites nothing.
+
+    Args:
+        model: As for `serve`.
+        folder: Where to; made if missing, must be empty.
+        license: What the card states, e.g. apache-2.0; default: the base model's, if it is known.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.export import export as run
+
+    return run(model, folder, license, root, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "push @best s3://bucket/models/best", "push agent-rl hf:my-org/agent --public"
+    )
+)
+def push(
+    model: str, to: str, /, *, license: str = "", public: Switch = False, root: str = ""
+) -> int:
+    """Export a model to a bucket or to a hub (HF_ENDPOINT, HF_TOKEN).
+
+    Args:
+        model: As for `serve`.
+        to: An empty prefix such as s3://BUCKET/PREFIX, or hf:ORG/NAME[@BRANCH]: one more commit.
+        license: As for `export`.
+        public: Let everybody see a repository that this creates; it is private otherwise.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.push import push as run
+
+    return run(model, to, license, public, root, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "convert ./model ./megatron", "convert ./megatron ./model --like hf:Qwen/Qwen3-0.6B"
+    )
+)
+def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> int:
+    """Convert a model from HF to Megatron's dist_checkpointing or back, and compare logits.
+
+    Args:
+        source: As for `serve`, or a dist_checkpointing folder.
+        folder: Where to; made if missing, must be empty.
+        like: A model with the configuration and tokenizer, for a dist_checkpointing folder that has
+            none beside it.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.convert import convert as run
+
+    return run(source, folder, like, root, console)
+
+
+@artifacts_app.command(help_epilogue=examples("artifacts gc", "artifacts gc --keep-runs 1 --yes"))
+def gc(*, keep_runs: int = 3, yes: Switch = False, json: Json = False, root: str = "") -> int:
+    """Show which artifacts nothing needs and what they would free; with --yes, delete them.
+
+    Kept are those of running runs, of the newest runs of each recipe, of aliases in MLflow, pinned
+    ones, and all that is younger than an hour.
+
+    Args:
+        keep_runs: How many runs of each recipe keep their artifacts and their report.
+        yes: Delete.
+        root: The store; default: the latest run's.
+    """
+    from flows.command.models.collect import collect
+
+    return collect(keep_runs, yes, json, root, console)
+
+
+@artifacts_app.command(help_epilogue=examples("artifacts pin agent-rl --note paper"))
+def pin(artifact: str, /, *, note: str = "", root: str = "") -> int:
+    """Keep an artifact whatever `gc` finds.
+
+    Args:
+        artifact: A digest (or its beginning), a stage, or an alias.
+        note: Why.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.collect import pin as run
+
+    return run(artifact, note, root, console)
+
+
+@artifacts_app.command(help_epilogue=examples("artifacts unpin agent-rl"))
+def unpin(artifact: str, /, *, root: str = "") -> int:
+    """Let `gc` delete an artifact that nothing else needs.
+
+    Args:
+        artifact: A digest (or its beginning), a stage, or an alias.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.collect import unpin as run
+
+    return run(artifact, root, console)

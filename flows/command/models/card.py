@@ -1,0 +1,169 @@
+"""The model card of an exported model: what it is, where it comes from, how good it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.command.models.lineage import Ancestor, Origin
+from infra.store.manifest import Manifest
+
+CARD, LINEAGE = "README.md", "lineage.json"
+UNKNOWN_LICENCE = "unknown"
+
+
+def licence_of(folder: Path) -> str:
+    """As the card that came with the model says, e.g. `apache-2.0`; `unknown` where none does."""
+    path = folder / CARD
+    if not path.is_file():
+        return UNKNOWN_LICENCE
+    parts = path.read_text(errors="replace").split("---\n", 2)
+    try:
+        head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    except yaml.YAMLError:
+        head = None
+    named = head.get("license") if isinstance(head, dict) else None
+    return named if isinstance(named, str) else UNKNOWN_LICENCE
+
+
+def lineage_content(lineage: Sequence[Ancestor], origin: Origin | None) -> dict[str, Any]:
+    """What `lineage.json` holds."""
+    return {
+        "artifacts": [_ancestor(ancestor) for ancestor in lineage],
+        "run": None
+        if origin is None
+        else {
+            "run": origin.run,
+            "stage": origin.stage,
+            "recipe": origin.recipe,
+            "scored_as": origin.scored_as,
+            "scores": origin.scores,
+            "greedy": origin.greedy,
+            "intervals": origin.intervals,
+        },
+    }
+
+
+def _ancestor(ancestor: Ancestor) -> dict[str, Any]:
+    told: dict[str, Any] = {"digest": ancestor.digest, "role": ancestor.role}
+    if (manifest := ancestor.manifest) is None:
+        return told | {"missing": "its manifest is not in the store any more"}
+    return told | manifest.model_dump(mode="json", exclude={"files", "digest", "code"}) | {
+        "code": {name: manifest.code.get(name) for name in ("hash", "version", "commit", "dirty")},
+        "files": {file.path: file.sha256 for file in manifest.files},
+    }  # fmt: skip
+
+
+def card(
+    name: str,
+    config: Mapping[str, Any],
+    licence: str,
+    lineage: Sequence[Ancestor],
+    origin: Origin | None,
+) -> str:
+    """The text of the model card."""
+    head = {"license": licence, "library_name": "transformers", "pipeline_tag": "text-generation"}
+    if licence == UNKNOWN_LICENCE:
+        head.pop("license")
+    lines = [
+        "---", yaml.safe_dump({**head, "tags": ["tributary"]}, sort_keys=False).strip(), "---",
+        "", f"# {name}", "", *_what(config, lineage, origin), "", *_load(), "", *_scores(origin),
+        *_licence(licence), "", *_lineage(lineage), "", *_recipe(origin),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _what(
+    config: Mapping[str, Any], lineage: Sequence[Ancestor], origin: Origin | None
+) -> Iterator[str]:
+    own = lineage[0].manifest if lineage else None
+    architecture = ", ".join(config.get("architectures", [])) or str(config.get("model_type"))
+    made = f" by a stage of kind `{own.kind}`" if own else ""
+    yield f"A {architecture}, post-trained with Tributary{made}."
+    if origin is not None:
+        yield f"Run `{origin.run}`, stage `{origin.stage}`."
+
+
+def _load() -> Iterator[str]:
+    yield "## How to load it"
+    yield ""
+    yield "```python"
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    yield ""
+    yield 'folder = "."  # this folder, or the name of the model on a hub'
+    yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    yield 'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
+    yield "```"
+    yield ""
+    yield "Or serve it: `tributary serve FOLDER`."
+
+
+def _scores(origin: Origin | None) -> Iterator[str]:
+    if origin is None or not origin.scores:
+        return
+    yield "## Scores"
+    yield ""
+    yield "Mean outcome on the recipe's held-out problems, 0 to 1, with 95% intervals."
+    yield ""
+    yield "| domain | temperature 1 | 95% interval | greedy |"
+    yield "|---|---|---|---|"
+    for domain, score in origin.scores.items():
+        low_high = origin.intervals.get(domain)
+        interval = f"{low_high[0]:.3f} to {low_high[1]:.3f}" if low_high else ""
+        greedy = f"{origin.greedy[domain]:.3f}" if domain in origin.greedy else ""
+        yield f"| {domain} | {score:.3f} | {interval} | {greedy} |"
+    yield ""
+
+
+def _licence(licence: str) -> Iterator[str]:
+    yield "## Licence"
+    yield ""
+    if licence == UNKNOWN_LICENCE:
+        yield "Not stated. The licence of the base model and of the data apply."
+    else:
+        yield f"`{licence}`. The licence of the base model and of the data apply as well."
+
+
+def _lineage(lineage: Sequence[Ancestor]) -> Iterator[str]:
+    yield "## Lineage"
+    yield ""
+    if not lineage:
+        yield "Made from a folder that no Tributary stage made; nothing is known of its origin."
+        return
+    yield f"From this model back to its base; `{LINEAGE}` has every setting, seed and checksum."
+    yield ""
+    yield "| artifact | as | settings, code | libraries |"
+    yield "|---|---|---|---|"
+    for ancestor in lineage:
+        role = ancestor.role or "this model"
+        if (manifest := ancestor.manifest) is None:
+            yield f"| {ancestor.digest[:12]} | {role} | not in the store any more | |"
+        else:
+            short = f"{manifest.kind}/{manifest.digest[:12]}"
+            yield f"| {short} | {role} | {_seeds(manifest)} | {_libraries(manifest)} |"
+
+
+def _seeds(manifest: Manifest) -> str:
+    commit = str(manifest.code.get("commit") or "")[:12] or "no commit"
+    dirty = ", changed since" if manifest.code.get("dirty") else ""
+    seeds = ", ".join(f"{name} {seed}" for name, seed in manifest.seeds.items())
+    return f"{seeds or 'no seed'}; {commit}{dirty}"
+
+
+def _libraries(manifest: Manifest) -> str:
+    names = ("torch", "megatron-core", "sglang", "transformers")
+    return ", ".join(f"{n} {manifest.libraries[n]}" for n in names if n in manifest.libraries)
+
+
+def _recipe(origin: Origin | None) -> Iterator[str]:
+    if origin is None:
+        return
+    yield "## Recipe"
+    yield ""
+    yield "```yaml"
+    yield yaml.safe_dump(json.loads(json.dumps(origin.recipe)), sort_keys=False).strip()
+    yield "```"

@@ -1,0 +1,119 @@
+"""`tributary export`: a model as an HF folder that others can load and that says what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from engines.families.common.config import read_config
+from flows.command.find_artifact import NamedModel, find_named_model
+from flows.command.models.card import (
+    CARD,
+    LINEAGE,
+    UNKNOWN_LICENCE,
+    card,
+    licence_of,
+    lineage_content,
+)
+from flows.command.models.lineage import lineage_of, origin_of
+from infra.errors import CorruptArtifact, InputError
+
+_TAKEN = (".json", ".jinja", ".txt", ".model", ".safetensors")
+"""what a model is made of; records of how it was trained stay in the store"""
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    folder: Path
+    bytes: int
+    licence: str
+
+
+def export(artifact: str, folder: str, licence: str, root: str, console: Console) -> int:
+    made = export_model(find_named_model(artifact, root), Path(folder).expanduser(), licence)
+    console.print(
+        f"{made.folder}: {made.bytes / 1e6:.1f} MB; transformers loads it",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if made.licence == UNKNOWN_LICENCE:
+        console.print("The card states no licence; --license ID names one.", markup=False)
+    return 0
+
+
+def export_model(model: NamedModel, folder: Path, licence: str = "") -> Exported:
+    """Write the model to `folder`, which must not hold anything yet: all of it, or nothing.
+
+    Raises InputError for a folder that is taken, CorruptArtifact for a model that transformers does
+    not load whole.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not empty: give another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        named = licence or licence_of(model.folder)
+        _copy(model.folder, draft)
+        _describe(model, draft, folder.name, named)
+        require_loadable(draft)
+        size = _open_to_readers(draft)
+        os.replace(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return Exported(folder, size, named)
+
+
+def require_loadable(folder: Path) -> None:
+    """Raises CorruptArtifact unless transformers loads the tokenizer and every weight."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        AutoTokenizer.from_pretrained(folder)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", output_loading_info=True
+        )
+    except Exception as error:
+        raise CorruptArtifact(
+            f"transformers does not load the model: {type(error).__name__}: {error}. Nothing was"
+            " written; delete the artifact and run its stage again"
+        ) from error
+    wrong = {kind: sorted(map(str, names)) for kind, names in loaded[1].items() if names}
+    if wrong:
+        raise CorruptArtifact(f"transformers loads the model, but {wrong}. Nothing was written")
+
+
+def _copy(source: Path, draft: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.is_file() and (path.suffix in _TAKEN or path.name.startswith("LICENSE")):
+            shutil.copyfile(path, draft / path.name)
+
+
+def _describe(model: NamedModel, draft: Path, name: str, licence: str) -> None:
+    lineage, origin = [], origin_of(model)
+    if model.record is not None and model.artifacts is not None:
+        lineage = lineage_of(model.artifacts, model.record.kind, model.record.digest)
+    content = lineage_content(lineage, origin)
+    (draft / LINEAGE).write_text(json.dumps(content, indent=1) + "\n")
+    (draft / CARD).write_text(card(name, read_config(draft), licence, lineage, origin))
+
+
+def _open_to_readers(draft: Path) -> int:
+    """Others may read it, whatever the umask; returns its size in bytes."""
+    size = 0
+    for path in draft.iterdir():
+        path.chmod(_FILE_MODE)
+        size += path.stat().st_size
+    draft.chmod(_FOLDER_MODE)
+    return size

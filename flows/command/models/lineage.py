@@ -1,0 +1,108 @@
+"""What an artifact was made from, back to its base, and which run's scores are about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.catalog import plan_of
+from flows.command.find_artifact import NamedModel
+from flows.reports.report import build_report
+from flows.running.records import RunRecord, find_run, run_entries, store_of
+from infra.errors import TributaryError
+from infra.store.artifacts import ArtifactStore
+from infra.store.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The stage of a run that made an artifact, or found it made."""
+
+    run: str
+    stage: str
+    recipe: Mapping[str, Any]
+    """as it is on record"""
+    scored_as: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    """by domain: mean outcome at temperature 1"""
+    greedy: Mapping[str, float] = field(default_factory=dict[str, float])
+    intervals: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+    """95% intervals of `scores`"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An artifact of the lineage; `manifest` is None where the store does not have it any more."""
+
+    digest: str
+    role: str
+    """what it was to the one made from it: `model`, a teacher's name, ...; empty: itself"""
+    manifest: Manifest | None
+
+
+def lineage_of(artifacts: ArtifactStore, kind: str, digest: str) -> list[Ancestor]:
+    """The artifact itself first, then what it was made from, each once."""
+    kinds = {record.digest: record.kind for record in artifacts.list()}
+    found: dict[str, Ancestor] = {}
+    ahead = [("", kind, digest)]
+    while ahead:
+        role, of_kind, wanted = ahead.pop(0)
+        if wanted in found:
+            continue
+        manifest = artifacts.manifest(of_kind, wanted) if of_kind else None
+        found[wanted] = Ancestor(wanted, role, manifest)
+        inputs = manifest.inputs if manifest else {}
+        ahead += [(role, kinds.get(digest, ""), digest) for role, digest in inputs.items()]
+    return list(found.values())
+
+
+def origin_of(model: NamedModel) -> Origin | None:
+    """The run that is named, if a run was, else the newest one of this home that has the artifact;
+    None where there is none."""
+    if model.record is None or model.artifacts is None:
+        return None
+    for record in _runs(model.name, model.artifacts.store.root):
+        try:
+            stages = record.stages().values()
+        except TributaryError:
+            continue
+        for stage in stages:
+            if stage.digest == model.record.digest:
+                return _origin(record, stage.name)
+    return None
+
+
+def _runs(name: str, root: str) -> Iterator[RunRecord]:
+    run = name.rpartition("/")[0]
+    entries = run_entries()
+    if run and any(run in (e.run, e.name, e.recipe) for e in entries):
+        yield find_run(run)
+    for entry in entries:
+        store = store_of(entry.storage)
+        if store.root == root:
+            record = RunRecord(store, entry.run)
+            if record.exists:
+                yield record
+
+
+def _origin(record: RunRecord, stage: str) -> Origin:
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    planned = next((p for p in plan if p.name == stage), None)
+    scored_as = planned.scored_as or stage if planned else stage
+    try:
+        report = build_report(record, plan)
+    except TributaryError:  # its evaluation is gone: the model is still a model
+        return Origin(head.run, stage, head.recipe, scored_as)
+    return Origin(
+        head.run,
+        stage,
+        head.recipe,
+        scored_as,
+        report.scores.get(scored_as, {}),
+        report.greedy.get(scored_as, {}),
+        report.intervals.get("scores", {}).get(scored_as, {}),
+    )

@@ -1,0 +1,125 @@
+"""The recipe that one stage stands for."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.command.find_artifact import model_place
+from flows.load import set_field, validate_recipe
+from flows.one_stage.domain import columns_of, domain_of, expert_name
+from flows.one_stage.options import OneStage
+from flows.recipe import MAX_NAME, Recipe
+from infra.data_files.chunks import LocalFiles
+from infra.data_files.files import find_files
+from infra.errors import InputError
+from tasks.evaluate.spec import EvaluateSettings
+from tasks.model_folder.location import beside
+
+BATCH_SIZE = 16
+STEPS = {"sft": 200, "rl": 100}
+"""where no files say how many there are"""
+HELD_OUT_SHARE = 0.08
+"""rows that are surely held out: the curriculum holds out a tenth, by their content"""
+
+
+def recipe_data(asked: OneStage) -> dict[str, Any]:
+    """As a person would write it, paths made absolute, changes made. Raises InputError."""
+    folder = Path.cwd()
+    asked = _placed(asked, folder)
+    name = expert_name(asked)
+    domain, hooks = domain_of(asked)
+    expert = {"domain": domain} if domain else {}
+    data: dict[str, Any] = {
+        "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
+        "seed": asked.seed,
+        "base": {"folder": model_place(asked.model, asked.root)},
+        "experts": {name: {**expert, "path": _path(asked)}},
+    }
+    scores = asked.scores | _problems(asked) if domain and asked.kind != "distill" else {}
+    if scores:
+        data["evaluate"] = scores
+    if hooks:
+        data["hooks"] = hooks
+    for change in asked.changes:
+        set_field(data, change)
+    return data
+
+
+def validated(asked: OneStage, data: dict[str, Any]) -> Recipe:
+    return validate_recipe(data, f"tributary {asked.kind}")
+
+
+def as_yaml(data: dict[str, Any]) -> str:
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _placed(asked: OneStage, folder: Path) -> OneStage:
+    """Files as a recipe that lies anywhere names them."""
+    return replace(
+        asked,
+        data=[beside(file, folder) for file in asked.data],
+        held_out=[beside(file, folder) for file in asked.held_out],
+    )
+
+
+def _path(asked: OneStage) -> list[dict[str, Any]]:
+    match asked.kind:
+        case "evaluate":
+            return []
+        case "distill":
+            every = {"problems": _rows(asked.data)} if asked.data else {}
+            return [{"distill": every | asked.settings}]
+        case "rl":
+            return [{"rl": {"steps": STEPS["rl"], **asked.settings}}]
+        case "sft":
+            return [{"sft": _sft(asked)}]
+
+
+def _sft(asked: OneStage) -> dict[str, Any]:
+    settings: dict[str, Any] = {"batch_size": BATCH_SIZE, **asked.settings}
+    steps = settings.pop("steps", None)
+    if steps is None:
+        batch = settings["batch_size"]
+        steps = ceil(_rows(asked.data) * asked.epochs / batch) if asked.data else STEPS["sft"]
+    optimizer = settings.pop("optimizer")
+    optimizer |= {"decay": "cosine", "min_lr_ratio": 0.1, "warmup_steps": steps // 30}
+    written = {"steps": steps, **settings, "optimizer": optimizer}
+    if asked.data:
+        columns = {"columns": columns_of(asked.columns)} if asked.columns else {}
+        written["data"] = {"files": list(asked.data), **columns}
+    return written
+
+
+def _problems(asked: OneStage) -> dict[str, Any]:
+    """How many to evaluate, where files hold so many and no more."""
+    if "problems" in asked.scores or asked.domain:
+        return {}
+    most = EvaluateSettings.model_fields["problems"].default
+    if asked.kind == "evaluate":
+        held_out = _rows(asked.data)
+    elif asked.held_out:
+        held_out = _rows(asked.held_out)
+    else:
+        held_out = int(HELD_OUT_SHARE * _rows(asked.data))
+    return {"problems": max(1, min(most, held_out))}
+
+
+def _rows(files: Sequence[str]) -> int:
+    """Raises InputError for files that are not there or hold none."""
+    with tempfile.TemporaryDirectory(prefix="tributary-rows-") as scratch:
+        rows = LocalFiles(find_files(files), Path(scratch)).num_rows
+    if not rows:
+        raise InputError(f"--data {' '.join(files)}: the files hold no row")
+    return rows
+
+
+def _recipe_name(spoken: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", spoken.lower())[:MAX_NAME].strip("-")

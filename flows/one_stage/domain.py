@@ -1,0 +1,161 @@
+"""The domain of one stage: a curriculum by name or from files, and what judges its answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from curricula.built_in import BUILT_IN as CURRICULA
+from flows.explain import nearest
+from flows.one_stage.options import OneStage
+from flows.recipe import RESERVED
+from infra.errors import InputError
+from rewards.built_in import BUILT_IN as REWARDS
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    reward: str
+    max_turns: int = 1
+    max_new_tokens: int = 48
+
+
+OURS = {
+    "reasoning": _BuiltIn("math"),
+    "agent": _BuiltIn("agent-answer", max_turns=4),
+    "general": _BuiltIn("constraints"),
+    "reasoning-gym": _BuiltIn("reasoning-gym", max_new_tokens=512),
+}
+"""what suits the built-in curricula"""
+FILES = "files"
+"""the curriculum of a user's own files of prompts"""
+MAX_NEW_TOKENS = 512
+ONLY_MODEL = "own"
+
+
+def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
+    """As a recipe writes it, and the user's own Python files; None where none was asked for.
+
+    Raises InputError.
+    """
+    if not asked.domain and (asked.kind == "sft" or not asked.data):
+        return _none(asked), []
+    name, hooks = _part("--domain", asked.domain) if asked.domain else (FILES, [])
+    if asked.domain and name not in OURS and ":" not in name:
+        raise InputError(
+            f"--domain {asked.domain}: there is no such domain; built in: {', '.join(OURS)}; or"
+            f" your own as file.py:Class{nearest(asked.domain, OURS)}"
+        )
+    ours = OURS.get(name, _BuiltIn("", max_new_tokens=MAX_NEW_TOKENS))
+    rewards, more = _rewards(asked, ours.reward)
+    options = {} if asked.domain else {"options": _prompt_files(asked)}
+    written: dict[str, Any] = {"curriculum": {"name": name, **options}, "rewards": rewards}
+    written["max_new_tokens"] = asked.max_new_tokens or ours.max_new_tokens
+    if ours.max_turns > 1:
+        written["max_turns"] = ours.max_turns
+    return written, list(dict.fromkeys([*hooks, *more]))
+
+
+def expert_name(asked: OneStage) -> str:
+    """What the stages are called by: the domain, or the first file."""
+    if asked.domain:
+        spoken = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", asked.domain.rpartition(":")[2])
+    else:
+        spoken = re.split(r"[*?\[]", asked.data[0])[0].rstrip("/") if asked.data else ""
+        spoken = Path(spoken).name.partition(".")[0]
+    name = re.sub(r"[^a-z0-9]+", "-", spoken.lower()).strip("-")
+    if not re.match(r"[a-z]", name) or name in RESERVED or name.startswith("unified"):
+        name = f"{ONLY_MODEL}-{name}".strip("-")
+    return name[:40].rstrip("-")
+
+
+def _none(asked: OneStage) -> None:
+    """Raises InputError where the stage needs problems."""
+    if asked.kind != "sft":
+        raise InputError(
+            f"{asked.kind} needs problems: give --domain ({', '.join(OURS)}, or your own as"
+            " file.py:Class) or --data with files of prompts and references"
+        )
+    if not asked.data:
+        raise InputError(
+            "sft needs something to learn from: give --data with files of messages, or --domain"
+            f" for its demonstrations ({', '.join(OURS)}, or your own as file.py:Class)"
+        )
+    if asked.rewards:
+        raise InputError("--reward judges answers in a domain; give --domain, or leave it out")
+
+
+def _prompt_files(asked: OneStage) -> dict[str, Any]:
+    """Options of the curriculum `files`."""
+    columns = {"columns": columns_of(asked.columns)} if asked.columns else {}
+    source = {"files": list(asked.data), **columns}
+    match asked.kind, bool(asked.held_out):
+        case "evaluate", _:
+            return {"sources": {**source, "split": "heldout"}}
+        case "distill", _:
+            return {"sources": source, "shares": {"heldout": 0.0, "distill": 1.0}}
+        case _, True:
+            held_out = {"name": "held-out", "files": list(asked.held_out), **columns}
+            split = [{**source, "split": "train"}, {**held_out, "split": "heldout"}]
+            return {"sources": split}
+        case _:
+            return {"sources": source}
+
+
+def columns_of(written: Sequence[str]) -> dict[str, str]:
+    """Raises InputError for what is not `column=name`."""
+    for each in written:
+        if not re.fullmatch(r"[^=]+=[^=]+", each):
+            raise InputError(f"--columns {each}: write column=name, e.g. messages=dialog")
+    return dict(each.split("=") for each in written)
+
+
+def _rewards(asked: OneStage, default: str) -> tuple[list[dict[str, Any]], list[str]]:
+    named = list(asked.rewards) or ([default] if default else [])
+    if not named:
+        raise InputError(
+            "--reward: say what judges the answers; built in:"
+            f" {', '.join(REWARDS)}; or your own as file.py:function"
+        )
+    terms: list[dict[str, Any]] = []
+    hooks: list[str] = []
+    for each in named:
+        spoken, equals, weight = each.partition("=")
+        name, files = _part("--reward", spoken)
+        if name not in REWARDS and ":" not in name:
+            raise InputError(
+                f"--reward {spoken}: there is no such reward; built in: {', '.join(REWARDS)}; or"
+                f" your own as file.py:function{nearest(spoken, REWARDS)}"
+            )
+        term: dict[str, Any] = {"name": name}
+        if equals:
+            term["weight"] = _number(each, weight)
+        if not terms:
+            term["outcome"] = True
+        terms.append(term)
+        hooks += files
+    return terms, hooks
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--reward {option}: write name=weight, e.g. format=0.2") from None
+
+
+def _part(option: str, spoken: str) -> tuple[str, list[str]]:
+    """`file.py:Class` as `file:Class` with the file as a hook; other names as they are."""
+    file, colon, attribute = spoken.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return spoken, []
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise InputError(f"{option} {spoken}: there is no file {path}")
+    return f"{path.stem}:{attribute}", [str(path)]
+
+
+assert OURS.keys() <= CURRICULA.keys()

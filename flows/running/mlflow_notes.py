@@ -1,0 +1,126 @@
+"""What a run and its stages say of themselves in MLflow: descriptions in markdown, and datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flows.plan import PlannedStage
+from flows.reports.report import Scores, domains_of, markdown_table
+from infra.store.artifacts import ArtifactRecord
+from infra.tracking.rest import Dataset
+
+_HEADLINES = (
+    "outcome_first",
+    "outcome_last",
+    "eval_outcome_first",
+    "eval_outcome_last",
+    "loss",
+    "rows",
+    "outcome_mean",
+    "steps",
+    "solved",
+)
+"""what is said of a finished stage, where it has it"""
+_MOST_SCORES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stage that another was made from."""
+
+    stage: str
+    page: str
+    """its MLflow run's; empty if it has none"""
+
+
+def stage_note(
+    run: str,
+    planned: PlannedStage,
+    sources: Mapping[str, Source],
+    links: Mapping[str, str],
+    record: ArtifactRecord | None = None,
+    origin: str = "",
+) -> str:
+    """The outcome first, once it is `record`ed; then where it comes from and where to read on.
+    `origin` is the page of the run that made a cached stage."""
+    rows = [[role, _linked(source.stage, source.page)] for role, source in sources.items()]
+    rows += [["makes", f"a version of {planned.model}"]] if planned.model else []
+    rows += [["artifact", f"`{record.url}`"]] if record else []
+    rows += [["made by", _linked("another run", origin)]] if origin else []
+    rows += [[title, _linked(title, page)] for title, page in links.items()]
+    rows += [["log", f"`tributary logs {run} {planned.name}`"]]
+    table = markdown_table(["from and to", ""], rows)
+    outcome = _outcome(record) if record else ""
+    return f"{outcome}\n\n{table}" if outcome else table
+
+
+def _outcome(record: ArtifactRecord) -> str:
+    scores = {k: v for k, v in sorted(record.metrics.items()) if k.startswith("score/")}
+    shown = {name: record.metrics[name] for name in _HEADLINES if name in record.metrics}
+    shown |= dict(list(scores.items())[:_MOST_SCORES])
+    if not shown:
+        return ""
+    return markdown_table(
+        ["outcome", ""], [[name, f"{value:.4g}"] for name, value in shown.items()]
+    )
+
+
+def run_note(of: str, scores: Scores, links: Mapping[str, str]) -> str:
+    """Who is best in each domain, on the first line: MLflow shows no more of an experiment's text
+    at first. Then every score, and pages. `of` says which run it is, where the page does not."""
+    domains = domains_of(scores)
+    best = {domain: _best(scores, domain) for domain in domains}
+    lines = [
+        f"{domain}: **{model}** {scores[model][domain]:.3f}" if model else f"{domain}: none"
+        for domain, model in best.items()
+    ]
+    rows = [
+        [model, *(_cell(row, domain, best[domain] == model) for domain in domains)]
+        for model, row in scores.items()
+    ]
+    pages = " · ".join(_linked(name, page) for name, page in links.items())
+    best_line = "Best: " + ", ".join(lines) if lines else "No scores yet"
+    parts = [f"{best_line} (run {of})" if of else best_line]
+    parts += [markdown_table(["mean outcome", *domains], rows)] if rows else []
+    return "\n\n".join(filter(None, [*parts, pages]))
+
+
+def _best(scores: Scores, domain: str) -> str:
+    """Empty where every model scored 0."""
+    of = {model: row[domain] for model, row in scores.items() if row.get(domain)}
+    return max(of, key=lambda model: of[model], default="")
+
+
+def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:
+    if domain not in row:
+        return ""
+    return f"**{row[domain]:.3f}**" if is_best else f"{row[domain]:.3f}"
+
+
+def _linked(text: str, page: str) -> str:
+    """MLflow follows no `file:` address; there it is to be copied."""
+    if page.startswith("http"):
+        return f"[{text}]({page})"
+    return f"`{page}`" if page else text
+
+
+def datasets_of(planned: PlannedStage) -> Iterator[Dataset]:
+    """Problems that a stage draws itself; what it trains on of other stages it reports."""
+    spec = planned.spec
+    for domain in spec.sampled_domains:
+        for split, count in spec.drawn.items():
+            rows = spec.most_problems if split == "rl" and spec.most_problems else count
+            source = {
+                "curriculum": domain.curriculum.model_dump(mode="json"),
+                "split": split,
+                "seed": spec.seed,
+                "start": getattr(spec, "start", 0),
+            }
+            yield Dataset(
+                name=f"{domain.name} problems, {split}",
+                source=json.dumps(source, sort_keys=True),
+                rows=rows,
+                context="evaluation" if split == "heldout" else "training",
+            )

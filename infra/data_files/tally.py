@@ -1,0 +1,63 @@
+"""How many rows were read, and which were left out and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.data_files.bad_row import BadRow, Reason
+from infra.errors import TrainingStopped
+
+JUDGED_ROWS = 1000
+"""rows after which their share of bad ones is looked at"""
+_NAMED = 5
+"""bad rows of each reason that are named"""
+
+
+@dataclass(slots=True)
+class RowTally:
+    """What became of rows that were read once each."""
+
+    read: int = 0
+    bad: Counter[str] = field(default_factory=Counter[str])
+    """by reason"""
+    named: list[str] = field(default_factory=list[str])
+    """the first of each reason: file, line and what is wrong"""
+
+    @property
+    def num_bad(self) -> int:
+        return self.bad.total() - self.num_contaminated
+
+    @property
+    def num_contaminated(self) -> int:
+        """Rows that are fine, but share words with what is held out."""
+        return self.bad[Reason.CONTAMINATED]
+
+    def left_out(self, where: str, error: BadRow) -> None:
+        self.read += 1
+        self.bad[error.reason] += 1
+        if self.bad[error.reason] <= _NAMED:
+            self.named.append(f"{where}: {error}")
+
+    def judge(self, files: Sequence[str], num_rows: int, max_bad_share: float) -> None:
+        """Raises TrainingStopped if more than this share of the rows are bad: of those read, of
+        1,000 at least, or of all where there are fewer."""
+        judged = max(self.read, min(JUDGED_ROWS, num_rows))
+        if self.num_bad <= max_bad_share * judged:
+            return
+        reasons = ", ".join(f"{n} {why}" for why, n in self.bad.most_common())
+        first = "\n".join(f"  {line}" for line in self.named)
+        raise TrainingStopped(
+            f"{self.num_bad} of the first {self.read} rows of {', '.join(files)} cannot be used"
+            f" ({reasons}), more than max_bad_share {max_bad_share:g}; correct them, or raise"
+            f" max_bad_share. The first:\n{first}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"read": self.read, "bad": dict(self.bad), "named": list(self.named)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> RowTally:
+        return RowTally(value["read"], Counter(value["bad"]), list(value["named"]))

@@ -1,0 +1,34 @@
+"""Runs on record and artifacts in a store, as runs leave them, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.load import load_recipe
+from flows.running.records import RunRecord, RunState, StageRecord, new_run, store_of
+from infra.home import home
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+
+
+def artifact_store() -> ArtifactStore:
+    """The default store of this home."""
+    return ArtifactStore(store_of(load_recipe("cpu-smoke").storage), home() / "cache")
+
+
+def put_artifact(
+    kind: str, digest: str, folder: Path, inputs: dict[str, str] | None = None
+) -> ArtifactRecord:
+    return artifact_store().commit(
+        kind, digest, 1, folder, identity={"steps": 3}, inputs=inputs or {},
+        code={"hash": "ef", "commit": "0123456789abcdef", "dirty": False}, metrics={"loss": 0.5},
+        seeds={"seed": 7}, mlflow_run_id="", seconds=2.5,
+    )  # fmt: skip
+
+
+def put_run(stages: dict[str, tuple[str, str]], state: str = "completed") -> RunRecord:
+    """A run of `cpu-smoke` with these stages, each a kind and a digest."""
+    record = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
+    record.put_state(RunState.model_validate({"state": state}))
+    for name, (kind, digest) in stages.items():
+        record.put_stage(StageRecord(name=name, kind=kind, digest=digest, state="completed"))
+    return record

@@ -1,0 +1,104 @@
+"""One address for several models, in front of servers that speak OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx
+import pytest
+from aiohttp import web
+
+from engines.sglang.serving.gateway import Gateway
+from infra.access import LOOPBACK
+from infra.errors import EngineError
+from infra.processes.ports import free_ports
+
+pytestmark = pytest.mark.unit
+
+KEY = "sk-planted"
+KEYED = {"Authorization": f"Bearer {KEY}"}
+
+
+class Upstream(Gateway):
+    """A router's place: says its name, or streams it letter by letter, one each 20 ms."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.name = name
+        super().__init__(LOOPBACK, port, "", {name: ""})
+
+    async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
+        del router
+        if b'"stream"' not in body:
+            return web.json_response({"model": self.name, "path": request.path})
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for letter in self.name:
+            await answer.write(f"data: {letter}\n\n".encode())
+            await asyncio.sleep(0.02)
+        await answer.write_eof()
+        return answer
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    one, two, nobody, own = free_ports(4)
+    routers = {
+        "first": f"http://{LOOPBACK}:{one}",
+        "second": f"http://{LOOPBACK}:{two}",
+        "dead": f"http://{LOOPBACK}:{nobody}",
+    }
+    with (
+        closing(Upstream(one, "first")),
+        closing(Upstream(two, "second")),
+        closing(Gateway(LOOPBACK, own, KEY, routers)),
+    ):
+        yield f"http://{LOOPBACK}:{own}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("model", ["first", "second"])
+def test_a_request_goes_to_the_model_that_it_names(url: str, path: str, model: str) -> None:
+    answer = httpx.post(url + path, json={"model": model}, headers=KEYED)
+    assert answer.json() == {"model": model, "path": path}
+
+
+def test_models_are_listed(url: str) -> None:
+    listed = httpx.get(f"{url}/v1/models", headers=KEYED).json()["data"]
+    assert [model["id"] for model in listed] == ["first", "second", "dead"]
+
+
+def test_an_answer_comes_in_pieces(url: str) -> None:
+    body = {"model": "second", "stream": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=KEYED) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        pieces = list(answer.iter_raw())
+    assert len(pieces) > 1
+    assert b"".join(pieces) == b"".join(f"data: {letter}\n\n".encode() for letter in "second")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "told"),
+    [
+        (b'{"model": "third"}', KEYED, 404, "there are first, second, dead"),
+        (b'{"messages": []}', KEYED, 400, "with `model`"),
+        (b"[]", KEYED, 400, "with `model`"),
+        (b'{"model": ["first"]}', KEYED, 404, "no model"),
+        (b'{"model": "first"}', {}, 401, "give the key"),
+        (b'{"model": "first"}', {"Authorization": "Bearer sk-wrong"}, 401, "give the key"),
+        (b'{"model": "dead"}', KEYED, 502, "router does not answer"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_openai_s_form(
+    url: str, body: bytes, headers: dict[str, str], status: int, told: str
+) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == status
+    assert told in answer.json()["error"]["message"]
+
+
+def test_a_port_that_is_taken_is_named(url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    with pytest.raises(EngineError, match=f"nothing can listen on {LOOPBACK}:{port}"):
+        Gateway(LOOPBACK, port, "", {})

@@ -1,0 +1,204 @@
+"""A recipe whose problems are rows of files: where they are found, what runs again, what `check`
+says of rows, references and rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engines.types import Message, Problem, Status, Transcript
+from flows.checks.recipe import cautions, check_recipe
+from flows.load import load_recipe
+from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from rewards.registry import build
+from rewards.rubric import Rubric, Term
+from tasks.sft.spec import SftSpec
+
+pytestmark = pytest.mark.unit
+
+EXACT = {"name": "exact", "outcome": True}
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+def write(folder: Path, rows: int = 60, name: str = "sums.jsonl", **fields: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [{"question": f"{n}+1", "answer": n + 1, **fields} for n in range(rows)]
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def recipe(folder: Path, options: Any, rewards: Any = (EXACT,), **fields: Any) -> Recipe:
+    size = {"hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    written = {
+        "name": "own-prompts",
+        "base": {"random": {**size, "ffn_size": 64}},
+        "experts": {
+            "sums": {
+                "domain": {
+                    "curriculum": {"name": "files", "options": options},
+                    "rewards": list(rewards),
+                },
+                "path": [{"rl": {"steps": 2, "optimizer": {"lr": 2e-4}}}],
+            }
+        },
+        "evaluate": {"problems": 4, "samples": 2},
+        **fields,
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(written))
+    return load_recipe(str(folder / "recipe.yaml"))
+
+
+def digests(made: Recipe) -> dict[str, str]:
+    return {n: i.digest for n, i in planned_identities(plan_post_train(made)).items()}
+
+
+def refusal(made: Recipe) -> str:
+    with pytest.raises(InputError) as refused:
+        check_recipe(made, plan_post_train(made))
+    return str(refused.value)
+
+
+def test_files_beside_the_recipe_pass_the_check_and_their_content_is_the_identity(tmp_path: Path):
+    for name in ("one", "two"):
+        write(tmp_path / name)
+    source: dict[str, Any] = {"files": ["*.jsonl"]}
+    one = recipe(tmp_path / "one", {"sources": source})
+    check_recipe(one, plan_post_train(one))
+    assert list(cautions(one, plan_post_train(one))) == []
+    first = digests(one)
+    assert digests(recipe(tmp_path / "two", {"sources": [source]})) == first
+    bear = {"sources": source | {"max_bad_share": 0.5}}
+    assert digests(recipe(tmp_path / "two", bear)) == first
+    share = {"sources": source, "shares": {"heldout": 0.2}}
+    assert digests(recipe(tmp_path / "two", share))["sums-rl"] != first["sums-rl"]
+    write(tmp_path / "two", 61)
+    assert digests(recipe(tmp_path / "two", {"sources": source}))["sums-rl"] != first["sums-rl"]
+
+
+def test_check_refuses_what_the_stages_would_stop_at(tmp_path: Path):
+    write(tmp_path)
+    files = {"files": ["sums.jsonl"]}
+    few = recipe(tmp_path, {"sources": files}, evaluate={"problems": 40})
+    assert "only 4 rows are held out; set evaluate.problems to 4 or less" in refusal(few)
+    gone = recipe(tmp_path, {"sources": {"files": ["sum.jsonl"]}})
+    assert "source data: files: no file matches" in refusal(gone)
+    column = files | {"columns": {"reference": "gold"}}
+    assert "more than max_bad_share" in refusal(recipe(tmp_path, {"sources": column}))
+
+
+def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):
+    write(tmp_path)
+    boxed = recipe(
+        tmp_path, {"sources": {"files": ["*.jsonl"]}}, [{"name": "math", "outcome": True}]
+    )
+    said = list(cautions(boxed, plan_post_train(boxed)))
+    assert any("math gives 0 to all of 8 solutions that the rows show" in line for line in said)
+    write(tmp_path, name="other.jsonl")
+    twice = recipe(tmp_path, {"sources": {"files": ["*.jsonl"]}})
+    said = list(cautions(twice, plan_post_train(twice)))
+    assert any("60 rows left out, as an earlier one" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("options", "rewards", "said"),
+    [
+        (
+            {"sources": {"file": ["x"]}},
+            [EXACT],
+            r"sources\.0\.file: unknown field; did you",
+        ),
+        ({"sources": {"files": []}}, [EXACT], r"options\.sources\.0\.files: "),
+        ({}, [EXACT], r"options\.sources: is missing"),
+        (
+            {"sources": {"files": ["x"]}, "shares": {"heldout": 0.7, "sft": 0.6}},
+            [EXACT],
+            r"options\.shares: heldout, distill and sft are 1\.3 together",
+        ),
+        (
+            {"sources": {"files": ["x"], "reference_pattern": "("}},
+            [EXACT],
+            r"reference_pattern: is no regular expression",
+        ),
+        (
+            {"sources": [{"files": ["x"]}, {"files": ["y"]}]},
+            [EXACT],
+            r"two sources have one name \(data, data\)",
+        ),
+        ({"sources": {"files": ["x"]}}, [EXACT | {"sources": ["more"]}], "has data"),
+        (
+            {"sources": [{"files": ["x"], "name": "a"}, {"files": ["x"], "name": "b"}]},
+            [EXACT | {"sources": ["a"]}],
+            "0 rewards of source 'b' say `outcome: true`",
+        ),
+    ],
+)
+def test_what_is_written_wrong_is_named(tmp_path: Path, options: Any, rewards: Any, said: str):
+    with pytest.raises(InputError, match=said):
+        recipe(tmp_path, options, rewards)
+
+
+async def test_each_source_is_judged_by_its_own_reward(tmp_path: Path):
+    terms = [
+        Term("exact", 1.0, True, build("exact"), ("words",)),
+        Term("math", 1.0, True, build("math"), ("sums",)),
+        Term("length", 0.5, False, build("length", {"budget": 8, "margin": 8})),
+    ]
+    rubric = Rubric(terms)
+
+    async def judged(source: str, said: str) -> dict[str, float]:
+        problem = Problem("p", "d", (), {"answer": "42"}, metadata={"source": source})
+        told = Transcript(problem, (Message("assistant", said),), Status.COMPLETED, 0)
+        return (await rubric.judge(told)).breakdown
+
+    assert await judged("words", " 42 ") == {"outcome": 1.0, "length": 0.0, "length/excess": 0.0}
+    assert (await judged("words", r"\boxed{42}"))["outcome"] == 0.0
+    assert (await judged("sums", r"\boxed{42}"))["outcome"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "answer", "said", "score"),
+    [
+        ("exact", {}, "a  b", "a b\n", 1.0),
+        ("exact", {}, "A", "a", 0.0),
+        ("exact", {"ignore_case": True}, ["x", "A"], "a", 1.0),
+        ("exact", {}, 42, "42", 1.0),
+        ("regex", {"pattern": "Answer: (.+)"}, "42", "Answer: 41\nAnswer: 42", 1.0),
+        ("regex", {"pattern": "Answer: (.+)"}, "42", "42", 0.0),
+        ("regex", {"pattern": r"\d+"}, "42", "It is 42.", 1.0),
+    ],
+)
+async def test_a_reply_is_compared_with_the_reference(
+    name: str, options: Any, answer: Any, said: str, score: float
+):
+    problem = Problem("p", "d", (), {"answer": answer})
+    told = Transcript(problem, (Message("assistant", said),), Status.COMPLETED, 1)
+    assert (await build(name, options)(told)).score == score
+
+
+def test_own_conversations_are_compared_with_the_held_out_rows(tmp_path: Path):
+    write(tmp_path)
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    made = recipe(tmp_path, {"sources": {"files": ["sums.jsonl"]}})
+    data = {"files": [str(tmp_path / "chats.jsonl")]}
+    sft = {"steps": 2, "optimizer": {"lr": 1e-3}, "data": data, "decontaminate": 8}
+    written = made.model_dump(mode="json")
+    written["experts"]["sums"]["path"] = [{"sft": sft}]
+    held_out = Recipe.model_validate(written)
+    check_recipe(held_out, plan_post_train(held_out))
+    spec = next(s.spec for s in plan_post_train(held_out) if s.name == "sums-sft")
+    assert isinstance(spec, SftSpec)
+    assert [each.name for each in spec.held_out] == ["files"]
+    written["experts"]["sums"]["domain"]["curriculum"] = {"name": "general"}
+    with pytest.raises(InputError, match="decontaminate: compares with held-out rows"):
+        plan_post_train(Recipe.model_validate(written))

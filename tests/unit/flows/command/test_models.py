@@ -1,0 +1,197 @@
+"""Names of models, pins, and which artifacts nothing needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.command.find_artifact import find_named_model, locate_artifact
+from flows.command.main import main
+from flows.command.models.needed import survey
+from infra.errors import InputError
+from infra.store.store import Store
+from infra.tracking.aliases import AliasedArtifact
+from tests.parts.chat_parts import random_base
+from tests.parts.run_records import artifact_store, put_artifact, put_run
+
+pytestmark = pytest.mark.unit
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+BASE, SFT, RL, OLD = digest("base"), digest("sft"), digest("rl"), digest("old")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Artifacts of two runs of one recipe, and one of no run; all made long ago."""
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", -1.0)
+    model = random_base(tmp_path / "model")
+    put_artifact("base", BASE, model)
+    put_artifact("sft", OLD, model, {"model": BASE})
+    put_run({"base": ("base", BASE), "agent-sft": ("sft", OLD)})
+    put_artifact("sft", SFT, model, {"model": BASE})
+    put_artifact("rl", RL, model, {"model": SFT})
+    put_run({"base": ("base", BASE), "agent-sft": ("sft", SFT), "agent-rl": ("rl", RL)})
+    put_artifact("sft", digest("nobody's"), model)
+    return tmp_path / "home"
+
+
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (RL[:8], RL),
+        (f"rl/{RL[:12]}", RL),
+        ("agent-rl", RL),
+        ("cpu-smoke/agent-sft", SFT),
+    ],
+)
+def test_an_artifact_is_found_by_what_a_person_calls_it(home: Path, name: str, wanted: str) -> None:
+    found = find_named_model(name, "")
+    assert found.record is not None
+    assert found.record.digest == wanted
+    assert (found.folder / "config.json").is_file()
+
+
+def test_a_model_folder_elsewhere_is_copied_once(home: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'model'}"
+    first = find_named_model(url, "").folder
+    assert (first / "model.safetensors").read_bytes() == (
+        tmp_path / "model" / "model.safetensors"
+    ).read_bytes()
+    assert find_named_model(url, "").folder == first
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("agent-nothing", "no artifact `agent-nothing`"),
+        ("other-run/agent-rl", "no run, run name or recipe `other-run`"),
+        ("@best", "the local stack is down"),
+    ],
+)
+def test_a_name_of_nothing_says_what_to_do(home: Path, name: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        find_named_model(name, "")
+
+
+def needed(keep_runs: int, *aliases: AliasedArtifact) -> tuple[set[str], dict[str, list[str]]]:
+    found = survey(artifact_store(), keep_runs, list(aliases))
+    assert found.uncertain == []
+    return {each.digest for each in found.unneeded}, found.kept
+
+
+def test_what_no_kept_run_needs_could_go(home: Path) -> None:
+    assert needed(2)[0] == {digest("nobody's")}
+    unneeded, kept = needed(1)
+    assert unneeded == {digest("nobody's"), OLD}
+    assert kept.keys() == {BASE[:12], SFT[:12], RL[:12]}
+
+
+def test_aliases_pins_and_running_runs_keep_theirs(home: Path) -> None:
+    alias = AliasedArtifact("cpu-smoke-agent", "best", OLD, "file:///x/artifacts/sft/1/a1")
+    assert needed(1, alias)[0] == {digest("nobody's")}
+    assert command("artifacts", "pin", digest("nobody's")[:12], "--note", "for the paper") == 0
+    unneeded, kept = needed(1)
+    assert unneeded == {OLD}
+    assert kept[digest("nobody's")[:12]] == ["pinned: for the paper"]
+    assert command("artifacts", "unpin", digest("nobody's")[:12]) == 0
+    running = put_run({"agent-sft": ("sft", OLD)}, state="running")
+    put_run({"base": ("base", BASE)})
+    unneeded, kept = needed(1)
+    assert unneeded == {SFT, RL, digest("nobody's")}
+    assert kept[OLD[:12]] == [f"run {running.run}"]
+
+
+def test_a_running_run_keeps_what_it_will_reach(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run({}, state="running")
+
+    class Planned:
+        digest = OLD
+
+    monkeypatch.setattr(
+        "flows.command.models.needed.planned_identities", lambda plan, user: {"a": Planned()}
+    )
+    put_run({"base": ("base", BASE)})
+    assert OLD not in needed(1)[0]
+
+    def fail(plan: object, user: object) -> None:
+        raise InputError("its hook is gone")
+
+    monkeypatch.setattr("flows.command.models.needed.planned_identities", fail)
+    found = survey(artifact_store(), 1, [])
+    assert "its hook is gone" in found.uncertain[0]
+
+
+def test_what_is_young_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", 3600.0)
+    assert needed(1)[0] == set()
+
+
+def test_gc_shows_first_and_deletes_when_told(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store: Store = artifact_store().store
+    store.write(f"checkpoints/sft/{OLD[:12]}/step-00000001-a1/manifest.json", b"x" * 1000)
+    assert command("artifacts", "gc", "--keep-runs", "1", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {each["digest"] for each in told["unneeded"]} == {OLD, digest("nobody's")}
+    assert told["bytes"] > 1000
+    assert not told["deleted"]
+    assert len(artifact_store().list()) == 5
+    assert command("artifacts", "gc", "--keep-runs", "1") == 0
+    assert "Nothing was deleted; --yes deletes it." in capsys.readouterr().out
+    assert command("artifacts", "gc", "--keep-runs", "1", "--yes") == 0
+    assert {record.digest for record in artifact_store().list()} == {BASE, SFT, RL}
+    assert store.listdir("checkpoints/sft") == []
+    assert locate_artifact("agent-rl", "")[1].digest == RL
+
+
+def test_gc_deletes_nothing_while_it_cannot_ask_mlflow(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "mlflow").mkdir()
+    assert command("artifacts", "gc", "--keep-runs", "1", "--yes") == 2
+    assert "MLflow's aliases: the stack is down" in capsys.readouterr().err
+    assert len(artifact_store().list()) == 5
+
+
+def test_an_unfinished_stage_of_a_dropped_run_goes_with_it(home: Path) -> None:
+    store, left = artifact_store().store, digest("unfinished")
+    store.write(f"checkpoints/rl/{left[:12]}/step-00000001-a1/manifest.json", b"x")
+    assert left[:12] not in needed(1)[0]
+    put_run({"agent-rl": ("rl", left)}, state="failed")
+    assert left[:12] not in needed(1)[0]
+    put_run({"base": ("base", BASE), "agent-sft": ("sft", SFT), "agent-rl": ("rl", RL)})
+    assert left[:12] in needed(1)[0]
+
+
+def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, told in (
+        ((), "name at least one model"),
+        (("agent-rl", "agent-rl"), "two models would be called agent-rl"),
+        (("a b=agent-rl",), "a model's name has letters"),
+        (("agent-rl", "--api-key-from", "UNSET_KEY"), "UNSET_KEY: that variable is not set"),
+        (("agent-rl", "--host", "0.0.0.0"), "needs a key"),
+        (("agent-rl", "--sglang", "nonsense"), "write it as NAME=VALUE"),
+    ):
+        assert command("serve", *arguments) == 2, arguments
+        assert told in capsys.readouterr().err.replace("\n", " ")

@@ -1,0 +1,208 @@
+"""One stage alone: the recipe that it prints, saves and stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.command.main import main
+from flows.load import load_recipe
+from flows.one_stage.domain import OURS, expert_name
+from flows.one_stage.options import OneStage
+from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
+from flows.running.records import StageRecord, new_run, store_of
+from infra.store.artifacts import ArtifactStore
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "chats.jsonl").write_text('{"messages": []}\n' * 100)
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--print"])
+    captured = capsys.readouterr()
+    assert ended.value.code == 0, captured.err
+    return yaml.safe_load(captured.out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--print"])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def plan(data: dict[str, Any], folder: Path) -> dict[str, PlannedStage]:
+    """As the recipe that was printed is run."""
+    file = folder / "printed.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return {stage.name: stage for stage in plan_post_train(load_recipe(str(file)))}
+
+
+def test_files_of_messages_alone_need_no_domain_and_are_passed_once(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    data = printed(capsys, "sft", "--model", "model", "--data", "chats.jsonl")
+    assert data["base"] == {"folder": str(folder / "model")}
+    sft = data["experts"]["chats"]["path"][0]["sft"]
+    assert sft["data"] == {"files": [str(folder / "chats.jsonl")]}
+    assert (sft["steps"], sft["batch_size"]) == (7, 16), "100 rows in batches of 16"
+    assert list(plan(data, folder)) == ["base", "chats-sft"]
+
+
+def test_two_passes_are_twice_the_steps_and_steps_win(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("sft", "--model", "model", "--data", "chats.jsonl", "--batch-size", "10")
+    twice = printed(capsys, *files, "--epochs", "2")
+    assert twice["experts"]["chats"]["path"][0]["sft"]["steps"] == 20
+    exact = printed(capsys, *files, "--epochs", "2", "--steps", "3")
+    assert exact["experts"]["chats"]["path"][0]["sft"]["steps"] == 3
+
+
+@pytest.mark.parametrize("domain", OURS)
+def test_each_built_in_domain_has_a_reward_that_suits_it(
+    capsys: pytest.CaptureFixture[str], folder: Path, domain: str
+) -> None:
+    data = printed(capsys, "rl", "--model", "model", "--domain", domain, "--lr", "2e-4")
+    stages = plan(data, folder)
+    assert list(stages) == ["base", f"{domain}-rl", "evaluate"]
+    assert data["experts"][domain]["domain"]["rewards"] == [
+        {"name": OURS[domain].reward, "outcome": True}
+    ]
+    assert data["experts"][domain]["path"][0]["rl"]["optimizer"] == {"lr": 2e-4}
+
+
+def test_own_parts_in_a_file_become_hooks(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "mine.py").write_text("")
+    data = printed(
+        capsys, "rl", "--model", "model", "--domain", "mine.py:MyDomain",
+        "--reward", "mine.py:right", "--reward", "format=0.2",
+    )  # fmt: skip
+    assert data["hooks"] == [str(folder / "mine.py")]
+    domain = data["experts"]["my-domain"]["domain"]
+    assert domain["curriculum"] == {"name": "mine:MyDomain"}
+    assert domain["rewards"] == [
+        {"name": "mine:right", "outcome": True}, {"name": "format", "weight": 0.2},
+    ]  # fmt: skip
+
+
+def test_an_evaluation_alone_scores_the_model_and_trains_nothing(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    data = printed(capsys, "evaluate", "--model", "model", "--domain", "general", "--problems", "9")
+    stages = plan(data, folder)
+    assert list(stages) == ["base", "evaluate"]
+    assert stages["evaluate"].inputs == {"base": "base"}
+    assert data["evaluate"] == {"problems": 9}
+
+
+def test_prompts_are_all_evaluated_but_partly_held_out_of_training(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    given = ("--model", "model", "--data", "chats.jsonl", "--reward", "math")
+    scored = printed(capsys, "evaluate", *given)
+    options = scored["experts"]["chats"]["domain"]["curriculum"]["options"]
+    assert options["sources"]["split"] == "heldout"
+    assert scored["evaluate"] == {"problems": 100}
+    assert printed(capsys, "rl", *given)["evaluate"] == {"problems": 8}
+    apart = printed(capsys, "rl", *given, "--held-out", "chats.jsonl")
+    sources = apart["experts"]["chats"]["domain"]["curriculum"]["options"]["sources"]
+    assert [source["split"] for source in sources] == ["train", "heldout"]
+    assert apart["evaluate"] == {"problems": 100}
+    taught = printed(capsys, "distill", *given)
+    assert taught["experts"]["chats"]["path"] == [{"distill": {"problems": 100}}]
+
+
+def test_a_model_of_a_run_is_named_by_its_artifact(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    recipe = load_recipe("cpu-smoke")
+    record = new_run(recipe, "post-train", {}, name="first", in_process=True)
+    made = folder / "made"
+    made.mkdir()
+    digest = "ab" * 32
+    found = ArtifactStore(store_of(recipe.storage), folder / "cache").commit(
+        "rl", digest, 1, made, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=1.0,
+    )  # fmt: skip
+    record.put_stage(StageRecord(name="agent-rl", kind="rl", digest=digest, state="completed"))
+    for name in ("first/agent-rl", f"{record.run}/agent-rl", "agent-rl", "abab"):
+        data = printed(capsys, "evaluate", "--model", name, "--domain", "agent")
+        assert data["base"] == {"folder": found.url}
+
+
+def test_changes_and_names_are_those_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    data = printed(
+        capsys, "rl", "--model", "model", "--domain", "agent", "--name", "mine", "--seed", "3",
+        "--set", "experts.agent.path.rl.bounds.solved_reward=0.9",
+    )  # fmt: skip
+    assert (data["name"], data["seed"]) == ("mine", 3)
+    assert data["experts"]["agent"]["path"][0]["rl"]["bounds"] == {"solved_reward": 0.9}
+
+
+def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    wanted = ("distill", "--model", "model", "--domain", "general", "--save", "my/mine.yaml")
+    data = printed(capsys, *wanted)
+    text = (folder / "my/mine.yaml").read_text()
+    assert yaml.safe_load(text) == data
+    assert "tributary run my/mine.yaml --until general-distill" in text.splitlines()[0]
+    assert load_recipe("my/mine.yaml").name == "distill-general"
+    assert "my/mine.yaml: exists already" in refused(capsys, *wanted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rl"], "rl needs problems: give --domain (reasoning, agent"),
+        (["sft"], "sft needs something to learn from: give --data"),
+        (["rl", "--domain", "agnet"], "did you mean `agent`?"),
+        (["rl", "--domain", "agent", "--reward", "mth"], "did you mean `math`?"),
+        (["rl", "--data", "chats.jsonl"], "--reward: say what judges the answers; built in: math"),
+        (["rl", "--domain", "x.py:X"], "--domain x.py:X: there is no file"),
+        (["sft", "--data", "chat.jsonl"], "no file matches"),
+        (["sft", "--data", "chats.jsonl", "--columns", "x"], "--columns x: write column=name"),
+        (["sft", "--data", "chats.jsonl", "--reward", "math"], "give --domain, or leave it out"),
+        (["rl", "--domain", "agent", "--reward", "math=x"], "write name=weight"),
+        (["rl", "--domain", "agent", "--lr", "5"], "path.0.rl.optimizer.lr: input should be less"),
+        (["rl", "--domain", "agent", "--set", "sed=1"], "sed: unknown field; did you mean `seed`"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert said in refused(capsys, *arguments, "--model", "model")
+
+
+def test_what_is_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "evaluate", "--model", "mdoel", "--domain", "agent")
+    assert "--model mdoel: is no folder, and no artifact" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "domain", "name"),
+    [
+        ("/a/My Chats.v2.jsonl", "", "my-chats"),
+        ("s3://bucket/part-*.parquet", "", "part"),
+        ("/a/*.jsonl", "", "a"),
+        ("/a/2024.jsonl", "", "own-2024"),
+        ("/a/model.jsonl", "", "own-model"),
+        ("", "mine.py:MyDomain", "my-domain"),
+    ],
+)
+def test_stages_are_called_by_their_data_or_domain(data: str, domain: str, name: str) -> None:
+    asked = OneStage(kind="sft", model="m", data=[data] if data else [], domain=domain)
+    assert expert_name(asked) == name

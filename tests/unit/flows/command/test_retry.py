@@ -1,0 +1,36 @@
+"""`tributary retry`: which stages of a run are done again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.catalog import plan_of
+from flows.command import retry
+from flows.running.run_lock import working_on
+from tests.parts.recorded_run import RecordedRun, exit_code
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    return RecordedRun.of(tmp_path, "first")
+
+
+def test_a_stage_and_all_that_is_made_from_it_run_again(run: RecordedRun) -> None:
+    arguments, again = retry._again(run.record, "agent-rl")  # pyright: ignore[reportPrivateUsage]
+    assert again == ["agent-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate"]
+    plan = plan_of("post-train", run.record.recipe(), arguments)
+    assert [stage.name for stage in plan if stage.again] == again
+    assert len(plan) == 11, "the others are there, to be found in the store"
+
+
+def test_each_refusal_says_what_to_do(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["retry", "first", "agent-lr"]) == 2
+    assert "did you mean `agent-rl`" in " ".join(capsys.readouterr().err.split())
+    with working_on(run.run):
+        assert exit_code(["retry", "first", "agent-rl"]) == 2
+    assert f"tributary cancel {run.run}" in capsys.readouterr().err

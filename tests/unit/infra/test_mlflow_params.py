@@ -1,0 +1,51 @@
+"""Settings as MLflow's params, and the addresses of its pages."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qs
+
+import pytest
+
+from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
+from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, flat_params
+
+pytestmark = pytest.mark.unit
+
+
+def test_settings_are_flat_and_empty_ones_are_left_out() -> None:
+    settings = {
+        "seed": 0,
+        "settings": {"optimizer": {"lr": 1e-3, "warmup": None}, "teachers": [], "solved": False},
+        "domains": [{"name": "agent"}, {"name": "general"}],
+        "models": ["a", "b"],
+    }
+    assert flat_params(settings) == {
+        "seed": "0", "settings.optimizer.lr": "0.001", "settings.solved": "false",
+        "domains.0.name": "agent", "domains.1.name": "general", "models": '["a", "b"]',
+    }  # fmt: skip
+
+
+def test_what_mlflow_would_refuse_is_made_to_fit() -> None:
+    found = flat_params({"a" * 300: {"ends": "x" * 7000}, "b,c(d)": 1})
+    (long, text), (other, _) = found.items()
+    assert len(long) == LONGEST_KEY
+    assert long.endswith(".ends")
+    assert len(text) == LONGEST_VALUE
+    assert text.endswith("x...")
+    assert other == "b_c_d_"
+
+
+def test_every_page_opens_the_training_view() -> None:
+    pages = [
+        runs_page("http://m", "1"),
+        run_page("http://m", "1", "r"),
+        curves_page("http://m", "1", ["r", "s"], ["outcome_mean", "entropy"]),
+    ]
+    queries = [parse_qs(page.partition("?")[2]) for page in pages]
+    assert [query["workflowType"] for query in queries] == [["machine_learning"]] * 3
+    assert json.loads(queries[2]["runs"][0]) == ["r", "s"]
+    assert json.loads(queries[2]["plot_metric_keys"][0]) == ["outcome_mean", "entropy"]
+    name, state = shared_view(["metrics.score/agent", "params.seed"])
+    assert name.endswith(queries[0]["viewStateShareKey"][0])
+    assert json.loads(state)["selectedColumns"] == ["metrics.`score/agent`", "params.`seed`"]

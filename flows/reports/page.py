@@ -66,7 +66,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         links={title: url for title, url in state.links.items() if title != "report"},
         failure=failure_of(report.run, state, views),
         outcome=outcome_of(report, tables[0] if tables else None, scores),
-        notes=context_notes(report, recipe) if report.scores else [],
+        notes=context_notes(report, recipe),
         rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),
         tables=tables,

@@ -135,7 +135,9 @@ def test_first_and_last_version_stand_side_by_side_with_intervals(record: RunRec
 
 def test_a_run_without_scores_says_so(record: RunRecord) -> None:
     empty = _report(record).model_copy(update={"scores": {}})
-    assert "no scores yet" in notes(empty, record.recipe())[0]
+    assert "to evaluate nothing" in notes(empty, record.recipe())[0]
+    going = empty.model_copy(update={"state": "running"})
+    assert "no scores yet" in notes(going, record.recipe())[0]
 
 
 def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale chaos soak proof sandbox mutants fresh lock down clean
+.PHONY: install demo test lint bench scale chaos rounds soak proof sandbox mutants fresh lock down clean
 
 install: $(STAMP)
 
@@ -48,6 +48,10 @@ SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.programs.chaos --seed $(SEED)
 	$(BIN)/python -m tests.programs.chaos.beside
+
+# Three rounds of self-distillation on Prefect's schedule, unattended.
+rounds: install
+	$(BIN)/python -m tests.programs.rounds
 
 # Runs for half an hour and kills a part every minute.
 soak: install

@@ -3,83 +3,125 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow
-from pydantic import Field
 
-from flows.recipe import Recipe
+from flows.page.asked import Asked
+from flows.page.form import Changes, Models, RecipeField, Rounds, RunName, Seed
+from flows.page.models import models_of
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Rounds = Annotated[int, Field(ge=1, le=8)]
 ALL = ChosenStages()
 
 
-def _deployed(name: str, run_name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
+def _deployed(name: str) -> Callable[[Callable[P, R]], Flow[P, R]]:
     return flow(
         name=name,
-        flow_run_name=run_name,
         task_runner=task_runner(),
         on_cancellation=[stop_stages],
         persist_result=False,
     )
 
 
-@_deployed("post-train", "{recipe.name}")
-def post_train(recipe: Recipe, stages: ChosenStages = ALL) -> Any:
+@_deployed("post-train")
+def post_train(
+    recipe: RecipeField,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+    stages: ChosenStages = ALL,
+) -> Any:
     """Train every expert, unify them, evaluate all models.
 
     Args:
-        recipe: What to train, where, and where to store it.
+        recipe: One by name (`tributary save` adds yours), or a whole one.
+        overrides: Changes of its fields, one a line, e.g. `unified.path.rl.steps=4`.
+        seed: Another seed than the recipe's.
+        name: A name for this run.
         stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("post-train", recipe, stages.arguments)
+    return run_flow("post-train", _asked(recipe, overrides, seed, name), stages.arguments)
 
 
-@_deployed("expert", "{recipe.name}-{name}")
-def expert(recipe: Recipe, name: str, stages: ChosenStages = ALL) -> Any:
+@_deployed("expert")
+def expert(
+    recipe: RecipeField,
+    expert: str,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+    stages: ChosenStages = ALL,
+) -> Any:
     """Train one expert of a recipe.
 
     Args:
-        recipe: The recipe that holds the expert.
-        name: Which expert, e.g. `reasoning`.
+        recipe: One by name (`tributary save` adds yours), or a whole one.
+        expert: Which of its experts, e.g. `reasoning`.
+        overrides: Changes of its fields, one a line, e.g. `experts.agent.path.rl.steps=4`.
+        seed: Another seed than the recipe's.
+        name: A name for this run.
         stages: Where to begin and to end, and what to run again; all of it by default.
     """
-    return run_flow("expert", recipe, {"name": name} | stages.arguments)
+    arguments = {"name": expert} | stages.arguments
+    return run_flow("expert", _asked(recipe, overrides, seed, name), arguments)
 
 
-@_deployed("distill-rounds", "{recipe.name}-{expert}-rounds")
-def distill_rounds(recipe: Recipe, expert: str, rounds: Rounds = 1) -> Any:
+@_deployed("distill-rounds")
+def distill_rounds(
+    recipe: RecipeField,
+    expert: str,
+    rounds: Rounds = 1,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+) -> Any:
     """Train one expert again on its own verified answers; train it first if necessary.
 
     Args:
-        recipe: The recipe that holds the expert.
-        expert: Which expert, e.g. `reasoning`.
+        recipe: One by name (`tributary save` adds yours), or a whole one.
+        expert: Which of its experts, e.g. `reasoning`.
         rounds: How many rounds this run adds to the existing ones.
+        overrides: Changes of its fields, one a line, e.g. `unified.path.rl.steps=4`.
+        seed: Another seed than the recipe's.
+        name: A name for this run.
     """
-    return run_flow("distill-rounds", recipe, {"expert": expert, "rounds": rounds})
+    arguments = {"expert": expert, "rounds": rounds}
+    return run_flow("distill-rounds", _asked(recipe, overrides, seed, name), arguments)
 
 
-@_deployed("evaluate", "{recipe.name}-evaluate")
-def evaluate(recipe: Recipe, models: dict[str, str]) -> Any:
+@_deployed("evaluate")
+def evaluate(
+    recipe: RecipeField,
+    models: Models,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
+) -> Any:
     """Score models on a recipe's held-out problems.
 
     Args:
-        recipe: Gives the domains and how to evaluate.
-        models: HF folders (any fsspec URL), keyed by their names in the scores.
+        recipe: Gives the domains and how to evaluate: one by name, or a whole one.
+        models: HF folders (any fsspec URL), one a line: `NAME=FOLDER`.
+        overrides: Changes of its fields, one a line, e.g. `evaluate.problems=64`.
+        seed: Another seed than the recipe's.
+        name: A name for this run.
     """
-    return run_flow("evaluate", recipe, {"models": models})
+    return run_flow("evaluate", _asked(recipe, overrides, seed, name), models_of(models))
 
 
-@_deployed("replay", "{recipe.name}-replay-{stage}")
+@_deployed("replay")
 def replay(
-    recipe: Recipe,
+    recipe: RecipeField,
     stage: str,
     flow: str = "post-train",
     arguments: dict[str, Any] | None = None,
+    overrides: Changes = "",
+    seed: Seed = "",
+    name: RunName = "",
 ) -> Any:
     """Train a stage again on the rollouts that it kept; the weights must be the same.
 
@@ -88,6 +130,13 @@ def replay(
         stage: Name of the stage, e.g. `agent-rl`.
         flow: The flow that trained it.
         arguments: That flow's arguments in addition to the recipe.
+        overrides: Changes of the recipe's fields that the stage was trained with, one a line.
+        seed: The seed that it was trained with, if not the recipe's.
+        name: A name for this run.
     """
     given = {"stage": stage, "flow": flow, "arguments": arguments or {}}
-    return run_flow("replay", recipe, given)
+    return run_flow("replay", _asked(recipe, overrides, seed, name), given)
+
+
+def _asked(recipe: Any, overrides: str, seed: str, name: str) -> Asked:
+    return Asked(recipe=recipe, overrides=overrides, seed=seed, name=name)

@@ -1,4 +1,5 @@
-"""Reading a recipe: a YAML file or a shipped name, with `a.b=value` changes, into a `Recipe`."""
+"""Reading a recipe: a YAML file, or a shipped or saved name, with `a.b=value` changes, into a
+`Recipe`."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from pydantic import ValidationError
 
 from flows.explain import explain, nearest
 from flows.extend import Merged, entry_of
-from flows.recipe import Recipe
+from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
+from infra.home import home
 from tasks.model_folder.location import beside
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -51,21 +53,37 @@ def shipped_recipes() -> list[str]:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether a recipe has this name: a file, or a shipped one."""
-    return Path(name).expanduser().is_file() or (SHIPPED / f"{name}.yaml").is_file()
+    """Whether a recipe has this name: a file, a shipped one, or a saved one."""
+    return Path(name).expanduser().is_file() or name in recipe_names()
+
+
+def saved_folder() -> Path:
+    """Where this home keeps the recipes that `tributary save` saved."""
+    return home() / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Every name that is a recipe's: the shipped ones, then the saved ones."""
+    return [*shipped_recipes(), *sorted(file.stem for file in saved_folder().glob("*.yaml"))]
+
+
+def is_name(text: str) -> bool:
+    """Whether a text could name a recipe, and is no recipe itself."""
+    return re.fullmatch(NAME_PATTERN, text.strip()) is not None
 
 
 def recipe_path(name: str) -> Path:
-    """The file of a recipe given as a path or as a shipped name, e.g. `cpu-demo`."""
+    """The file of a recipe given as a path or as a shipped or saved name, e.g. `cpu-demo`."""
     path = Path(name).expanduser()
     if path.is_file():
         return path.resolve()
-    shipped = SHIPPED / f"{name}.yaml"
-    if shipped.is_file():
-        return shipped
-    names = shipped_recipes()
+    for folder in (SHIPPED, saved_folder()):
+        named = folder / f"{name}.yaml"
+        if named.is_file():
+            return named
+    names = recipe_names()
     raise InputError(
-        f"no recipe `{name}`: there is no such file, and it is none of the shipped"
+        f"no recipe `{name}`: there is no such file, and it is none of the shipped or saved"
         f" recipes ({', '.join(names)})"
         f"{nearest(name, names)}"
     )
@@ -73,15 +91,50 @@ def recipe_path(name: str) -> Path:
 
 def load_recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     """The validated recipe. Raises `InputError` that names each wrong field and its path."""
+    path, written = read_recipe(name, changes)
+    return validate_recipe(written.data, str(path), written)
+
+
+def read_recipe(name: str, changes: Iterable[str] = ()) -> tuple[Path, Merged]:
+    """The file of a recipe, and what it says with `changes`, which no longer depends on where it
+    lies. Raises InputError."""
     path = recipe_path(name)
     written = _extended(path, ())
-    data = written.data
+    for change in changes:
+        set_field(written.data, change)
+    for field in ("hooks", "data"):
+        written.data[field] = _absolute(written.data.get(field, []), path.parent)
+    _set_beside(written.data, path.parent)
+    return path, written
+
+
+def recipe_from_tree(tree: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
+    """A recipe that stands in no file. Raises InputError as `load_recipe` does."""
+    data = _unshared(dict(tree))
     for change in changes:
         set_field(data, change)
-    for field in ("hooks", "data"):
-        data[field] = _absolute(data.get(field, []), path.parent)
-    _set_beside(data, path.parent)
-    return validate_recipe(data, str(path), written)
+    return validate_recipe(data, "the given recipe")
+
+
+def recipe_from_text(text: str, changes: Iterable[str] = ()) -> Recipe:
+    """A recipe as `tributary check` prints it. Raises InputError as `load_recipe` does."""
+    try:
+        tree = parse_yaml(text)
+    except (yaml.YAMLError, InputError) as error:
+        raise InputError(f"the given recipe cannot be read as YAML: {error}") from None
+    if not isinstance(tree, dict):
+        names = recipe_names()
+        raise InputError(
+            f"recipe: `{text:.60}` is neither the name of a recipe ({', '.join(names)}) nor a"
+            f" recipe in YAML{nearest(text, names)}"
+        )
+    return recipe_from_tree(tree, changes)
+
+
+def parse_lines(text: str) -> list[str]:
+    """Lines that say something: no empty ones, no comments."""
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _extended(path: Path, above: Sequence[Path]) -> Merged:

@@ -62,6 +62,11 @@ class PlannedStage:
         return self.spec.kind
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps that it may take; 0 for a stage without any."""
+        return int(getattr(getattr(self.spec, "settings", None), "steps", 0))
+
+    @property
     def critic(self) -> Parallel | None:
         """Layout of its critic's ranks; None if it has no critic."""
         return self.resources.of_critic if "critic" in self.spec.trained_roles else None

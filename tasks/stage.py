@@ -233,9 +233,10 @@ class StageContext:
 
     @property
     def folder_name(self) -> str:
-        """For what the stage keeps beside the store; the same for each of its attempts, which are
-        numbered at the end of the holder's name."""
-        return self.holder.rpartition("-a")[0] or self.holder
+        """For what the stage keeps beside the store; the same for each of its attempts, whatever
+        their run: the holder's name begins with the run and ends with the attempt."""
+        stage = self.holder.rpartition("--")[2]
+        return stage.rpartition("-a")[0] or stage
 
 
 class Reporter(Protocol):

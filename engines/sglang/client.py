@@ -85,7 +85,8 @@ class GenerationClient:
     """Generates turns at one router. Make and use it in one event loop; `close` it there."""
 
     def __init__(self, router_url: str, *, max_batch: int = 16, stall_s: float = STALL_S) -> None:
-        """`stall_s`: how long a request may make no progress, beside the time of its tokens."""
+        """`max_batch`: turns in a request; 1 for servers without our plugin. `stall_s`: how long a
+        request may make no progress, beside the time of its tokens."""
         self.router_url = router_url
         self.counts = ClientCounts()
         self.on_trouble: Callable[[], object] = lambda: None
@@ -191,7 +192,7 @@ class GenerationClient:
         """One try, for as long as the engine makes progress."""
         name = uuid4().hex
         request = self._progress.begin(max(turn.sampling.max_new_tokens for turn in turns))
-        post = asyncio.create_task(self._post(_body(name, turns)))
+        post = asyncio.create_task(self._post(_body(name, turns, self.max_batch > 1)))
         futures = [turn.generation for turn in turns]
         with self._aborts.watch(post, dict(zip(names_of(name, len(turns)), futures, strict=True))):
             while not post.done():
@@ -237,11 +238,12 @@ class GenerationClient:
         return self._session
 
 
-def _body(name: str, turns: Sequence[_Turn]) -> bytes:
+def _body(name: str, turns: Sequence[_Turn], for_plugin: bool) -> bytes:
     """Of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
-    return orjson.dumps(pack(prompts, parameters, name), option=orjson.OPT_SERIALIZE_NUMPY)
+    packed = pack(prompts, parameters, name, for_plugin=for_plugin)
+    return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:

@@ -26,16 +26,23 @@ def names_of(request: str, count: int) -> list[str]:
 
 
 def pack(
-    input_ids: Sequence[TokenIds], sampling: list[dict[str, Any]], request: str = ""
+    input_ids: Sequence[TokenIds],
+    sampling: list[dict[str, Any]],
+    request: str = "",
+    *,
+    for_plugin: bool = True,
 ) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each.
 
     `request`: its name, which no other has; without one its sequences have no name that is known.
-    A batch of one needs no plugin at the server."""
-    carried: dict[str, Any] = {"rid": request} if request else {}  # SGLang adds _0 by itself
-    if len(sampling) > 1:
-        named = {_NAMES: names_of(request, len(sampling))} if request else {}
+    `for_plugin`: the server has our plugin. One without it takes batches of one, and hears of a
+    name if no router is before it, which would leave the name out."""
+    named = {_NAMES: names_of(request, len(sampling))} if request else {}
+    carried: dict[str, Any] = {}
+    if len(sampling) > 1 or (named and for_plugin):
         carried = {"session_params": {FIELD: sampling} | named}
+    elif named:
+        carried = {"rid": request}  # to which SGLang adds _0 by itself
     return {
         "input_ids": input_ids,
         "sampling_params": sampling[0],

@@ -9,10 +9,10 @@ from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import machine, models, parts, results, running, stages
+from flows.command.declared import machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-DECLARED = (machine, models, parts, results, running, stages)
+DECLARED = (machine, models, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
 
 
@@ -171,7 +171,7 @@ def compare(*runs: str, json: Json = False, open_: Open = False) -> int:
     help_epilogue=examples(
         "preview chats.jsonl --model ./model",
         "preview 'data/*.parquet' --model base --columns messages=chat --json",
-        "preview prompts.jsonl --kind prompts --model base --columns prompt=question",
+        "preview asks.jsonl --kind prompts --model base --columns prompt=ask",
     )
 )
 def preview(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rich.console import Console
 
 from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.live_table import LiveTable, show_end
-from flows.distill_rounds import written
 from flows.load import load_recipe
+from flows.page.asked import asked_by_command, form_of
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
@@ -40,7 +41,9 @@ def start(
     """Run the recipe, or one expert of it, or some stages; -> exit code."""
     flow, arguments = ("expert", {"name": expert}) if expert else ("post-train", {})
     arguments |= chosen.arguments
-    return start_flow(flow, arguments, load_recipe(recipe, changes), name, in_process, console)
+    asked = asked_by_command(recipe, changes, name)
+    loaded = load_recipe(recipe, changes)
+    return start_flow(flow, arguments, loaded, name, in_process, console, asked)
 
 
 def start_rounds(
@@ -58,7 +61,8 @@ def start_rounds(
     arguments = {"expert": expert, "rounds": rounds}
     loaded = load_recipe(recipe, changes)
     try:
-        return start_flow(DISTILL_ROUNDS, arguments, loaded, name, in_process, console)
+        asked = asked_by_command(recipe, changes, name)
+        return start_flow(DISTILL_ROUNDS, arguments, loaded, name, in_process, console, asked)
     except NotDue as why:
         console.print(f"nothing to do: {why}", markup=False, highlight=False, soft_wrap=True)
         return 0
@@ -71,8 +75,12 @@ def start_flow(
     name: str,
     in_process: bool,
     console: Console,
+    asked: Mapping[str, Any] | None = None,
 ) -> int:
-    """Check a flow's plan, put its run on record and follow it; -> exit code."""
+    """Check a flow's plan, put its run on record and follow it; -> exit code.
+
+    `asked`: how a form would ask for the recipe by its name, if it has one.
+    """
     from flows.checks.recipe import cautions, check_recipe
     from flows.running.begin import begin
     from flows.running.open import running_stack
@@ -86,7 +94,7 @@ def start_flow(
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = begin(loaded, flow, arguments, name=name, in_process=in_process)
+    record = begin(loaded, flow, arguments, name=name, in_process=in_process, asked=asked)
     return watch(record, console)
 
 
@@ -219,8 +227,7 @@ class _Deployed:
 
     def _start(self) -> str:
         head = self._record.head()
-        parameters = written(head.arguments) | {"recipe": head.recipe}
-        started = self._api.start(head.flow, parameters, self._record.run)
+        started = self._api.start(head.flow, form_of(head), self._record.run)
         state = self._record.state()
         self._record.put_state(state.model_copy(update={"flow_run": started}))
         return started

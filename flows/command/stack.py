@@ -14,14 +14,26 @@ from infra.access import is_loopback, key_path
 from infra.tracking.pages import start_page
 
 
-def start_stack(console: Console) -> int:
+def start_stack(concurrent_runs: int | None, console: Console) -> int:
+    """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
+    it as it is."""
+    from flows.page.recipe_list import form_url, renew_lists
+    from flows.running.prefect_api import PrefectApi
     from infra.tracking.spool import deliver_spool
 
     started = stack.up(lambda text: console.print(text, markup=False))
+    api = PrefectApi(started.prefect_api)
+    renew_lists(api)
+    if concurrent_runs is not None:
+        body = {"concurrency_limit": concurrent_runs or None}
+        api.call("PATCH", f"/work_pools/{stack.WORK_POOL}", body)
     sent = deliver_spool(started.mlflow_uri)
     if sent:
         console.print(f"sent MLflow {sent} entries that waited while it was down")
     _show_links(started, console)
+    form = form_url(api, started.prefect_ui, "post-train")
+    if form:
+        console.print(f"Start a run: {form}", markup=False, soft_wrap=True)
     return 0
 
 

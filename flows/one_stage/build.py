@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 
 import yaml
 
+from curricula.prompt_files.curriculum import Files
+from engines.types import Split
 from flows.command.find_artifact import model_place
 from flows.load import set_field, validate_recipe
-from flows.one_stage.domain import columns_of, domain_of, expert_name
+from flows.one_stage.domain import FILES, columns_of, domain_of, expert_name
 from flows.one_stage.options import OneStage
 from flows.recipe import MAX_NAME, Recipe
 from infra.data_files.chunks import LocalFiles
@@ -26,8 +28,6 @@ from tasks.model_folder.location import beside
 BATCH_SIZE = 16
 STEPS = {"sft": 200, "rl": 100}
 """where no files say how many there are"""
-HELD_OUT_SHARE = 0.08
-"""rows that are surely held out: the curriculum holds out a tenth, by their content"""
 
 
 def recipe_data(asked: OneStage) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
         "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
         "seed": asked.seed,
         "base": {"folder": model_place(asked.model, asked.root)},
-        "experts": {name: {**expert, "path": _path(asked)}},
+        "experts": {name: {**expert, "path": _path(asked, domain)}},
     }
-    scores = asked.scores | _problems(asked) if domain and asked.kind != "distill" else {}
+    scores = asked.scores | _problems(asked, domain) if domain else {}
     if scores:
         data["evaluate"] = scores
     if hooks:
@@ -70,12 +70,13 @@ def _placed(asked: OneStage, folder: Path) -> OneStage:
     )
 
 
-def _path(asked: OneStage) -> list[dict[str, Any]]:
+def _path(asked: OneStage, domain: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     match asked.kind:
         case "evaluate":
             return []
         case "distill":
-            every = {"problems": _rows(asked.data)} if asked.data else {}
+            rows = _prompts(domain, "distill")
+            every = {"problems": rows} if rows else {}
             return [{"distill": every | asked.settings}]
         case "rl":
             return [{"rl": {"steps": STEPS["rl"], **asked.settings}}]
@@ -98,18 +99,22 @@ def _sft(asked: OneStage) -> dict[str, Any]:
     return written
 
 
-def _problems(asked: OneStage) -> dict[str, Any]:
-    """How many to evaluate, where files hold so many and no more."""
-    if "problems" in asked.scores or asked.domain:
+def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
+    """How many to evaluate, where files hold out fewer than usual."""
+    if "problems" in asked.scores or asked.kind == "distill":
         return {}
-    most = EvaluateSettings.model_fields["problems"].default
-    if asked.kind == "evaluate":
-        held_out = _rows(asked.data)
-    elif asked.held_out:
-        held_out = _rows(asked.held_out)
-    else:
-        held_out = int(HELD_OUT_SHARE * _rows(asked.data))
-    return {"problems": max(1, min(most, held_out))}
+    usual = EvaluateSettings.model_fields["problems"].default
+    held_out = _prompts(domain, "heldout")
+    return {"problems": min(usual, held_out)} if held_out else {}
+
+
+def _prompts(domain: Mapping[str, Any] | None, split: Split) -> int:
+    """How many rows of the user's own prompts are in the split; 0 for another curriculum.
+
+    Raises InputError, and TrainingStopped for too many bad rows."""
+    if domain is None or domain["curriculum"]["name"] != FILES:
+        return 0
+    return Files(**domain["curriculum"]["options"]).num_rows(split)
 
 
 def _rows(files: Sequence[str]) -> int:

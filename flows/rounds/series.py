@@ -26,7 +26,12 @@ class NotDue(Exception):
 
 
 def begin_rounds(
-    recipe: Recipe, arguments: Mapping[str, Any], *, name: str = "", in_process: bool = False
+    recipe: Recipe,
+    arguments: Mapping[str, Any],
+    *,
+    name: str = "",
+    in_process: bool = False,
+    asked: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Put a run on record that goes on from the newest round.
 
@@ -48,7 +53,7 @@ def begin_rounds(
             " on, or switch the schedule off",
         )
     found = {**arguments, "after": earlier.rounds}
-    record = new_run(recipe, FLOW, found, name=name, in_process=in_process)
+    record = new_run(recipe, FLOW, found, name=name, in_process=in_process, asked=asked)
     record.take_over(earlier.stages.values())
     return record
 

@@ -18,8 +18,12 @@ def begin(
     *,
     name: str = "",
     in_process: bool,
+    asked: Mapping[str, Any] | None = None,
 ) -> RunRecord:
-    """Raises NotDue for rounds that have nothing to do."""
+    """`asked`: how a form asked for the recipe by its name, if it did.
+
+    Raises NotDue for rounds that have nothing to do.
+    """
     if flow == DISTILL_ROUNDS:
-        return begin_rounds(recipe, arguments, name=name, in_process=in_process)
-    return new_run(recipe, flow, arguments, name=name, in_process=in_process)
+        return begin_rounds(recipe, arguments, name=name, in_process=in_process, asked=asked)
+    return new_run(recipe, flow, arguments, name=name, in_process=in_process, asked=asked)

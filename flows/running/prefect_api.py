@@ -34,11 +34,11 @@ class PrefectApi:
 
     def require(self, flow: str) -> None:
         """Raises `InfrastructureError` when the deployment `flow/flow` cannot be started."""
-        self._call("GET", f"/deployments/name/{flow}/{flow}")
+        self.call("GET", f"/deployments/name/{flow}/{flow}")
 
     def is_waiting(self, flow_run: str) -> bool:
         """Whether a flow run is about to start: no process works on it yet."""
-        state = self._call("GET", f"/flow_runs/{flow_run}", unknown={})
+        state = self.call("GET", f"/flow_runs/{flow_run}", unknown={})
         found = state.get("state") or {}
         if found.get("type") != "PENDING":
             return found.get("type") == "SCHEDULED"
@@ -47,7 +47,7 @@ class PrefectApi:
 
     def start(self, flow: str, parameters: dict[str, Any], run: str) -> str:
         """Create a flow run of the deployment `flow/flow` that works on a run; returns its id."""
-        deployment = self._call("GET", f"/deployments/name/{flow}/{flow}")
+        deployment = self.call("GET", f"/deployments/name/{flow}/{flow}")
         body = {
             "parameters": parameters,
             "name": run,
@@ -56,29 +56,29 @@ class PrefectApi:
             "state": {"type": "SCHEDULED"},
             "idempotency_key": uuid.uuid4().hex,  # asked twice, it starts once
         }
-        made = self._call("POST", f"/deployments/{deployment['id']}/create_flow_run", body)
+        made = self.call("POST", f"/deployments/{deployment['id']}/create_flow_run", body)
         return str(made["id"])
 
     def state(self, flow_run: str) -> tuple[str, str]:
         """Type and message of a flow run's state, e.g. `("CRASHED", "...")`."""
-        state = self._call("GET", f"/flow_runs/{flow_run}")["state"] or {}
+        state = self.call("GET", f"/flow_runs/{flow_run}")["state"] or {}
         return str(state.get("type", "PENDING")), str(state.get("message") or "")
 
     def secret(self, block: str) -> Any:
         """The value of a Secret block; None when there is none of that name."""
         path = f"/block_types/slug/secret/block_documents/name/{block}?include_secrets=true"
-        return self._call("GET", path, unknown={"data": {}})["data"].get("value")
+        return self.call("GET", path, unknown={"data": {}})["data"].get("value")
 
     def cancel(self, flow_run: str) -> None:
-        self._call("POST", f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
+        self.call("POST", f"/flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING"}})
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
         body: dict[str, Any] | None = None,
         unknown: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """The reply; `unknown` is returned for what Prefect does not know (default: an error)."""
         for attempt in stamina.retry_context(PrefectIsBusy, attempts=None, timeout=BUSY_SECONDS):
             with attempt:
@@ -87,7 +87,7 @@ class PrefectApi:
 
     def _once(
         self, method: str, path: str, body: dict[str, Any] | None, unknown: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    ) -> Any:
         try:
             reply = httpx.request(
                 method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic()
@@ -98,7 +98,7 @@ class PrefectApi:
                 "see `tributary status`, repair with `tributary up`"
             ) from error
         if reply.status_code in (409, 422):
-            raise InputError(f"Prefect refuses the run: {reply.text[:2000]}")
+            raise InputError(f"Prefect refuses it: {reply.text[:2000]}")
         if reply.status_code == 404 and unknown is not None:
             return unknown
         if reply.status_code == 404:

@@ -11,37 +11,40 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_client
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import plan_of
+from flows.page.asked import Asked
+from flows.page.shown import result_of, shown_name, shown_tags
 from flows.plan import PlannedStage
-from flows.recipe import Recipe
 from flows.reports.page import markdown
-from flows.reports.report import build_report, notes
+from flows.reports.report import Report, build_report, notes
 from flows.rounds.series import NotDue
 from flows.running.begin import begin
 from flows.running.finish import conclude, publish
 from flows.running.open import open_run
 from flows.running.prefect_api import RUN_LABEL
-from flows.running.records import RunRecord, find_run
+from flows.running.records import RunRecord, check_name, find_run
 from flows.running.replace_older import giving_way
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
 from flows.running.same_parameters import require_same
 from flows.running.stop import stop_run
 from flows.running.stored_stages import require_stored
+from infra.errors import TributaryError
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord
-from tasks.durable.prefect_task import durable_stage
+from tasks.durable.attempts import StageStopped
+from tasks.durable.prefect_task import LiveArtifact, durable_stage
 
 Future = PrefectFuture[Any]
+PREFECT_RUN = "Prefect run"
 
 
 def task_runner() -> Any:
@@ -49,19 +52,27 @@ def task_runner() -> Any:
     return ThreadPoolTaskRunner(max_workers=64)
 
 
-def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, Any] | State[Any]:
-    """Run a flow's plan as tasks of the current flow run; returns the report as JSON, or the state
-    of a trigger that has nothing to do."""
-    flow_run = str(current.id)
+def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
+    """Run a flow's plan as tasks of the current flow run; its last state, which says the result and
+    holds the report as JSON."""
     try:
-        record = _record(flow_run, name, recipe, arguments)
+        report = _report(name, asked, arguments)
+    except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
+        return Failed(message=str(error))
     except NotDue as why:
         return Completed(name=why.state, message=str(why))
+    return Completed(message=result_of(report), data=report.model_dump())
+
+
+def _report(name: str, asked: Asked, arguments: dict[str, Any]) -> Report:
+    flow_run = str(current.id)
+    record = _record(flow_run, name, asked, arguments)
     _remember(flow_run, record.run)
-    plan = plan_of(name, recipe, record.head().arguments)
+    _show_name(flow_run, record)
+    plan = plan_of(name, record.recipe(), record.head().arguments)
     if deployment.id:
         _write_to(home() / "logs" / "flows" / f"{record.run}.log")
-    links = {"Prefect run": current.ui_url or ""}
+    links = {PREFECT_RUN: current.ui_url or ""}
     # The report is made last: once the run's end is on record.
     with (
         working_on(record.run, flow_run, _is_given_up),
@@ -69,23 +80,38 @@ def run_flow(name: str, recipe: Recipe, arguments: dict[str, Any]) -> dict[str, 
         recorded(record, links, flow_run),
     ):
         opened = open_run(record)
-        after.callback(_publish, opened, plan)
+        shown = LiveArtifact("run", f"Run {record.run}: its pages and its report")
+        after.callback(_publish, opened, plan, shown)
         record.add_links(opened.tracked.links())
-        _show_links(opened)
+        shown.write(_pages(opened))
         conclude(opened, plan, _run_stages(opened, plan))
-    return build_report(record, plan).model_dump()
+    return build_report(record, plan)
 
 
-def _record(flow_run: str, name: str, recipe: Recipe, arguments: dict[str, Any]) -> RunRecord:
+def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -> RunRecord:
     """The run that this flow run continues, or a new one."""
     known = _remembered(flow_run) or _labelled(flow_run)
     if known:
         record = find_run(known)
-        require_same(record.head(), name, recipe, arguments)
+        require_same(record.head(), name, asked, arguments)
         return record
+    check_name(asked.name)
+    recipe = asked.resolved()
     plan = plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
     require_stored(recipe, plan)
-    return begin(recipe, name, arguments, in_process=False)
+    return begin(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
+
+
+def _show_name(flow_run: str, record: RunRecord) -> None:
+    """Runs are told apart by recipe, seed and given name, whatever Prefect's page made up."""
+    head = record.head()
+    with get_client(sync_client=True) as client:
+        known = client.read_flow_run(UUID(flow_run))
+        client.update_flow_run(
+            UUID(flow_run),
+            name=shown_name(head),
+            tags=sorted({*known.tags, *shown_tags(head)}),
+        )
 
 
 def _labelled(flow_run: str) -> str:
@@ -104,17 +130,18 @@ def _write_to(log: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
-def _publish(run: RecipeRun, plan: list[PlannedStage]) -> None:
+def _publish(run: RecipeRun, plan: list[PlannedStage], shown: LiveArtifact) -> None:
     report = publish(run, plan)
     text = markdown(report, notes(report, run.recipe))
-    create_markdown_artifact(text, key="report", description=run.record.run)
+    shown.write(f"{_pages(run)}\n\n{text}")
 
 
 def _run_stages(run: RecipeRun, plan: list[PlannedStage]) -> dict[str, ArtifactRecord]:
     def start(stage: PlannedStage, inputs: dict[str, Future]) -> Future:
         made: Any = inputs  # Prefect puts the futures' results in their place
         urls = run.place.launcher.url, run.tracked.stage_url
-        return durable_stage.submit(stage, made, run.stage, *urls)
+        tagged = durable_stage.with_options(tags={stage.kind, stage.expert} - {""})
+        return tagged.submit(stage, made, run.stage, *urls)
 
     futures = execute(plan, start)
     artifacts: dict[str, ArtifactRecord] = {}
@@ -166,11 +193,11 @@ def _state(flow_run: str) -> State[Any] | None:
         return client.read_flow_run(UUID(flow_run)).state
 
 
-def _show_links(run: RecipeRun) -> None:
-    for title, url in run.record.state().links.items():
-        if url.startswith("http"):
-            key = title.lower().replace(" ", "-")
-            create_link_artifact(url, link_text=title, key=f"link-{key}")
+def _pages(run: RecipeRun) -> str:
+    """The other pages that a browser can open from here; a command for the one that is a file."""
+    links = {title: url for title, url in run.record.state().links.items() if title != PREFECT_RUN}
+    shown = [f"[{title}]({url})" for title, url in links.items() if url.startswith("http")]
+    return " · ".join([*shown, f"report: `tributary report {run.record.run}`"])
 
 
 def stop_stages(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:

@@ -103,6 +103,8 @@ class RunHead(Config):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """the flow's arguments in addition to the recipe"""
     recipe: dict[str, Any]
+    asked: dict[str, Any] = Field(default_factory=dict)
+    """how the recipe was asked for by name, as a form's parameters; empty: in full"""
     in_process: bool = False
     created: float
 
@@ -217,7 +219,13 @@ def check_name(name: str) -> None:
 
 
 def new_run(
-    recipe: Recipe, flow: str, arguments: Mapping[str, Any], *, name: str = "", in_process: bool
+    recipe: Recipe,
+    flow: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str = "",
+    in_process: bool,
+    asked: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Put a run on record, in its store and in this home."""
     now = time.time()
@@ -231,6 +239,7 @@ def new_run(
         arguments=dict(arguments),
         created=now,
         recipe=recipe.model_dump(mode="json"),
+        asked=dict(asked or {}),
         in_process=in_process,
     )
     record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())

@@ -8,19 +8,24 @@ from typing import Any
 from flows.differences import differences, listed
 from flows.distill_rounds import written
 from flows.load import validate_recipe
-from flows.recipe import Recipe
+from flows.page.asked import Asked
 from flows.running.hub_models import as_on_record
 from flows.running.records import RunHead
 from infra.errors import InputError
 
 
-def require_same(head: RunHead, flow: str, recipe: Recipe, arguments: Mapping[str, Any]) -> None:
-    """Raises InputError, with what differs, unless the run on record is of this recipe."""
-    recorded = validate_recipe(head.recipe, f"run {head.run}")
-    before = {"flow": head.flow, "arguments": written(head.arguments)}
-    before |= recorded.model_dump(mode="json")
-    asked = as_on_record(recipe, recorded)
-    after = {"flow": flow, "arguments": arguments, **asked.model_dump(mode="json")}
+def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str, Any]) -> None:
+    """Raises InputError, with what differs, unless the run on record is what is asked for.
+
+    A run keeps the recipe that it began with: one asked for by name as before may have been saved
+    anew since.
+    """
+    before: dict[str, Any] = {"flow": head.flow, "arguments": written(head.arguments)}
+    after: dict[str, Any] = {"flow": flow, "arguments": arguments}
+    if asked.by_name != head.asked or not head.asked:
+        recorded = validate_recipe(head.recipe, f"run {head.run}")
+        before |= recorded.model_dump(mode="json")
+        after |= as_on_record(asked.resolved(), recorded).model_dump(mode="json")
     found = list(differences(before, after))
     if found:
         raise InputError(

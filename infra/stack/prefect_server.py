@@ -1,4 +1,5 @@
-"""What our Prefect server needs in addition to deployments: the work pool and the automation."""
+"""What our Prefect server needs in addition to deployments: the work pool, the automation, and
+the schedules that someone switched on."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
 BUSY_SECONDS = 30.0
+_OF_SCHEDULE = ("active", "schedule", "parameters")
 
 
 def furnish(stack: Stack) -> None:
@@ -36,6 +38,32 @@ def _watch_flows(stack: Stack) -> None:
     named = {"automations": {"name": {"any_": [wanted["name"]]}}}
     if not _ask(stack, "POST", "/automations/filter", named).json():
         _ask(stack, "POST", "/automations/", wanted)
+
+
+def active_schedules(stack: Stack) -> dict[tuple[str, str], dict[str, Any]]:
+    """What makes up each schedule that is on, by its deployment's name and its own."""
+    found = _ask(stack, "POST", "/deployments/filter", {}).json()
+    return {
+        (deployment["name"], schedule["slug"]): {key: schedule[key] for key in _OF_SCHEDULE}
+        for deployment in found
+        for schedule in deployment["schedules"]
+        if schedule["active"] and schedule["slug"]
+    }
+
+
+def keep_schedules(stack: Stack, wanted: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """Let those stay on, as they were made: to register a deployment switches its schedules off.
+
+    Raises InfrastructureError when the server refuses it.
+    """
+    try:
+        for deployment in _ask(stack, "POST", "/deployments/filter", {}).json():
+            for schedule in deployment["schedules"]:
+                if before := wanted.get((deployment["name"], schedule["slug"])):
+                    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+                    _ask(stack, "PATCH", path, before)
+    except httpx.HTTPError as error:
+        raise InfrastructureError(f"Prefect refused a schedule: {error}") from error
 
 
 def _ask(

@@ -275,7 +275,7 @@ class _Sender:
 
 def final(metrics: Mapping[str, float]) -> dict[str, float]:
     """An artifact's own numbers, under names that come after the curves."""
-    return {f"total/{name}": value for name, value in metrics.items()}
+    return {f"total.{name}": value for name, value in metrics.items()}
 
 
 def _stage_identity(parent: str, stage: str, digest: str) -> dict[str, str]:

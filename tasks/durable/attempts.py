@@ -25,7 +25,7 @@ from infra.store.store import Store
 from infra.tracking.spool import DeferredRun
 from infra.user_files import UserFiles
 from tasks.durable.claims import Claim, Claims, End, Owner
-from tasks.durable.launch import Launcher, job_command, log_path
+from tasks.durable.launch import PART_OF_JOB, Launcher, job_command, log_path
 from tasks.durable.memory_advice import memory_advice
 from tasks.durable.protocol import JobInput, JobWatcher, dispatch, job_path
 from tasks.registry import name_of
@@ -160,9 +160,14 @@ def is_under_way(place: RunPlace, kind: str, digest: str) -> bool:
     return newest is not None and newest.end is None and not _known_dead(place, claims, newest)
 
 
-def job_id(kind: str, digest: str, root: str, attempt: int) -> str:
-    """Ray submission id; the store's root keeps two stores on one cluster apart."""
-    return f"stage-{kind}-{digest[:12]}-{hashlib.sha256(root.encode()).hexdigest()[:6]}-a{attempt}"
+def job_id(run: str, work: StageWork, root: str, attempt: int) -> str:
+    """Ray submission id, by which a person knows the run and the stage.
+
+    The store's root keeps two stores on one cluster apart.
+    """
+    store = hashlib.sha256(root.encode()).hexdigest()[:6]
+    kind, digest = work.spec.kind, work.digest[:12]
+    return PART_OF_JOB.join((run, work.name, f"{kind}-{digest}-{store}-a{attempt}"))
 
 
 def _live_or_new(work: StageWork, place: RunPlace, claims: Claims) -> Claim:
@@ -173,7 +178,7 @@ def _live_or_new(work: StageWork, place: RunPlace, claims: Claims) -> Claim:
         if newest is not None and newest.end is None and not _known_dead(place, claims, newest):
             return newest
         number = 1 if newest is None else newest.number + 1
-        job = job_id(work.spec.kind, work.digest, place.store.root, number)
+        job = job_id(place.run, work, place.store.root, number)
         place.claimed.add(job)
         owner = Owner(home=place.home_id, launcher=place.launcher.name, job=job, run=place.run)
         claim = claims.take(number, owner)

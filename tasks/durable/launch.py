@@ -44,6 +44,15 @@ class Launcher(Protocol):
         ...
 
 
+PART_OF_JOB = "--"
+"""between the run, the stage and the rest in a job's id"""
+
+
+def title_of(job: str) -> str:
+    """What people call a job. Example: `cpu-demo-20260101-120000-ab12/agent-rl`"""
+    return "/".join(job.split(PART_OF_JOB)[:2])
+
+
 def log_path(job: str) -> Path:
     return home() / "logs" / "stages" / f"{job}.log"
 

@@ -1,7 +1,8 @@
 """A stage as a Prefect task: what a person sees of it in the Prefect page.
 
-All that makes a stage durable is in `tasks.durable.attempts`; here its progress becomes a progress
-artifact, its job and its MLflow run become links, and its result becomes a markdown table.
+All that makes a stage durable is in `tasks.durable.attempts`; here its progress, the pages of its
+job and of its MLflow run, and its result become one markdown artifact, and its last state says the
+result.
 """
 
 from __future__ import annotations
@@ -14,25 +15,27 @@ from typing import Any, Protocol, cast
 from uuid import UUID
 
 import httpx
-from prefect import task
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
+from prefect import get_client, task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
 from prefect.logging import get_run_logger
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 
+from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord
-from tasks.durable.attempts import StageLetGo
+from tasks.durable.attempts import StageLetGo, StageStopped
+from tasks.durable.launch import title_of
+from tasks.durable.outcome import outcome_of
 from tasks.durable.protocol import JobWatcher
 
 PROGRESS_SECONDS = 2.0
-"""how often the progress artifact is rewritten"""
+"""how often the artifact of a running stage is rewritten"""
+LONGEST_LINE = 240
+"""characters of a log line on the page; the job's own log has all of it"""
+_BAR = 20
 
 
 class Stage(Protocol):
@@ -42,6 +45,8 @@ class Stage(Protocol):
     def name(self) -> str: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
 
 
 RunStage = Callable[[Any, Mapping[str, ArtifactRecord], JobWatcher], tuple[ArtifactRecord, bool]]
@@ -56,98 +61,103 @@ def durable_stage(
     run_stage: RunStage,
     job_url: Url,
     mlflow_url: Url,
-) -> State[ArtifactRecord]:
+) -> State[Any]:
     """Look the stage up or run it. The store, not Prefect, remembers what is done."""
     watch = _PrefectWatch(stage, job_url, mlflow_url)
     try:
         record, cached = run_stage(stage, inputs, watch)
     except StageLetGo as error:
         raise Pause(str(error)) from error
-    with watch.tolerated():
-        watch.link_mlflow()  # a cached stage has no job, but an entry of its own
-        create_markdown_artifact(
-            _result(stage, record, cached),
-            key=f"stage-{stage.name}",
-            description=f"Result of stage {stage.name}",
-        )
+    except (TributaryError, StageStopped) as error:  # says what to do; a traceback does not
+        watch.failed(str(error))
+        return Failed(message=str(error), data=error)
+    outcome = outcome_of(record.metrics, stage.steps)
+    watch.done(record, cached, outcome)
     name = "Cached" if cached else "Completed"
-    return Completed(name=name, message=record.url, data=record)
+    return Completed(name=name, message=outcome or record.url, data=record)
+
+
+class LiveArtifact:
+    """A markdown artifact of the current flow or task run, written anew as things go on."""
+
+    def __init__(self, key: str, description: str) -> None:
+        self._key, self._description = key, description
+        self._id: UUID | None = None
+
+    def write(self, markdown: str) -> None:
+        if self._id is None:
+            made = create_markdown_artifact(markdown, self._key, self._description)
+            self._id = cast("UUID", made)  # a coroutine only where the caller is async
+            return
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self._id, ArtifactUpdate(data=markdown))
 
 
 class _PrefectWatch:
-    """Shows a job in its task run."""
+    """Shows a stage in its task run."""
 
     def __init__(self, stage: Stage, job_url: Url, mlflow_url: Url) -> None:
         self._stage, self._job_url, self._mlflow_url = stage, job_url, mlflow_url
-        self._is_linked = False
         self._log: logging.Logger | logging.LoggerAdapter[logging.Logger] = get_run_logger()
-        self._artifact: UUID | None = None
+        description = f"Stage {stage.name}: its progress, result and pages"
+        self._artifact = LiveArtifact(f"stage-{stage.name}", description)
         self._updated = 0.0
+        self._job = ""
 
     def line(self, text: str) -> None:
-        self._log.info(text)
+        more = f" ... ({len(text)} characters; see the job's log)"
+        self._log.info(text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + more)
 
     def warn(self, message: str) -> None:
         self._log.warning(message)
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
-        verb = "started" if mine else "joined"
-        self._log.info("%s job %s (attempt %d)", verb, job, attempt)
-        with self.tolerated():
-            self._link_job(job)
-            self.link_mlflow()
-
-    def _link_job(self, job: str) -> None:
-        url = self._job_url(job)
-        if url:
-            create_link_artifact(
-                url,
-                link_text=job,
-                key=f"job-{self._stage.name}",
-                description=f"Ray job of stage {self._stage.name}",
-            )
-
-    def link_mlflow(self) -> None:
-        """Once: the stage's curves."""
-        url = "" if self._is_linked else self._mlflow_url(self._stage.name)
-        if url:
-            create_link_artifact(
-                url,
-                link_text="MLflow run",
-                key=f"mlflow-{self._stage.name}",
-                description=f"MLflow run of stage {self._stage.name}",
-            )
-            self._is_linked = True
+        self._job = job
+        self._log.info("%s job %s (attempt %d)", "started" if mine else "joined", job, attempt)
+        self._show("running", "")
 
     def progress(self, done: int, total: int, message: str) -> None:
         now = time.monotonic()
         if done < total and now - self._updated < PROGRESS_SECONDS:
             return
         self._updated = now
-        percent = 100.0 * done / max(total, 1)
-        description = f"{self._stage.name}: {done} of {total} {message}".strip()
-        with self.tolerated():
-            if self._artifact is None:
-                made = create_progress_artifact(
-                    percent, key=f"progress-{self._stage.name}", description=description
-                )
-                self._artifact = cast("UUID", made)  # a coroutine only where the caller is async
-            else:
-                update_progress_artifact(self._artifact, percent, description=description)
+        filled = _BAR * done // max(total, 1)
+        bar = "▓" * filled + "░" * (_BAR - filled)
+        self._show("running", f"`{bar}` {done} of {total} {message}")
+
+    def failed(self, message: str) -> None:
+        self._show("failed", f"```\n{message}\n```")
+
+    def done(self, record: ArtifactRecord, cached: bool, outcome: str) -> None:
+        origin = "found in the store" if cached else f"made in {record.seconds:.1f} s"
+        rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in record.metrics.items())
+        where = f"artifact `{record.url}`\n\ndigest `{record.digest}`"
+        table = f"| metric | value |\n|---|---|\n{rows}"
+        self._show(outcome or "done", f"{origin}\n\n{where}\n\n{table}")
+
+    def _show(self, state: str, text: str) -> None:
+        """The stage's one artifact; written anew as the stage goes on."""
+        content = (
+            f"### {self._stage.name} ({self._stage.kind}): {state}\n\n{text}\n\n{self._pages()}"
+        )
+        with self._tolerated():
+            self._artifact.write(content)
+
+    def _pages(self) -> str:
+        """The cached stage has no job here, but an entry of its own in MLflow."""
+        links = {"MLflow run": self._mlflow_url(self._stage.name)}
+        if self._job:
+            links["Ray job"] = self._job_url(self._job)
+        shown = [f"[{title}]({url})" for title, url in links.items() if url]
+        if self._job:
+            run, _, stage = title_of(self._job).partition("/")
+            shown.append(f"log: `tributary logs {run} {stage}`")
+        return " · ".join(shown)
 
     @contextmanager
-    def tolerated(self) -> Generator[None]:
+    def _tolerated(self) -> Generator[None]:
         """What is shown of a stage is not worth failing for: the server may come back."""
         try:
             yield
         except httpx.HTTPError as error:
             self._log.warning("Prefect's server did not take what is shown: %r", error)
-
-
-def _result(stage: Stage, record: ArtifactRecord, cached: bool) -> str:
-    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in sorted(record.metrics.items()))
-    origin = "found in the store" if cached else f"made in {record.seconds:.1f} s"
-    return (
-        f"### {stage.name} ({stage.kind}): {origin}\n\n`{record.url}`\n\n"
-        f"digest `{record.digest}`\n\n| metric | value |\n|---|---|\n{rows}\n"
-    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.cluster import OVER, Cluster
-from tasks.durable.launch import STOP_SECONDS, JobState, log_path
+from tasks.durable.launch import STOP_SECONDS, JobState, log_path, title_of
 
 
 @dataclass(slots=True)
@@ -20,7 +20,8 @@ class RayLauncher:
 
     def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
         """Taken ids are fine: a submission whose reply was lost is sent again."""
-        self.cluster.submit(job, [sys.executable, "-u", *arguments], env, {"tributary.job": job})
+        shown = {"job_name": title_of(job), "tributary.job": job}
+        self.cluster.submit(job, [sys.executable, "-u", *arguments], env, shown)
 
     def state(self, job: str) -> JobState:
         match self.cluster.state(job):

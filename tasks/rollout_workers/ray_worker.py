@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from engines.devices.address import ProcessAddress
 from engines.rollout.workers.messages import News, RollRequest, WorkerLost
@@ -35,10 +36,10 @@ class RayWorker:
         self._place: ProcessAddress | None = None
 
     @classmethod
-    async def start(cls, setup: Any, router_url: str) -> Self:
-        """`setup`: reference to a `WorkerSetup`. Raises InputError for a part that cannot be built,
-        WorkerLost."""
-        worker = cls(_new_actor(router_url))
+    async def start(cls, setup: Any, router_url: str, name: str) -> Self:
+        """`setup`: reference to a `WorkerSetup`; `name` is for people. Raises InputError for a part
+        that cannot be built, WorkerLost."""
+        worker = cls(_new_actor(router_url, name))
         try:
             worker._place = await worker._answer(worker._actor.open.remote(setup), START_S)
         except BaseException:
@@ -95,7 +96,7 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-def _new_actor(router_url: str) -> Any:
+def _new_actor(router_url: str, name: str) -> Any:
     """On any host that reaches the router; it is started in the background."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -105,7 +106,13 @@ def _new_actor(router_url: str) -> Any:
         here = ray.get_runtime_context().get_node_id()
         strategy = NodeAffinitySchedulingStrategy(here, soft=False)
     actor_class: Any = ray.remote(RolloutWorkerActor)
-    options = actor_class.options(num_cpus=CPU_SHARE, max_restarts=0, scheduling_strategy=strategy)
+    options = actor_class.options(
+        # Of those of one name Ray wants one at a time, also of those that are ending.
+        name=f"{name} {uuid4().hex[:4]}",
+        num_cpus=CPU_SHARE,
+        max_restarts=0,
+        scheduling_strategy=strategy,
+    )
     return options.remote()
 
 

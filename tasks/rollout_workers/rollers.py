@@ -71,7 +71,8 @@ class Rollers:
         return self._pool
 
     async def _opened(self, setup: WorkerSetup, chat: Chat) -> WorkerPool:
-        start = partial(_start, await asyncio.to_thread(_shared, setup), setup.router_url)
+        shared = await asyncio.to_thread(_shared, setup)
+        start = partial(_start, shared, setup.router_url, self._context.holder)
         count = self._context.resources.rollout_workers
         pool = WorkerPool(start, count, servers=self._fleet.client, chat=chat)
         try:
@@ -96,5 +97,5 @@ def _shared(setup: WorkerSetup) -> object:
     return ray.put(setup)
 
 
-async def _start(setup: object, router_url: str, position: int) -> WorkerHandle:
-    return await RayWorker.start(setup, router_url)
+async def _start(setup: object, router_url: str, holder: str, position: int) -> WorkerHandle:
+    return await RayWorker.start(setup, router_url, f"{holder} rollouts {position}")

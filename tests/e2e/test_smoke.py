@@ -149,7 +149,7 @@ def _check_cached_in_mlflow(machine: Machine, run: str, origins: dict[str, str])
         assert nested["tags"]["tributary.cached"] == "true"
         assert nested["tags"]["tributary.origin_run"] == origin
         assert origin in nested["tags"]["mlflow.note.content"]
-        assert any(key.startswith("total/") for key in nested["metrics"])
+        assert any(key.startswith("total.") for key in nested["metrics"])
 
 
 def _flow_processes(machine: Machine) -> list[psutil.Process]:

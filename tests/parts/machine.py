@@ -107,6 +107,11 @@ class Machine:
         path = f"store/runs/{self.run_id(run)}/state.json"
         return json.load(self.s3.get_object(Bucket=BUCKET, Key=path)["Body"])
 
+    def recorded(self, run: str, name: str) -> dict[str, Any]:
+        """A file of a run's record as the store has it."""
+        path = f"store/runs/{run}/{name}"
+        return json.load(self.s3.get_object(Bucket=BUCKET, Key=path)["Body"])
+
     def stage(self, run: str, stage: str) -> dict[str, Any]:
         """A stage's record as the store has it; empty before it is looked at."""
         path = f"store/runs/{self.run_id(run)}/stages/{stage}.json"

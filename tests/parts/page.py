@@ -57,6 +57,37 @@ class Page:
     def count(self) -> int:
         return self._ask("POST", "/flow_runs/count", {}).raise_for_status().json()
 
+    @property
+    def url(self) -> str:
+        return str(self._api.base_url).rstrip("/").removesuffix("/api")
+
+    def form(self, flow: str) -> str:
+        """Where a person fills a deployment's form in."""
+        found = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()
+        return f"{self.url}/deployments/deployment/{found['id']}/run"
+
+    def newest(self) -> dict[str, Any]:
+        newest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+        return self._ask("POST", "/flow_runs/filter", newest).raise_for_status().json()[0]
+
+    def flow_run(self, flow_run: str) -> dict[str, Any]:
+        return self._ask("GET", f"/flow_runs/{flow_run}").raise_for_status().json()
+
+    def task_runs(self, flow_run: str) -> list[dict[str, Any]]:
+        return self._of("task_runs", flow_run)
+
+    def artifacts(self, flow_run: str) -> list[dict[str, Any]]:
+        return self._of("artifacts", flow_run)
+
+    def log(self, flow_run: str) -> list[str]:
+        wanted = {"logs": {"flow_run_id": {"any_": [flow_run]}}}
+        found = self._ask("POST", "/logs/filter", wanted).raise_for_status().json()
+        return [line["message"] for line in found]
+
+    def _of(self, what: str, flow_run: str) -> list[dict[str, Any]]:
+        wanted = {"flow_runs": {"id": {"any_": [flow_run]}}}
+        return self._ask("POST", f"/{what}/filter", wanted).raise_for_status().json()
+
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """Again while Prefect is busy, as a person clicks again."""
         deadline = time.monotonic() + 30

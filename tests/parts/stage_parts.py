@@ -29,9 +29,9 @@ STEADY: dict[str, Any] = {
 
 def scored(domain: Mapping[str, Any]) -> dict[str, Any]:
     """What `distill` and `evaluate` read of such a domain."""
-    outcome = next(term["name"] for term in domain["rewards"] if term.get("outcome"))
+    outcomes = [{"name": term["name"]} for term in domain["rewards"] if term.get("outcome")]
     kept = {name: domain[name] for name in ("name", "curriculum", "max_new_tokens")}
-    return {**kept, "max_turns": 1, "timeout_s": 60.0, "outcome": {"name": outcome}}
+    return {**kept, "max_turns": 1, "timeout_s": 60.0, "outcomes": outcomes}
 
 
 @dataclass

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from flows.command.app import Json, app, console, examples
 
 
-@app.command(help_epilogue=examples("up", "up  # again: restarts what has died"))
-def up() -> int:
-    """Start the local stack, or restart its dead parts."""
+@app.command(
+    help_epilogue=examples("up", "up  # again: restarts what has died", "up --concurrent-runs 2")
+)
+def up(*, concurrent_runs: Annotated[int | None, Parameter(validator=Number(gte=0))] = None) -> int:
+    """Start the local stack, or restart its dead parts.
+
+    Args:
+        concurrent_runs: How many runs go on at once; others wait for their turn. 0: any number.
+            Stays until it is set again.
+    """
     from flows.command.stack import start_stack
 
-    return start_stack(console)
+    return start_stack(concurrent_runs, console)
 
 
 @app.command(help_epilogue=examples("down"))

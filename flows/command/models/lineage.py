@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flows.catalog import plan_of
 from flows.command.find_artifact import NamedModel
+from flows.recipe import Recipe
 from flows.reports.report import build_report
 from flows.running.records import RunRecord, find_run, run_entries, store_of
 from infra.errors import TributaryError
+from infra.hub import is_hub_name
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 
@@ -22,7 +25,7 @@ class Origin:
     run: str
     stage: str
     recipe: Mapping[str, Any]
-    """as it is on record"""
+    """what its author wrote, without defaults and without where it ran"""
     scored_as: str = ""
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     """by domain: mean outcome at temperature 1"""
@@ -91,18 +94,33 @@ def _runs(name: str, root: str) -> Iterator[RunRecord]:
 def _origin(record: RunRecord, stage: str) -> Origin:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
+    recipe = _told(record.recipe())
     planned = next((p for p in plan if p.name == stage), None)
     scored_as = planned.scored_as or stage if planned else stage
     try:
         report = build_report(record, plan)
     except TributaryError:  # its evaluation is gone: the model is still a model
-        return Origin(head.run, stage, head.recipe, scored_as)
+        return Origin(head.run, stage, recipe, scored_as)
     return Origin(
         head.run,
         stage,
-        head.recipe,
+        recipe,
         scored_as,
         report.scores.get(scored_as, {}),
         report.greedy.get(scored_as, {}),
         report.intervals.get("scores", {}).get(scored_as, {}),
     )
+
+
+def _told(recipe: Recipe) -> dict[str, Any]:
+    """A recipe for strangers: paths and addresses of the machines that it ran on are their owner's
+    business."""
+    where = {"storage", "tracking", "resources"}
+    told = recipe.model_dump(mode="json", exclude_defaults=True, exclude=where)
+    for files in ("hooks", "data"):
+        if files in told:
+            told[files] = [Path(file).name for file in told[files]]
+    folder = recipe.base.folder
+    if folder is not None and not is_hub_name(folder):
+        told["base"] = {"folder": Path(folder).name}
+    return told

@@ -278,7 +278,7 @@ def test_a_claim_whose_job_never_came_is_waited_for_as_long_as_its_owner_may_liv
     for name in ("IN_FLIGHT_SECONDS", "SUBMIT_SECONDS"):
         monkeypatch.setattr(attempts, name, 0.2 if name == waits else 3600.0)
     place, seen = bench.place("run"), Seen()
-    job = attempts.job_id("base", bench.work.digest, bench.store.root, 1)
+    job = attempts.job_id(run, bench.work, bench.store.root, 1)
     if is_ours:
         place.claimed.add(job)
     owner = Owner(home=place.home_id, launcher="local", job=job, run=run)

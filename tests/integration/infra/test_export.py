@@ -73,6 +73,8 @@ def test_an_export_is_whole_readable_and_says_what_it_is(model: NamedModel, tmp_
                  f"{GONE[:12]} | data | not in the store any more", "stage `agent-sft`",
                  "AutoModelForCausalLM", "name: cpu-smoke", "seed 7; 0123456789ab"):  # fmt: skip
         assert told in card, told
+    assert str(tmp_path) not in card, "nobody needs to know where it was made"
+    assert "storage" not in card
     lineage = json.loads((made.folder / "lineage.json").read_text())
     assert [a["digest"] for a in lineage["artifacts"]] == [SFT, BASE, GONE]
     sums = lineage["artifacts"][0]["files"]

@@ -14,21 +14,27 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from flows.command.find_artifact import find_named_model
 from flows.distill_rounds import FLOW, plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.rounds.promotion import Round
 from flows.running.tracked_run import TrackedRun
+from infra.errors import InputError
 from infra.store.artifacts import ArtifactRecord
+from infra.tracking.aliases import aliased_artifacts
 from infra.tracking.rest import Dataset, MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.system_metrics import measured
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageWork
+from tests.parts.chat_parts import random_base
+from tests.parts.run_records import put_artifact
 
 pytestmark = pytest.mark.integration
 
@@ -147,7 +153,7 @@ def test_a_cached_stage_shows_its_metrics_and_origin(mlflow_uri: str) -> None:
     tags = {t["key"]: t["value"] for t in run["data"]["tags"]}
     assert tags["mlflow.parentRunId"] == second
     assert tags["tributary.origin_run"] == origin
-    assert {"key": "total/outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
+    assert {"key": "total.outcome", "value": 0.75}.items() <= run["data"]["metrics"][0].items()
     assert run["info"]["status"] == "FINISHED"
 
 
@@ -163,6 +169,27 @@ def test_an_alias_moves_to_the_newest_version_and_a_digest_registers_once(mlflow
     query = {"name": "demo-reasoning", "alias": "best"}
     path = f"{mlflow_uri}/api/2.0/mlflow/registered-models/alias"
     assert httpx.get(path, params=query).json()["model_version"]["version"] == "2"
+
+
+def test_an_artifact_is_found_by_its_alias_and_kept_for_it(
+    mlflow_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = put_artifact("rl", "ef" * 32, random_base(tmp_path / "model"))
+    tracker = Tracker(mlflow_uri, "aliases")
+    run = tracker.parent_run("a", "a", {}, {})
+    here = made.model_copy(update={"mlflow_run_id": run})
+    tracker.register_model("lab-agent", here, "best", {})
+    tracker.register_model("lab-agent", here, "rl", {})
+    stack = SimpleNamespace(mlflow_uri=mlflow_uri)
+    monkeypatch.setattr("flows.command.find_artifact.load_stack", lambda: stack)
+    found = find_named_model("lab-agent@best", "")
+    assert found.record is not None
+    assert found.record.digest == made.digest
+    assert (found.folder / "config.json").is_file()
+    with pytest.raises(InputError, match="no model lab-agent with the alias `worst`"):
+        find_named_model("lab-agent@worst", "")
+    known = {(a.name, a.alias, a.digest) for a in aliased_artifacts(mlflow_uri)}
+    assert {("lab-agent", alias, made.digest) for alias in ("best", "rl")} <= known
 
 
 def test_only_rounds_move_the_best_version_that_rounds_chose(mlflow_uri: str) -> None:

@@ -151,6 +151,7 @@ class _Planned:
     name: str
     seed: int
     kind: str = "rl"
+    steps: int = 1
 
 
 def _put(artifacts: ArtifactStore, model: Path) -> ArtifactRecord:

@@ -39,7 +39,7 @@ def spec(**changes):
             {
                 "name": name,
                 "curriculum": {"name": "x"},
-                "outcome": {"name": "y"},
+                "outcomes": [{"name": "y"}],
                 "max_new_tokens": 48,
                 "max_turns": 1,
                 "timeout_s": 60.0,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engines.weights.spec import WeightTransport
-from tasks.durable.attempts import job_id
+from tasks.base.spec import BaseSettings, BaseSpec
+from tasks.durable.attempts import StageWork, job_id
 from tasks.rl.roles import _weights  # pyright: ignore[reportPrivateUsage]
 from tasks.stage import StageResources
 from tests.parts.stage_parts import stage_context
@@ -19,13 +20,15 @@ pytestmark = pytest.mark.unit
 def test_each_stage_has_a_folder_and_its_attempts_share_it(tmp_path: Path) -> None:
     wanted = WeightTransport(transport="disk_delta", url="s3://bucket/weights/")
     context = stage_context(tmp_path, "rl", {}, resources=StageResources(weights=wanted))
+    spec = BaseSpec(settings=BaseSettings(folder="/model"))
 
-    def url(digest: str, attempt: int) -> str:
-        holder = job_id("rl", digest, "file:///store", attempt)
+    def url(digest: str, attempt: int, run: str = "one") -> str:
+        work = StageWork("agent-rl", spec, {}, StageResources(), digest)
+        holder = job_id(run, work, "file:///store", attempt)
         return _weights(replace(context, holder=holder)).url
 
-    assert url("a" * 64, 1) == url("a" * 64, 12)
-    assert url("a" * 64, 1).startswith("s3://bucket/weights/stage-rl-aaaaaaaaaaaa-")
+    assert url("a" * 64, 1) == url("a" * 64, 12) == url("a" * 64, 2, "another")
+    assert url("a" * 64, 1).startswith("s3://bucket/weights/base-aaaaaaaaaaaa-")
     assert url("a" * 64, 1) != url("b" * 64, 1)
 
 

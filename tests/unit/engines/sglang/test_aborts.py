@@ -138,8 +138,19 @@ async def test_a_client_that_closes_aborts_what_is_under_way() -> None:
             await _until(router.came)
         with pytest.raises(asyncio.CancelledError):
             await turn
-        name = router.asked[0]["rid"]
-    assert sorted(router.aborted) == [f"first {name}_0", f"second {name}_0"]
+    (name,) = router.names()
+    assert sorted(router.aborted) == [f"first {name}", f"second {name}"]
+
+
+async def test_a_server_without_our_plugin_hears_of_the_name_in_its_own_field() -> None:
+    async with _router() as router, GenerationClient(router.url, max_batch=1) as client:
+        turn = asyncio.create_task(client.generate([1], Sampling(4)))
+        await _until(router.came)
+        turn.cancel()
+        await _until(router.told)
+    assert "session_params" not in router.asked[0]
+    name = router.asked[0]["rid"]
+    assert {told.split()[1] for told in router.aborted} == {f"{name}_0"}, "as SGLang calls it"
 
 
 async def test_servers_that_do_not_answer_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.unit
 
 COMMANDS = {name for name in app if not name.startswith("-")}
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
-    *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate")
+    *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
+    *("chat", "convert", "export", "push", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
 IS_TEXT = {"completion", "logs"}

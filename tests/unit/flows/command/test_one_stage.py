@@ -111,12 +111,15 @@ def test_an_evaluation_alone_scores_the_model_and_trains_nothing(
 def test_prompts_are_all_evaluated_but_partly_held_out_of_training(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
+    rows = [f'{{"question": "{n}+1", "answer": "{n + 1}"}}' for n in range(100)]
+    (folder / "chats.jsonl").write_text("\n".join([*rows, rows[0]]))
     given = ("--model", "model", "--data", "chats.jsonl", "--reward", "math")
     scored = printed(capsys, "evaluate", *given)
     options = scored["experts"]["chats"]["domain"]["curriculum"]["options"]
     assert options["sources"]["split"] == "heldout"
     assert scored["evaluate"] == {"problems": 100}
-    assert printed(capsys, "rl", *given)["evaluate"] == {"problems": 8}
+    held_out = printed(capsys, "rl", *given)["evaluate"]["problems"]
+    assert 3 <= held_out <= 20, "a tenth, by their content"
     apart = printed(capsys, "rl", *given, "--held-out", "chats.jsonl")
     sources = apart["experts"]["chats"]["domain"]["curriculum"]["options"]["sources"]
     assert [source["split"] for source in sources] == ["train", "heldout"]

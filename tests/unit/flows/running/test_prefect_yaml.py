@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.catalog import FLOWS
+from flows.catalog import FLOWS, plan_of
 from flows.load import load_recipe
 from infra.stack import WORK_POOL
 
@@ -19,9 +19,9 @@ FILE = Path(__file__).parents[4] / "prefect.yaml"
 CONTENT: dict[str, Any] = yaml.safe_load(FILE.read_text())
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "post-train": {},
-    "expert": {"name": "agent"},
+    "expert": {"expert": "agent"},
     "distill-rounds": {"expert": "agent", "rounds": 2},
-    "evaluate": {"models": {"one": "/models/one"}},
+    "evaluate": {"models": "one=/models/one"},
     "replay": {"stage": "agent-rl"},
 }
 
@@ -47,17 +47,36 @@ def test_a_deployment_has_only_keys_that_prefect_knows(deployment: dict[str, Any
 
 
 @pytest.mark.parametrize("deployment", CONTENT["deployments"], ids=lambda d: d["name"])
-def test_a_deployment_takes_a_recipe_and_refuses_a_typo(deployment: dict[str, Any]) -> None:
-    from prefect.exceptions import ParameterTypeError
+def test_a_deployment_takes_a_recipe_by_name_or_whole_and_refuses_a_typo(
+    deployment: dict[str, Any],
+) -> None:
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools.validation import validate
 
     flow = _flow(deployment)
     assert flow.name == deployment["name"]
-    recipe = load_recipe("cpu-demo").model_dump(mode="json")
-    flow.validate_parameters({"recipe": recipe, **ARGUMENTS[flow.name]})
-    with pytest.raises(ParameterTypeError, match="seeed"):
-        flow.validate_parameters({"recipe": recipe | {"seeed": 1}, **ARGUMENTS[flow.name]})
+    schema = parameter_schema(flow).model_dump(exclude_none=True)
+
+    def wrong(**given: Any) -> list[str]:
+        """Names of the fields that the page marks."""
+        found = validate({**ARGUMENTS[flow.name], **given}, schema)
+        return sorted(str(error.path[0] if error.path else error.message) for error in found)
+
+    tree = load_recipe("cpu-demo").model_dump(mode="json")
+    flow.validate_parameters({"recipe": "cpu-demo", **ARGUMENTS[flow.name]})
+    assert wrong(recipe="cpu-demo", seed="1", overrides="a.b=1\n# c", name="mine") == []
+    assert wrong(recipe=tree) == wrong(recipe=yaml.safe_dump(tree)) == []
+    assert wrong(recipe="cpu-dmo", seed="-1", name="My run") == ["name", "recipe", "seed"]
+    assert wrong() == ["'recipe' is a required property"]
 
 
 def test_the_weekly_schedule_is_off() -> None:
     rounds = next(d for d in CONTENT["deployments"] if d["name"] == "distill-rounds")
     assert [s["active"] for s in rounds["schedules"]] == [False]
+
+
+def test_the_weekly_schedule_can_be_switched_on_as_it_is() -> None:
+    rounds = next(d for d in CONTENT["deployments"] if d["name"] == "distill-rounds")
+    given = dict(rounds["schedules"][0]["parameters"])
+    recipe = load_recipe(given.pop("recipe"))
+    assert plan_of("distill-rounds", recipe, given)

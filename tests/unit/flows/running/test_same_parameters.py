@@ -7,21 +7,34 @@ from pathlib import Path
 import pytest
 
 from flows.load import load_recipe
-from flows.running.records import new_run
+from flows.page.asked import Asked
+from flows.running.records import RunHead, new_run
 from flows.running.same_parameters import require_same
+from flows.saved import save_recipe
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 
 
-def test_what_differs_from_the_record_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    recipe = load_recipe("cpu-smoke")
-    head = new_run(recipe, "expert", {"name": "agent"}, in_process=False).head()
-    require_same(head, "expert", recipe, {"name": "agent"})
-    changed = load_recipe("cpu-smoke", ["seed=1", "experts.agent.path.rl.optimizer.lr=1e-4"])
+
+
+def _whole(*changes: str) -> Asked:
+    return Asked(recipe=load_recipe("cpu-smoke", changes).model_dump(mode="json"))
+
+
+def _begun(asked: Asked) -> RunHead:
+    recipe, by_name = asked.resolved(), asked.by_name
+    arguments = {"name": "agent"}
+    return new_run(recipe, "expert", arguments, in_process=False, asked=by_name).head()
+
+
+def test_what_differs_from_the_record_is_refused_by_name() -> None:
+    head = _begun(_whole())
+    require_same(head, "expert", _whole(), {"name": "agent"})
+    changed = _whole("seed=1", "experts.agent.path.rl.optimizer.lr=1e-4")
     with pytest.raises(InputError) as caught:
         require_same(head, "expert", changed, {"name": "general"})
     said = str(caught.value)
@@ -29,3 +42,18 @@ def test_what_differs_from_the_record_is_refused_by_name(
     assert "\n  seed: 0 -> 1\n" in said
     assert "\n  experts.agent.path.1.rl.optimizer.lr: 0.0002 -> 0.0001\n" in said
     assert "\n  arguments.name: 'agent' -> 'general'\n" in said
+
+
+def test_an_edit_of_a_copy_that_asks_by_name_is_refused_too() -> None:
+    head = _begun(Asked(recipe="cpu-smoke", seed="1"))
+    require_same(head, "expert", Asked(recipe="cpu-smoke", seed="1"), {"name": "agent"})
+    with pytest.raises(InputError, match="seed: 1 -> 2"):
+        require_same(head, "expert", Asked(recipe="cpu-smoke", seed="2"), {"name": "agent"})
+
+
+def test_a_run_keeps_the_recipe_that_it_began_with_when_the_name_is_saved_anew() -> None:
+    save_recipe("cpu-smoke", "mine")
+    head = _begun(Asked(recipe="mine"))
+    save_recipe("cpu-smoke", "mine", ["seed=7"])
+    require_same(head, "expert", Asked(recipe="mine"), {"name": "agent"})
+    assert head.recipe["seed"] == 0

@@ -1,0 +1,63 @@
+"""What tells runs apart in a list of them: names, tags, and the result in a few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from flows.post_train import UNIFIED
+from flows.reports.report import Report, mean
+from flows.running.records import RunHead
+
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")
+"""what a run's id has in addition to its name"""
+_MOST = 4
+"""scores in one line"""
+
+
+def shown_name(head: RunHead) -> str:
+    """Example: `tuesday: cpu-smoke/agent seed 1`"""
+    recipe, given = str(head.recipe["name"]), given_name(head)
+    part = _part_of(head.flow, head.arguments)
+    what = f"{recipe}{part} seed {head.recipe['seed']}"
+    return what if given == recipe else f"{given}: {what}"
+
+
+def given_name(head: RunHead) -> str:
+    """The name that a person gave a run; its recipe's by default."""
+    return _STAMP.sub("", head.run)
+
+
+def shown_tags(head: RunHead) -> list[str]:
+    """Of its flow run, to find all runs of a recipe, of a seed, of a name."""
+    return list(
+        dict.fromkeys([str(head.recipe["name"]), f"seed {head.recipe['seed']}", given_name(head)])
+    )
+
+
+def _part_of(flow: str, arguments: Mapping[str, object]) -> str:
+    match flow:
+        case "expert":
+            return f"/{arguments['name']}"
+        case "distill-rounds":
+            return f"/{arguments['expert']} rounds"
+        case "evaluate":
+            return " evaluate"
+        case "replay":
+            return f"/{arguments['stage']} replay"
+        case _:
+            return ""
+
+
+def result_of(report: Report) -> str:
+    """Example: `unified 0.86`, the mean over domains; an expert's is that of its own domain."""
+    scores = {name: mean(row) for name, row in report.scores.items()}
+    if not scores:
+        return f"{len(report.stages)} stages, none of them an evaluation"
+    last = {names[-1] for names in report.versions.values() if names}
+    wanted = [UNIFIED] if UNIFIED in scores else [name for name in scores if name in last]
+    wanted = wanted or list(scores)
+    own = {name: gain.after for name, gain in report.gains.items()}
+    said = [f"{name} {own.get(name, scores[name]):.2f}" for name in wanted[:_MOST]]
+    more = len(wanted) - len(said)
+    return ", ".join(said) + (f" and {more} more" if more > 0 else "")

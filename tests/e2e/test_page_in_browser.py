@@ -1,0 +1,141 @@
+"""Prefect's page in a real browser: a recipe of one's own, started and copied with other seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from flows.load import load_recipe
+from tests.parts.machine import STORE, Machine, until
+from tests.parts.page import Page
+from tests.parts.prefect_form import Tab, chromium, opened_tab
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine"),
+]
+
+NAME = "small"
+
+
+@pytest.fixture
+def small(machine: Machine, tmp_path: Path) -> str:
+    """The name of a saved recipe: one expert, barely taught."""
+    tree = load_recipe("cpu-smoke", [f"storage.root={STORE}"]).model_dump(mode="json")
+    expert = tree["experts"]["reasoning"]
+    sft = {**expert["path"][0]["sft"], "steps": 4, "demonstrations": 64}
+    expert = {**expert, "path": [{"sft": sft}]}
+    tree |= {"name": NAME, "experts": {"reasoning": expert}, "unified": None}
+    tree |= {"evaluate": {"problems": 2, "samples": 1}}
+    tree["resources"] = {**tree["resources"], "stages": {}}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    machine.call("save", str(file))
+    return NAME
+
+
+@pytest.fixture
+def tab() -> Iterator[Tab]:
+    with opened_tab() as tab:
+        yield tab
+        assert tab.errors == []
+
+
+def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
+    machine: Machine, page: Page, small: str, tab: Tab
+) -> None:
+    tab.open_form(page.form("post-train"))
+    before = page.count()
+    tab.choose("recipe", small)
+    tab.fill("seed", "1")
+    tab.submit()
+    until(lambda: page.count() == before + 1, 60)
+    assert (tab.clicks, tab.filled) == (4, 1)
+
+    flow_run = page.newest()
+    assert page.ended(flow_run["id"], 400)[0] == "COMPLETED"
+    (run,) = machine.runs(small)
+    ended = page.flow_run(flow_run["id"])
+    assert re.fullmatch(r"reasoning [01]\.\d\d", ended["state"]["message"])
+    assert ended["name"] == f"{small} seed 1"
+    assert {small, "seed 1"} <= set(ended["tags"])
+    _assert_stages_say_what_became_of_them(page, ended)
+    _assert_artifacts_are_few_and_their_links_work(page, ended)
+    assert max(map(len, page.log(ended["id"]))) < 400
+    assert {f"{run}/{stage}" for stage in ("base", "reasoning-sft", "evaluate")} <= _ray(machine)
+
+    tab.open(f"{page.url}/runs/flow-run/{ended['id']}")
+    tab.wait_for_text(f"{small} seed 1")
+
+    # A copy with an edit trains anew, as a run of its own.
+    parameters = {**ended["parameters"], "seed": "2"}
+    copy = page.submit("post-train", parameters).raise_for_status().json()["id"]
+    until(lambda: len(machine.runs(small)) == 2, 120)
+    page.set_state(copy, type="CANCELLING")
+    assert page.ended(copy, 120)[0] in ("CANCELLED", "COMPLETED")
+    seeds = {_seed(machine, each) for each in machine.runs(small)}
+    assert seeds == {1, 2}
+
+
+def test_what_is_wrong_is_refused_in_place_or_at_once(
+    machine: Machine, page: Page, tab: Tab
+) -> None:
+    before = page.count()
+    tab.open_form(page.form("post-train"))
+    tab.fill("seed", "one")
+    tab.submit()
+    tab.wait_for_text("'recipe' is a required property")
+    tab.wait_for_text("'one' does not match")
+    assert page.count() == before
+
+    given = {"recipe": "cpu-smoke", "overrides": "unified.path.rl.stepz=2"}
+    runs = machine.runs("cpu-smoke")
+    made = page.submit("post-train", given).raise_for_status().json()["id"]
+    state, message = page.ended(made, 120)
+    assert state == "FAILED"
+    assert "unified.path.2.rl.stepz: unknown field; did you mean `steps`?" in message
+    assert machine.runs("cpu-smoke") == runs
+
+
+def _assert_stages_say_what_became_of_them(page: Page, flow_run: dict[str, Any]) -> None:
+    said = {task["name"]: task["state"]["message"] for task in page.task_runs(flow_run["id"])}
+    assert said["base"].endswith(" parameters")
+    assert re.fullmatch(r"loss \d\.\d+ after 4 steps", said["reasoning-sft"])
+    assert said["evaluate"].startswith("reasoning ")
+
+
+def _assert_artifacts_are_few_and_their_links_work(page: Page, flow_run: dict[str, Any]) -> None:
+    found = page.artifacts(flow_run["id"])
+    stages = ["stage-base", "stage-evaluate", "stage-reasoning-sft"]
+    assert sorted(artifact["key"] for artifact in found) == ["run", *stages]
+    links = {
+        link for artifact in found for link in re.findall(r"\]\((http[^)]+)\)", artifact["data"])
+    }
+    assert len(links) > len(stages)
+    assert flow_run["id"] not in json.dumps(sorted(links))
+    for link in links:
+        assert httpx.get(link, timeout=60, follow_redirects=True).is_success, link
+
+
+def _ray(machine: Machine) -> set[str]:
+    """What people read of each job on Ray's page."""
+    jobs = httpx.get(f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/", timeout=60)
+    names = {job["metadata"].get("job_name", "") for job in jobs.raise_for_status().json()}
+    assert all(
+        job["submission_id"].replace("--", "/", 1).startswith(job["metadata"]["job_name"])
+        for job in jobs.json()
+        if job["metadata"].get("job_name")
+    )
+    return names
+
+
+def _seed(machine: Machine, run: str) -> int:
+    return machine.recorded(run, "recipe.json")["recipe"]["seed"]

@@ -1,0 +1,91 @@
+"""Prefect's page in a real browser: the form of a deployment, filled and submitted by hand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SHOWN_SECONDS = 60
+"""what a page may take to show itself on a busy machine"""
+
+
+class Tab:
+    """A browser's tab that keeps what its console calls an error, and what it asks of others."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.clicks = self.filled = 0
+        page.set_default_timeout(SHOWN_SECONDS * 1000)
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self._asked)
+
+    def open(self, url: str) -> None:
+        self.page.goto(url)
+
+    def open_form(self, url: str) -> None:
+        self.open(url)
+        self.page.get_by_role("button", name="Submit").wait_for()
+
+    def field(self, name: str) -> Any:
+        label = self.page.locator(".schema-form-property__label", has_text=re.compile(f"^{name}"))
+        return self.page.locator(".schema-form-property").filter(has=label)
+
+    def choose(self, name: str, option: str) -> None:
+        self._click(self.field(name).locator(".p-select-button__icon"))
+        self._click(self.page.locator(".p-select-option").get_by_text(option, exact=True))
+
+    def fill(self, name: str, text: str) -> None:
+        box = self.field(name).locator("textarea")
+        self._click(box)
+        box.fill(text)
+        self.filled += 1
+
+    def submit(self) -> None:
+        self._click(self.page.get_by_role("button", name="Submit"))
+
+    def wait_for_text(self, text: str) -> None:
+        self.page.get_by_text(text).first.wait_for()
+
+    def flow_run(self) -> str:
+        """Id of the one whose page the form led to."""
+        self.page.wait_for_url(re.compile("/runs/flow-run/[0-9a-f-]{36}"))
+        return re.search("[0-9a-f-]{36}", self.page.url)[0]  # pyright: ignore
+
+    def picture(self, file: Path, *, whole: bool = False) -> None:
+        self.page.screenshot(path=file, full_page=whole)
+
+    def _click(self, what: Any) -> None:
+        what.click()
+        self.clicks += 1
+
+    def _heard(self, message: Any) -> None:
+        # Prefect serves no icon at that address, and a browser asks for it by itself.
+        if message.type == "error" and "favicon" not in message.location.get("url", ""):
+            self.errors.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("http://127.0.0.1", "data:", "blob:")):
+            self.errors.append(f"asks another host: {request.url}")
+
+
+def chromium() -> str | None:
+    return shutil.which("chromium")
+
+
+@contextmanager
+def opened_tab(width: int = 1280, height: int = 900) -> Generator[Tab]:
+    """In a browser of its own, which ends here."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        try:
+            yield Tab(browser.new_page(viewport={"width": width, "height": height}))
+        finally:
+            browser.close()

@@ -1,0 +1,99 @@
+"""What a form asks for becomes a recipe, and what is wrong is said as `tributary check` says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engines.algorithms.spec import Algorithm
+from flows.load import load_recipe
+from flows.page.asked import Asked, asked_by_command, form_of
+from flows.page.models import models_of
+from flows.running.records import new_run
+from flows.saved import save_recipe
+from infra.errors import InputError
+from tasks.rl.spec import RlSettings
+from tests.parts.recipe_parts import settings_of
+
+pytestmark = pytest.mark.unit
+
+SMOKE = load_recipe("cpu-smoke")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    ["cpu-smoke", SMOKE.model_dump(mode="json"), yaml.safe_dump(SMOKE.model_dump(mode="json"))],
+    ids=["by name", "as JSON", "as YAML"],
+)
+def test_a_recipe_is_asked_for_by_name_or_whole(whole: str | dict[str, Any]) -> None:
+    assert Asked(recipe=whole).resolved() == SMOKE
+    changed = Asked(recipe=whole, seed="3", overrides="evaluate.problems=4\n\n# no more").resolved()
+    assert changed == load_recipe("cpu-smoke", ["evaluate.problems=4", "seed=3"])
+
+
+def test_a_preset_of_a_written_recipe_is_what_trains() -> None:
+    text = yaml.safe_dump(yaml.safe_load((Path("flows/recipes/cpu-smoke.yaml")).read_text()))
+    asked = Asked(recipe=text, overrides="unified.path.rl.algorithm={preset: gspo}")
+    unified = asked.resolved().unified
+    assert unified is not None
+    assert settings_of(unified.path, RlSettings).algorithm == Algorithm(preset="gspo")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"recipe": "cpu-smok"}, "did you mean `cpu-smoke`"),
+        ({"recipe": " "}, "choose one by its name"),
+        ({"recipe": "just words"}, "neither the name of a recipe"),
+        ({"recipe": "a: [1"}, "cannot be read as YAML"),
+        ({"recipe": "cpu-smoke", "overrides": "seed"}, "write it as field.path=value"),
+        ({"recipe": "cpu-smoke", "overrides": "seeed=1"}, "seeed: unknown field"),
+        ({"recipe": {"name": "x", "experts": {}}}, "base: is missing"),
+    ],
+)
+def test_what_is_wrong_is_said(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Asked(**asked).resolved()
+
+
+def test_a_commands_run_is_copied_as_a_short_form_while_its_recipe_has_a_name() -> None:
+    asked = asked_by_command("cpu-smoke", ["seed=1", "evaluate.problems=4"], "mine")
+    assert asked == {
+        "recipe": "cpu-smoke",
+        "overrides": "seed=1\nevaluate.problems=4",
+        "name": "mine",
+    }
+    head = new_run(SMOKE, "expert", {"name": "agent"}, in_process=False, asked=asked).head()
+    assert form_of(head) == {"expert": "agent", **asked}
+
+    save_recipe("cpu-smoke", "other")
+    asked = asked_by_command("other", [], "")
+    head = new_run(SMOKE, "post-train", {}, in_process=False, asked=asked).head()
+    assert form_of(head) == {"recipe": "other"}
+    gone = head.model_copy(update={"asked": {"recipe": "removed"}})
+    assert form_of(gone) == {"recipe": head.recipe}, "in full"
+
+
+def test_a_file_of_a_recipes_name_is_asked_for_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cpu-smoke").write_text("extends: cpu-demo")
+    assert asked_by_command("cpu-smoke", [], "") == asked_by_command("mine.yaml", [], "") == {}
+
+
+def test_models_are_lines_or_a_mapping() -> None:
+    wanted = {"one": "/models/one", "two": "s3://bucket/a=b"}
+    assert models_of("one=/models/one\n# later\n two = s3://bucket/a=b ") == wanted
+    assert models_of(wanted) == wanted
+    for wrong in ("one", "=x", "one=", "", "One=/x", "one=/x\none=/y"):
+        with pytest.raises(InputError, match="models: "):
+            models_of(wrong)

@@ -1,9 +1,9 @@
-"""StepInputs: what one training step is made from, on its way from the loop to the ranks."""
+"""What one training step is made from, on its way from the loop to the ranks, and what it gave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from engines.types import Sample
@@ -35,3 +35,15 @@ class StepInputs:
     """the critic's, from before the step; where the advantage asks for them"""
     token_rewards: Values | None = None
     """what the KL term adds to each token's reward, where it is placed there"""
+    shown: Sequence[int] = ()
+    """positions of the samples that a person will look at: the step hands their logprobs back"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What the ranks made of `StepInputs`."""
+
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    logprobs: Mapping[int, Values] = field(default_factory=dict[int, "Values"])
+    """by position in `samples`, of those of `shown` that have them: the trainer's logprob of each
+    token before any update, 0 where nothing is trained"""

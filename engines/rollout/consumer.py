@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.algorithms.sample_rules import trains
 from engines.algorithms.spec import Algorithm
 from engines.rollout.producer import Sampled, trainable
 from engines.rollout.protocols import PolicyTrainer, PublishedWeights, ValueTrainer
-from engines.step_inputs import StepInputs
+from engines.rollout.records.shown import to_score
+from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Group, Sample
 from engines.weight_versions import NO_VERSION
 from infra.run_both import run_both
@@ -49,6 +50,10 @@ class StepResult:
     """the policy's metrics; empty when its update was skipped"""
     critic: dict[str, float] = field(default_factory=dict)
     """the critic's, where there is one"""
+    logprobs: Mapping[tuple[str, int], Values] = field(
+        default_factory=dict[tuple[str, int], "Values"]
+    )
+    """by rollout and branch, of some of the samples: the trainer's before the update"""
     dropped: Sequence[Group] = ()
     """groups that became too old while they waited"""
     waiting: int = 0
@@ -119,11 +124,18 @@ class Consumer:
         too_few = len(groups) < _MIN_SHARE * self._wanted
         if too_few or not samples:
             return result
-        inputs = StepInputs(samples, self._algorithm, gate=True, version=before)
+        inputs = StepInputs(
+            samples, self._algorithm, gate=True, version=before, shown=to_score(samples, groups)
+        )
         async with self._policy.changing():
             began = time.monotonic()
             with span(TRAINER, "train", step=step):
-                result.trained, result.critic = await self._train(step, inputs)
+                trained, result.critic = await self._train(step, inputs)
+                result.trained = trained.metrics
+                result.logprobs = {
+                    (samples[place].rollout_id, samples[place].branch): logprobs
+                    for place, logprobs in trained.logprobs.items()
+                }
             result.train_seconds = time.monotonic() - began
             if result.trained:
                 await self._before_publish()
@@ -131,10 +143,8 @@ class Consumer:
                     await self._publish(result)
         return result
 
-    async def _train(
-        self, step: int, inputs: StepInputs
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy's update and of the critic's; empty where there was none."""
+    async def _train(self, step: int, inputs: StepInputs) -> tuple[TrainedStep, dict[str, float]]:
+        """The policy's update, and the metrics of the critic's; empty where there was none."""
         if self._critic is None:
             return await self._trainer.rl_step(inputs), {}
         inputs = replace(inputs, values=await self._critic.values(inputs))
@@ -143,7 +153,7 @@ class Consumer:
             inputs = replace(inputs, token_rewards=await self._trainer.token_rewards(inputs))
         learning = self._critic.critic_step(inputs)
         if step <= self._critic_only_steps:
-            return {}, await learning
+            return TrainedStep(), await learning
         return await run_both(self._trainer.rl_step(inputs), learning)
 
     async def _publish(self, result: StepResult) -> None:

@@ -21,7 +21,7 @@ from engines.types import (
 )
 
 if TYPE_CHECKING:
-    from engines.step_inputs import StepInputs, Values
+    from engines.step_inputs import StepInputs, TrainedStep, Values
     from engines.weights.report import PublishReport
 
 
@@ -77,7 +77,7 @@ class Judge(Protocol):
 class PolicyTrainer(Protocol):
     """The trainer as the RL loop sees it."""
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]: ...
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep: ...
 
     async def token_rewards(self, inputs: StepInputs) -> Values: ...
 

@@ -35,6 +35,8 @@ Set = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
+Open = Annotated[bool, Parameter(name="--open", negative=(), help="Open the page in a browser.")]
+
 
 def examples(*lines: str) -> str:
     """What stands below a command's options."""

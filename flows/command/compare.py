@@ -9,40 +9,117 @@ from rich.table import Table
 
 from flows.catalog import plan_of
 from flows.command.output import print_json
-from flows.reports.comparison import Spread, compare, require_one_recipe
-from flows.reports.report import Report, build_report
+from flows.command.show import open_page
+from flows.plan import EVALUATE
+from flows.reports.comparison import (
+    Comparison,
+    Spread,
+    compare,
+    compare_recipes,
+    recipe_differences,
+    require_scores,
+)
+from flows.reports.comparison_page import write_comparison
+from flows.reports.report import Report, build_report, read_scores
+from flows.reports.run_pairs import PairedScore, PairOfRuns, ScoredRun, pair_of
 from flows.running.records import RunRecord, find_run
 from infra.errors import InputError
+from infra.home import home
+from infra.store.artifacts import ArtifactStore
 
 
-def show_comparison(runs: Sequence[str], json: bool, console: Console) -> int:
-    if not runs:
-        raise InputError("name the runs to compare: `tributary compare RUN RUN ...`")
+def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Console) -> int:
+    if len(runs) < 2:
+        raise InputError("name the runs to compare, at least two: `tributary compare RUN RUN ...`")
     records = [find_run(run) for run in runs]
-    require_one_recipe([record.head() for record in records])
-    found = compare([_report(record) for record in records])
+    reports = [_report(record) for record in records]
+    require_scores(reports)
+    first, *others = [_scored(record) for record in records]
+    pairs = [pair_of(first, other) for other in others]
+    different = recipe_differences([record.head() for record in records])
+    found = compare_recipes(reports, pairs, different) if different else compare(reports, pairs)
     if json:
         print_json(found)
         return 0
+    page = write_comparison(found, records, reports)
+    _print(found, console)
+    console.print(f"page: {page.as_uri()}", markup=False, highlight=False, soft_wrap=True)
+    if open_:
+        open_page(page, console)
+    return 0
+
+
+def _print(found: Comparison, console: Console) -> None:
+    for run, lines in found.differences.items():
+        _say(
+            f"warning: {run} is of another recipe than {found.runs[0]}, so nothing is averaged:",
+            console,
+        )
+        for line in lines:
+            _say(f"  {line}", console)
     for equal in found.equal:
-        console.print(
+        _say(
             f"warning: {', '.join(equal)} share one evaluation: they are equal, and count as"
             f" {len(equal)} runs below though they are one result",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
-    title = f"mean and standard deviation, n = {len(runs)} runs"
-    console.print(_table(f"outcome at temperature 1: {title}", found.scores))
-    console.print(_table(f"greedy: {title}", found.greedy))
-    for k, spreads in found.best_of.items():
-        console.print(_table(f"best of {k}: {title}", spreads))
-    console.print(_gains(found.gains))
-    return 0
+            console,
+        )
+    if not found.differences:
+        title = f"mean and standard deviation, n = {len(found.runs)} runs"
+        console.print(_table(f"outcome at temperature 1: {title}", found.scores))
+        console.print(_table(f"greedy: {title}", found.greedy))
+        for k, spreads in found.best_of.items():
+            console.print(_table(f"best of {k}: {title}", spreads))
+        console.print(_gains(found.gains))
+    for pair in found.pairs:
+        if pair.scores:
+            console.print(_pair(pair))
+        else:
+            _say(f"{pair.first} and {pair.second}: not compared in pairs: {pair.why_not}", console)
+
+
+def _say(text: str, console: Console) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _pair(pair: PairOfRuns) -> Table:
+    table = Table(title=f"{pair.second} against {pair.first}, problem by problem")
+    for header in ("model", "domain", "sampled", "scores"):
+        table.add_column(header, no_wrap=True)
+    for header in ("points (95%)", "better, worse, of", "p (adjusted)"):
+        table.add_column(header)
+    for score in pair.scores:
+        table.add_row(
+            score.model,
+            score.domain,
+            "greedy" if score.kind == "greedy" else "t = 1",
+            f"{score.first:.3f} → {score.second:.3f}",
+            _difference(score),
+            f"{score.better}, {score.worse}, {score.problems}",
+            f"{score.p:.3f} ({score.p_adjusted:.3f})",
+        )
+    tests = ", ".join(sorted({score.test for score in pair.scores}))
+    table.caption = f"{tests}; adjusted for {len(pair.scores)} tests (Holm)"
+    return table
+
+
+def _difference(score: PairedScore) -> str:
+    return f"{100 * score.difference:+.1f} ({100 * score.low:+.1f} to {100 * score.high:+.1f})"
 
 
 def _report(record: RunRecord) -> Report:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
     return build_report(record, plan)
+
+
+def _scored(record: RunRecord) -> ScoredRun:
+    """The run's evaluation as its artifact has it."""
+    stage = record.stage(EVALUATE)
+    artifacts = ArtifactStore(record.store, home() / "cache")
+    manifest = artifacts.manifest(stage.kind, stage.digest) if stage else None
+    identity = manifest.identity if manifest else {}
+    digest = stage.digest if stage else ""
+    return ScoredRun(record.run, digest, identity, read_scores(record, stage))
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:

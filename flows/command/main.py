@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from flows.command.app import Json, Set, app, console, errors, examples, unwrap_help
+from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
 from flows.command.declared import machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
@@ -140,28 +140,31 @@ def check(recipe: str, /, *, set_: Set | None = None, json: Json = False) -> int
     return show_check(recipe, set_ or [], json, console)
 
 
-@app.command(help_epilogue=examples("report", "report cpu-demo --json"))
-def report(run: str = "", /, *, json: Json = False) -> int:
-    """Show the scores by model and domain, with times.
+@app.command(help_epilogue=examples("report --open", "report cpu-demo --json"))
+def report(run: str = "", /, *, json: Json = False, open_: Open = False) -> int:
+    """Show the scores by model and domain, with times, and write the run's page.
 
     Args:
         run: A run's id or name, or a recipe's name (its latest run); empty is the latest run.
     """
     from flows.command.show import show_report
 
-    return show_report(run, json, console)
+    return show_report(run, json, open_, console)
 
 
-@app.command(help_epilogue=examples("compare seed-0 seed-1 seed-2", "compare before after --json"))
-def compare(*runs: str, json: Json = False) -> int:
-    """Show mean and spread of the scores of several runs, e.g. of one recipe with three seeds.
+@app.command(help_epilogue=examples("compare seed-0 seed-1 seed-2", "compare grpo gspo --open"))
+def compare(*runs: str, json: Json = False, open_: Open = False) -> int:
+    """Compare runs: mean and spread of one recipe under several seeds, and paired tests.
+
+    Runs that scored the same held-out problems are compared with the first one problem by problem.
+    Scores of different recipes are never averaged.
 
     Args:
         runs: Ids or names of runs, or names of recipes (the latest run of each).
     """
     from flows.command.compare import show_comparison
 
-    return show_comparison(runs, json, console)
+    return show_comparison(runs, json, open_, console)
 
 
 @app.command(

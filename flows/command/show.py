@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -112,14 +114,28 @@ def servers_of(stage: PlannedStage) -> str:
     return f"{resources.servers} x tp {resources.tp_per_server}"
 
 
-def show_report(run: str, json: bool, console: CommandConsole) -> int:
+def show_report(run: str, json: bool, open_: bool, console: CommandConsole) -> int:
     from flows.command.live_table import show_end
+    from flows.reports.page import write_page
 
     record = find_run(run)
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
-    if not json:
-        show_end(record, plan, console)
+    report = build_report(record, plan)
+    if json:
+        print_json(report)
         return 0
-    print_json(build_report(record, plan))
+    page = write_page(record, report, plan)
+    show_end(record, plan, console)
+    if open_:
+        open_page(page, console)
     return 0
+
+
+def open_page(page: Path, console: Console) -> None:
+    """In the user's browser; where there is none, its address is all that can be given."""
+    import webbrowser
+
+    if not webbrowser.open(page.as_uri()):
+        text = f"no browser was found on this machine; open {page.as_uri()}, or copy the file"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

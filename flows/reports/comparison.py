@@ -1,14 +1,18 @@
-"""Runs of one recipe under several seeds: mean and spread of what each model scored."""
+"""Runs compared: mean and spread of one recipe under several seeds, and the first in pairs with the
+others. Scores of different recipes are never averaged."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic import Field
 
 from flows.differences import differences, listed
 from flows.reports.report import Report, Scores, domains_of
+from flows.reports.run_pairs import PairOfRuns
 from flows.running.records import RunHead
 from infra.config import Config
 from infra.errors import InputError
@@ -58,20 +62,22 @@ class Comparison(Config):
     """model -> domain -> its last version's score minus its first one's, where both were scored"""
     seconds: dict[str, Spread]
     """stage -> wall time, of the runs that did not find it in the store"""
+    differences: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
+    """run -> how its recipe differs from the first run's; empty where all are of one recipe under
+    any seeds. Otherwise `scores`, `greedy`, `best_of`, `gains` and `seconds` are empty: a mean over
+    different recipes says nothing"""
+    pairs: list[PairOfRuns] = Field(default_factory=list[PairOfRuns])
+    """the first run with each other one"""
 
 
-def compare(reports: Sequence[Report]) -> Comparison:
-    """Raises InputError if a run has no scores yet."""
-    for report in reports:
-        if not report.scores:
-            raise InputError(
-                f"run {report.run} has no scores to compare: its evaluation is not done; see "
-                f"`tributary report {report.run}`"
-            )
+def compare(reports: Sequence[Report], pairs: Sequence[PairOfRuns] = ()) -> Comparison:
+    """Of runs of one recipe. Raises InputError if a run has no scores yet."""
+    require_scores(reports)
     scores = [report.scores for report in reports]
     return Comparison(
         runs=[report.run for report in reports],
         equal=_equal(reports),
+        pairs=list(pairs),
         scores=_spreads(scores),
         greedy=_spreads([report.greedy for report in reports]),
         best_of={
@@ -84,17 +90,47 @@ def compare(reports: Sequence[Report]) -> Comparison:
     )
 
 
-def require_one_recipe(heads: Sequence[RunHead]) -> None:
-    """Raises InputError, with what differs, unless the runs are of one recipe under any seeds."""
-    first, *others = heads
-    for other in others:
-        found = list(differences(_compared(first), _compared(other)))
-        if found:
+def compare_recipes(
+    reports: Sequence[Report], pairs: Sequence[PairOfRuns], different: Mapping[str, list[str]]
+) -> Comparison:
+    """Of runs of different recipes: pairs alone. Raises InputError if a run has no scores yet, and,
+    with what differs, unless some pair has problems in common."""
+    require_scores(reports)
+    if not any(pair.scores for pair in pairs):
+        first = reports[0].run
+        other, lines = next(iter(different.items()))
+        why = next(pair.why_not for pair in pairs if pair.second == other)
+        raise InputError(
+            f"runs {first} and {other} are of different recipes, so a mean over them is"
+            f" meaningless, and there is nothing to compare in pairs: {why}."
+            f" {first} -> {other}:\n" + "\n".join(f"  {line}" for line in lines)
+        )
+    return Comparison(
+        runs=[report.run for report in reports], equal=_equal(reports), scores={}, greedy={},
+        best_of={}, gains={}, seconds={}, differences=dict(different), pairs=list(pairs),
+    )  # fmt: skip
+
+
+def require_scores(reports: Sequence[Report]) -> None:
+    """Raises InputError for a run without scores."""
+    for report in reports:
+        if not report.scores:
             raise InputError(
-                f"runs {first.run} and {other.run} are of different recipes, so a mean over them"
-                f" is meaningless; only `seed` may differ. {first.run} -> {other.run}:\n"
-                f"{listed(found)}"
+                f"run {report.run} has no scores to compare: its evaluation is not done; see "
+                f"`tributary report {report.run}`"
             )
+
+
+def recipe_differences(heads: Sequence[RunHead]) -> dict[str, list[str]]:
+    """Run -> how its recipe differs from the first run's in what a mean over runs needs equal; runs
+    that do not differ are left out."""
+    first, *others = heads
+    found = {o.run: list(differences(_compared(first), _compared(o))) for o in others}
+    return {
+        run: [line.strip() for line in listed(lines).splitlines()]
+        for run, lines in found.items()
+        if lines
+    }
 
 
 def _compared(head: RunHead) -> dict[str, Any]:

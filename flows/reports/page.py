@@ -1,96 +1,114 @@
-"""The report as one self-contained page: scores, bars, a timeline of stages, honest notes."""
+"""The report as one self-contained page; what it says in short is also the run's markdown."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from flows.reports.curve_chart import curve_chart, curve_table
+from flows.plan import EVALUATE, PlannedStage
+from flows.reports.charts.river import RiverStage, river
+from flows.reports.counted import counted
+from flows.reports.curve_chart import curve_table
+from flows.reports.failure import failure_of
+from flows.reports.learning_curves import charts_of
+from flows.reports.outcome import outcome_of
+from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (
     Report,
+    context_notes,
     markdown_table,
-    mean,
-    notes,
-    read_file,
     score_table,
     stage_table,
     training_table,
 )
+from flows.reports.reproduce import origin_of
+from flows.reports.sample_files import read_pieces, read_samples
+from flows.reports.samples import sample_set
+from flows.reports.score_cells import score_tables
+from flows.reports.seconds import WHAT, seconds_of
+from flows.reports.stage_view import StageView, stage_views
 from flows.reports.timeline_picture import timeline_picture
 from flows.rounds.promotion import table_of_rounds
-from flows.running.records import RunRecord, StageRecord
+from flows.running.records import RunRecord
 from infra.home import home
-from infra.trace_file import TRACE_FILE, Trace, read_trace
-
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
-h3{font-size:1rem;margin:1rem 0 0}code{background:#eef2f6;padding:.1rem .3rem}
-table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:left;
-border-bottom:1px solid #dde4ea}td:not(:first-child){font-variant-numeric:tabular-nums}
-.bar,.span{background:#dde8f0;border-radius:3px;position:relative;height:1.1rem;min-width:8rem}
-.bar i,.span i{position:absolute;top:0;bottom:0;left:0;background:#2477b3;border-radius:3px}
-.span i{min-width:2px}.cached i{background:#9db4c4}.failed i{background:#c0392b}
-"""
 
 
 def report_path(run: str) -> Path:
     return home() / "reports" / f"{run}.html"
 
 
-def write_page(record: RunRecord, report: Report) -> Path:
+def write_page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> Path:
     """Write the page to the home; returns its path."""
     path = report_path(report.run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    stages = record.stages()
-    traces = {
-        name: read_trace(data)
-        for name in report.curves
-        if (data := read_file(record, stages[name], TRACE_FILE)) is not None
-    }
-    said = notes(report, record.recipe())
-    path.write_text(render(report, stages, record.state().links, said, traces))
+    draft = path.with_suffix(".draft")  # a browser may be reading the page that was there
+    draft.write_text(page(record, report, plan))
+    draft.replace(path)
     return path
 
 
-def render(
-    report: Report,
-    stages: dict[str, StageRecord],
-    links: dict[str, str],
-    said: list[str],
-    traces: Mapping[str, Trace],
-) -> str:
-    """The page; `said` are the notes below the scores, `traces` the timelines of stages by name."""
-    parts = [
-        f"<h1>{_text(report.run)}</h1><p>{_text(report.state)} in {report.seconds:.0f} s</p>",
-        "<p>"
-        + " · ".join(f'<a href="{_text(u)}">{_text(t)}</a>' for t, u in links.items())
-        + "</p>",
-        "<h2>Scores (temperature 1)</h2>",
-        _table(*score_table(report.scores)),
-        "<h2>Mean over domains</h2>",
-        _bars(report),
-        "<h2>Scores (greedy)</h2>",
-        _table(*score_table(report.greedy)),
-        "<h2>First and last version, with 95% intervals</h2>",
-        _table(*training_table(report)),
-        "<h2>Notes</h2><ul>" + "".join(f"<li>{_text(n)}</li>" for n in said) + "</ul>",
-        "<h2>Scores while training</h2>",
-        _curves(report),
-        "<h2>Timeline</h2>",
-        _timeline(report, stages),
-        "<h2>Timelines of stages</h2>",
-        "".join(f"<h3>{_text(n)}</h3>{timeline_picture(t)}" for n, t in traces.items())
-        or "<p>none</p>",
-        "<h2>Stages</h2>",
-        _table(*stage_table(report)),
-        f"<p>Again as text: <code>tributary report {_text(report.run)}</code></p>",
-    ]
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(report.run)}</title>"
-        f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>"
+def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str:
+    """The whole page as HTML."""
+    views = stage_views(record, plan)
+    head, recipe, state = record.head(), record.recipe(), record.state()
+    scores = next((v.scores for v in views if v.name == EVALUATE), {})
+    tables = score_tables(report, scores)
+    times = {view.name: seconds_of(view) for view in views}
+    rows = read_samples(record, views)
+    samples = sample_set(rows, report.versions, read_pieces(record, views) if rows else None)
+    return render(
+        "report.html",
+        report=report,
+        recipe=recipe,
+        started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(head.created)),
+        links={title: url for title, url in state.links.items() if title != "report"},
+        failure=failure_of(report.run, state, views),
+        outcome=outcome_of(report, tables[0] if tables else None, scores),
+        notes=context_notes(report, recipe),
+        rounds=table_of_rounds(report.rounds) if report.rounds else None,
+        river=river([_river_stage(view) for view in views]),
+        tables=tables,
+        charts=charts_of(views, report.curves),
+        spans=_spans(views),
+        what=WHAT,
+        seconds={name: taken for name, taken in times.items() if taken is not None},
+        timelines={v.name: timeline_picture(v.trace) for v in views if v.trace is not None},
+        samples=samples,
+        counted=counted(views),
+        views=views,
+        origin=origin_of(head, recipe, views),
     )
+
+
+def _river_stage(view: StageView) -> RiverStage:
+    stage = view.record
+    seconds = "" if stage.state == "cached" else seconds_text(stage.seconds_at(time.time()))
+    about = [f"{stage.name}: {stage.kind}, {stage.state}", stage.digest[:12], stage.message]
+    return RiverStage(
+        view.name, view.planned.kind, stage.state, seconds if stage.started else "",
+        view.planned.expert, list(dict.fromkeys(view.planned.inputs.values())),
+        "\n".join(part for part in about if part),
+    )  # fmt: skip
+
+
+def _spans(views: Sequence[StageView]) -> list[dict[str, Any]]:
+    """When each stage that ran did so, in percent of the run; a resumed stage has its last span."""
+    ran = [v.record for v in views if v.record.started and not v.record.cached]
+    if not ran:
+        return []
+    now = time.time()
+    first = min(s.started for s in ran)
+    length = max(max(s.started + s.seconds_at(now) for s in ran) - first, 1e-9)
+    return [
+        {
+            "name": s.name, "state": s.state, "seconds": s.seconds_at(now),
+            "left": 100 * (s.started - first) / length,
+            "width": 100 * s.seconds_at(now) / length,
+        }
+        for s in ran
+    ]  # fmt: skip
 
 
 def markdown(report: Report, said: list[str]) -> str:
@@ -120,49 +138,3 @@ def _markdown_rounds(report: Report) -> list[str]:
 def _markdown_curves(report: Report) -> list[str]:
     header, rows = curve_table(report.curves)
     return ["#### Scores while training", markdown_table(header, rows)] if rows else []
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    if not rows:
-        return "<p>none</p>"
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_text(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _bars(report: Report) -> str:
-    rows = "".join(
-        f"<tr><td>{_text(model)}</td><td>{mean(row):.3f}</td>"
-        f'<td><div class=bar><i style="width:{100 * mean(row):.1f}%"></i></div></td></tr>'
-        for model, row in report.scores.items()
-    )
-    return f"<table>{rows}</table>"
-
-
-def _curves(report: Report) -> str:
-    charts = [
-        f"<h3>{_text(name)}</h3>{curve_chart(curve)}" for name, curve in report.curves.items()
-    ]
-    header, rows = curve_table(report.curves)
-    return ("".join(charts) or "<p>none</p>") + (_table(header, rows) if rows else "")
-
-
-def _timeline(report: Report, stages: dict[str, StageRecord]) -> str:
-    """Each stage's span on one axis; a resumed stage shows its last span."""
-    shown = [stages[s.name] for s in report.stages if stages[s.name].started]
-    if not shown:
-        return "<p>none</p>"
-    first = min(s.started for s in shown)
-    length = max(max(s.started + s.seconds for s in shown) - first, 1e-9)
-    rows = "".join(_span(s, 100 * (s.started - first) / length, 100 / length) for s in shown)
-    return f"<table>{rows}</table>"
-
-
-def _span(stage: StageRecord, left: float, percent_a_second: float) -> str:
-    style = f"left:{left:.2f}%;width:{stage.seconds * percent_a_second:.2f}%"
-    bar = f'<div class="span {stage.state}"><i style="{style}"></i></div>'
-    return f"<tr><td>{_text(stage.name)}</td><td>{bar}</td><td>{stage.seconds:.1f} s</td></tr>"
-
-
-def _text(value: str) -> str:
-    return html.escape(value, quote=True)

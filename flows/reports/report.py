@@ -225,6 +225,12 @@ def stage_table(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(report: Report, recipe: Recipe) -> list[str]:
+    """What a reader must know to read the scores honestly, and what training changed."""
+    gains = [_gain(name, gain) for name, gain in report.gains.items()]
+    return [*context_notes(report, recipe), *(gains if report.scores else [])]
+
+
+def context_notes(report: Report, recipe: Recipe) -> list[str]:
     """What a reader must know to read the scores honestly."""
     said = [
         "A score is the mean outcome of the domain's verifier on held-out problems, sampled at "
@@ -250,9 +256,7 @@ def notes(report: Report, recipe: Recipe) -> list[str]:
             "unified model is by construction."
         )
     said += [line for name in report.versions for line in _on_its_way(name, report)]
-    said += _demonstrators(recipe)
-    said += [_gain(name, gain) for name, gain in report.gains.items()]
-    return said
+    return said + _demonstrators(recipe)
 
 
 def _on_its_way(model: str, report: Report) -> list[str]:

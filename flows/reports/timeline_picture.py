@@ -20,15 +20,15 @@ _MOST_STEPS = 40
 _WIDTH, _LEFT, _RIGHT = 900.0, 120.0, 60.0
 _LANE, _GAP, _AXIS = 22.0, 6.0, 20.0
 _COLOURS = {
-    (TRAINER, "wait"): "#e3e8ec",
-    (TRAINER, "train"): "#2477b3",
-    (TRAINER, "publish"): "#e08a2e",
-    (TRAINER, "checkpoint"): "#8e4ba8",
-    (TRAINER, "hold"): "#d9a5b3",
-    (SERVERS, "busy"): "#2f8f4e",
+    (TRAINER, "wait"): "var(--wait)",
+    (TRAINER, "train"): "var(--c1)",
+    (TRAINER, "publish"): "var(--c2)",
+    (TRAINER, "checkpoint"): "var(--c4)",
+    (TRAINER, "hold"): "var(--c6)",
+    (SERVERS, "busy"): "var(--c3)",
 }
-_OF_LANE = {EVALUATION: "#d9a5b3", CHECKPOINTS: "#8e4ba8"}
-_OTHER = "#607d8b"
+_OF_LANE = {EVALUATION: "var(--c6)", CHECKPOINTS: "var(--c4)"}
+_OTHER = "var(--muted)"
 _BUSY = ("train", "publish")
 """of the trainer"""
 
@@ -134,9 +134,10 @@ def _newest(trace: Trace) -> tuple[Trace, int]:
 
 def _legend() -> str:
     items = [
-        f'<span style="color:{colour}">■</span> {name}' for (_, name), colour in _COLOURS.items()
+        f'<span><i style="background:{colour}"></i>{name}</span>'
+        for (_, name), colour in _COLOURS.items()
     ]
-    return f"<p>{' &nbsp; '.join(items)}</p>"
+    return f'<p class="legend">{"".join(items)}</p>'
 
 
 def _svg(trace: Trace) -> str:
@@ -203,7 +204,7 @@ def _boundaries(trace: Trace, bottom: float, scale: float) -> str:
         for part in sorted({e.part for e in trace.events})
     }
     return "".join(
-        f'<path d="M{_LEFT + begins[later] * scale:.1f} 0V{bottom:g}" stroke="#c0392b"'
+        f'<path d="M{_LEFT + begins[later] * scale:.1f} 0V{bottom:g}" stroke="var(--bad)"'
         f' stroke-dasharray="4 3"><title>attempt {later}</title></path>'
         for _, later in pairwise(begins)
     )

@@ -29,6 +29,6 @@ def conclude(
 def publish(run: RecipeRun, plan: list[PlannedStage]) -> Report:
     """The report of a run that is over, however it ended."""
     report = build_report(run.record, plan)
-    write_page(run.record, report)
+    write_page(run.record, report, plan)
     run.tracked.finish("FINISHED" if report.state == "completed" else "FAILED")
     return report

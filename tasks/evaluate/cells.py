@@ -13,12 +13,13 @@ from engines.rollout.metrics import most_frequent_reason, outcome, share
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.types import Problem, Rollout, Status
+from engines.types import Problem, Rollout, Sample, Status
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
 
-_SHOWN = 4
-"""number of problems of a cell whose first rollout is kept for browsing"""
+_SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
+"""of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
+and of so many others that failed; as long as they are few tokens"""
 NOTHINK = "-nothink"
 
 
@@ -133,9 +134,22 @@ async def roll_cells(
     )
     await kept.journal.flush()
     for cell, groups in zip(cells, rolled, strict=True):
-        shown = [sample for group in groups[:_SHOWN] for sample in group[0].samples]
-        gallery.add(f"{cell.model} {cell.kind}", shown)
+        gallery.add(f"{cell.model} {cell.kind}", _shown(groups))
     return [_result(cell, groups) for cell, groups in zip(cells, rolled, strict=True)]
+
+
+def _shown(groups: Sequence[Sequence[Rollout]]) -> list[Sample]:
+    """Of a cell's rollouts by problem, those to browse."""
+    failed = [r for group in groups[_SHOWN:] for r in group[:1] if r.status is Status.FAILED]
+    chosen = [*(group[0] for group in groups[:_SHOWN]), *failed[:_SHOWN_FAILED]]
+    shown: list[Sample] = []
+    tokens = 0
+    for sample in (sample for rollout in chosen for sample in rollout.samples):
+        tokens += len(sample.tokens)
+        if tokens > _SHOWN_TOKENS:
+            break
+        shown.append(sample)
+    return shown
 
 
 def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:

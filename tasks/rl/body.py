@@ -43,8 +43,8 @@ from tasks.stage import StageContext, Stopped
 
 async def run(spec: RlSpec, context: StageContext) -> dict[str, float]:
     """Train `inputs["model"]`; `context.out` becomes an HF folder with `rollouts.parquet`,
-    `takes.jsonl`, `training/curve.json`, `training/trace.json` and, with `keep_rollouts`,
-    `trained/`.
+    `takes.jsonl`, the files of `training/` (curve, series, counts, trace) and, with
+    `keep_rollouts`, `trained/`.
 
     Raises TrainingStopped, AgreementError, EngineError, InputError; Stopped after a checkpoint.
     """
@@ -105,6 +105,8 @@ async def _write_records(
     """What the stage did, beside its model."""
     record.write_rollouts(context.out)
     record.curve.write(context.out)
+    record.series.write(context.out)
+    record.counts.write(context.out)
     takes = await loop.takes.export(context.out)
     missing = await loop.trained.export(context.out, takes) if loop.trained else []
     if missing:

@@ -18,8 +18,10 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.last_steps import LastSteps
 from engines.rollout.records.notes import Notes
 from engines.sglang.in_flight import ServerUse
+from tasks.rl.counts import RlCounts
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.rl.held_out_scores import point_metrics, score_points
+from tasks.series import Series
 from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
@@ -39,6 +41,19 @@ _WINDOW = 3
 """number of steps at the start and at the end whose means the summary compares"""
 _SHOWN = 4
 """number of held-out problems of a domain whose first rollout is kept for browsing"""
+_CURVES = (
+    "outcome_mean",
+    "reward_mean",
+    "entropy",
+    "kl_k3",
+    "teacher_kl",
+    "grad_norm",
+    "clip_fraction",
+    "mismatch_mean",
+    "response_tokens_mean",
+    "truncated_share",
+    "zero_variance_share",
+)
 NEVER = -1
 """the step of an evaluation that was not made"""
 
@@ -70,6 +85,8 @@ class RlRecord:
         self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._training: dict[int, float] = {}
         self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
+        self.series = Series(_CURVES)
+        self.counts = RlCounts()
         self.step = 0
         self.version = 0
         self.solved = False
@@ -87,7 +104,10 @@ class RlRecord:
         for name, values in self._kept.items():
             if name in metrics:
                 values.append(metrics[name])
-        self._last_steps.add(result.step, result.sampled.groups, self._gallery)
+        self.series.observe(result.step, metrics)
+        self.counts.observe(result)
+        groups = result.sampled.groups
+        self._last_steps.add(result.step, groups, self._gallery, result.logprobs)
         if "outcome_mean" in metrics:
             self._training[result.step] = metrics["outcome_mean"]
         self._report(result.step, metrics)
@@ -206,6 +226,8 @@ class RlRecord:
             "kept": self._kept,
             "metrics": self._unsaved,
             "training": self._training,
+            "series": self.series.state(),
+            "counts": self.counts.state(),
             "held_out": {
                 domain: [point.model_dump() for point in points]
                 for domain, points in self._held_out.items()
@@ -232,6 +254,8 @@ class RlRecord:
         self._shown = state["shown"]
         self._last_steps.restore(folder)
         self._training = {int(step): outcome for step, outcome in state["training"].items()}
+        self.series.restore(state["series"])
+        self.counts.restore(state["counts"])
         for domain, points in state["held_out"].items():
             self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
         for step, values in state["metrics"].items():

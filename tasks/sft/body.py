@@ -58,6 +58,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         await _train(spec, context, supply, record, saving, trainer)
         worked = time.monotonic() - began
         await trainer.export(context.out, model)
+        record.series.write(context.out)
         return {
             **record.summary(),
             **supply.summary(),

@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tasks.series import Series
 from tasks.stage import Reporter
 
 _STATE_FILE = "state.json"
 _WINDOW = 20
 """number of last steps over which the summary averages the loss"""
+_CURVES = ("loss", "grad_norm", "lr")
 
 
 class SftRecord:
@@ -21,6 +23,7 @@ class SftRecord:
         self._reporter = reporter
         self._steps = steps
         self.step = 0
+        self.series = Series(_CURVES)
         self._losses: list[float] = []
         self._tokens = 0.0
         self._seconds = 0.0
@@ -35,6 +38,7 @@ class SftRecord:
             self._seconds += metrics["seconds"]
             self._losses = [*self._losses, metrics["loss"]][-_WINDOW:]
             self._unsaved[self.step] = metrics
+            self.series.observe(self.step, metrics)
             self._reporter.metrics(self.step, metrics)
         self._reporter.progress(self.step, self._steps, f"loss {self._losses[-1]:.4f}")
 
@@ -63,6 +67,7 @@ class SftRecord:
             "seconds": self._seconds,
             "checkpoint_seconds": self._checkpoint_seconds,
             "metrics": self._unsaved,
+            "series": self.series.state(),
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self._unsaved = {}
@@ -80,5 +85,6 @@ class SftRecord:
         self.step, self._losses = state["step"], state["losses"]
         self._tokens, self._seconds = state["tokens"], state["seconds"]
         self._checkpoint_seconds = state["checkpoint_seconds"]
+        self.series.restore(state["series"])
         for step, metrics in state["metrics"].items():
             self._reporter.metrics(int(step), metrics)

@@ -13,6 +13,7 @@ from engines.rollout.consumer import Consumer
 from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
+from engines.step_inputs import TrainedStep
 from engines.weights import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
@@ -46,7 +47,7 @@ class Trainer:
         self.trained.append([s.oldest_version for s in samples])
         self.tokens.append([s.tokens.tolist() for s in samples])
         self.events.append(f"train {samples[0].oldest_version} at {inputs.version}")
-        return {"entropy": 0.5, "tokens": 10.0}
+        return TrainedStep({"entropy": 0.5, "tokens": 10.0})
 
     async def token_rewards(self, inputs):
         return "token rewards"

@@ -1,7 +1,7 @@
 """The driver's side of training: ranks leased together that work as one trainer.
 
 async with await TrainerGroup.lease(job, ...) as trainer:
-    metrics = await trainer.rl_step(StepInputs(samples, algorithm, gate=True))
+    trained = await trainer.rl_step(StepInputs(samples, algorithm, gate=True))
     report = await trainer.publish(server_urls, version)
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
-from engines.step_inputs import StepInputs, Values
+from engines.step_inputs import StepInputs, TrainedStep, Values
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TrainerGroup(RankGroup):
         tokens = sum(len(sequence.tokens) for batch in batches for sequence in batch)
         return await self._work("sft_steps", tokens, batches)
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep:
         """Train on one batch of rollouts (`algorithm.mini_batches` optimizer steps).
 
         Raises AgreementError beyond the gate and TrainingStopped on NaN.

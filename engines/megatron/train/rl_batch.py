@@ -24,6 +24,7 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
 from engines.megatron.train.pack import FlatSequences, flatten
 from engines.megatron.train.rl_objective import RlObjective, RlTargets
+from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import AgreementError, TrainingStopped
 
@@ -256,6 +257,25 @@ class RlBatch:
         versions = flatten(kept, np.int64)[places]
         newest = int(versions.max()) if version is None else version
         return torch.from_numpy(newest - versions)
+
+    def of_shown(
+        self, inputs: StepInputs, logprobs: Floats, places: NDArray[np.int64]
+    ) -> dict[int, Floats]:
+        """`TrainedStep.logprobs`, from those [T] that are known at `places`."""
+        trained = (i for i, s in enumerate(inputs.samples) if trains(s, inputs.algorithm.truncated))
+        number_of = {position: number for number, position in enumerate(trained)}
+        known = np.zeros(len(logprobs), np.bool_)
+        known[places] = True
+        found: dict[int, Floats] = {}
+        for position in inputs.shown:
+            number = number_of.get(position)
+            if number is None:
+                continue
+            first = int(self.flat.starts[number])
+            its = slice(first, first + int(self.flat.lengths[number]))
+            if known[its].any():
+                found[position] = np.where(known[its], logprobs[its], np.float32(0))
+        return found
 
     def _at(self, values: Floats) -> torch.Tensor:
         """[R] float64 values of the trained tokens."""

@@ -16,14 +16,14 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.train.rl_batch import RlBatch, check_agreement
 from engines.megatron.train.rl_objective import RlObjective
 from engines.megatron.train.stopwatch import Stopwatch
-from engines.step_inputs import StepInputs
+from engines.step_inputs import StepInputs, TrainedStep, Values
 
 if TYPE_CHECKING:
     from engines.megatron.train.trainer import RlTrainer
     from engines.megatron.train.training import StepStats
 
 
-def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
+def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     """See `RlTrainer.rl_step`."""
     began = Stopwatch.start()
     trainer.scored_flops = 0.0  # of an agreement measured between two steps
@@ -37,6 +37,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
         teachers = trainer.teachers.score(trainer, batch, algorithm.temperature)
     targets = batch.targets(algorithm, old, reference, inputs.values, token_rewards, teachers)
     mismatch: dict[str, float] = {}
+    shown: dict[int, Values] = {}
     steps: list[StepStats] = []
     norms: list[float] = []
     for indices in batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done):
@@ -45,6 +46,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
         if not steps:
             ours, places = _before_updates(trainer, batch, old, objective, indices)
             mismatch = _mismatch(batch, ours, places, inputs.version)
+            shown = batch.of_shown(inputs, ours, places)
             if inputs.gate:
                 of_now = places[(batch.lags(places, inputs.version) == 0).numpy()]
                 check_agreement(ours, of_now, algorithm.agreement_gate, batch)
@@ -53,7 +55,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> dict[str, float]:
         norms.append(trainer.update())
     rates = trainer.rates(batch.flat, began)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
-    return {**means, **mismatch, **targets.metrics, **rates}
+    return TrainedStep({**means, **mismatch, **targets.metrics, **rates}, shown)
 
 
 def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float32]:

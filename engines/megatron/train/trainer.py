@@ -17,7 +17,7 @@ from engines.megatron.train.reference import Reference
 from engines.megatron.train.rl_step import token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
-from engines.step_inputs import StepInputs
+from engines.step_inputs import StepInputs, TrainedStep
 from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import gpu_of
@@ -44,7 +44,7 @@ class RlTrainer(SftTrainer):
 
     # Training
 
-    def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+    def rl_step(self, inputs: StepInputs) -> TrainedStep:
         """Train on one batch of rollouts: `algorithm.mini_batches` optimizer steps.
 
         What becomes of samples that cannot be trained on: `engines.algorithms.sample_rules`. With

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engines.rollout.protocols import ChatFormat
+from engines.rollout.records.shown import SHOWN_GROUPS, best_and_worst
+from engines.step_inputs import Values
 from engines.types import Group, Sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROLLOUTS_FILE = "rollouts.parquet"
-SHOWN_GROUPS = 3
-"""of a step, as many are kept"""
+TrainerLogprobs: TypeAlias = "Mapping[tuple[str, int], Values]"
+"""by rollout and branch"""
+NO_LOGPROBS: TrainerLogprobs = {}
 _STATEMENT = b"tributary.kept"
 """in a file's metadata: which rollouts it has"""
 
@@ -46,6 +49,8 @@ class RolloutRow:
     loss_mask: list[int]
     logprobs: list[float]
     weight_versions: list[int]
+    trainer_logprobs: list[float]
+    """before the update, 0 where nothing is trained; empty where the trainer did not score it"""
 
 
 class Gallery:
@@ -54,18 +59,23 @@ class Gallery:
     def __init__(self, chat: ChatFormat) -> None:
         self.chat = chat
         self._tables: list[pa.Table] = []
-        self._later: list[tuple[str, Sequence[Sample]]] = []
+        self._later: list[tuple[str, Sequence[Sample], TrainerLogprobs]] = []
 
     def __len__(self) -> int:
-        waiting = sum(len(samples) for _, samples in self._later)
+        waiting = sum(len(samples) for _, samples, _ in self._later)
         return waiting + sum(table.num_rows for table in self._tables)
 
-    def add(self, label: str, samples: Sequence[Sample]) -> None:
-        self._tables.append(self._table(label, samples))
+    def add(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = NO_LOGPROBS
+    ) -> None:
+        """`logprobs` are the trainer's, of those samples that it scored."""
+        self._tables.append(self._table(label, samples, logprobs))
 
-    def add_later(self, label: str, samples: Sequence[Sample]) -> None:
+    def add_later(
+        self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs = NO_LOGPROBS
+    ) -> None:
         """They are encoded when the gallery is."""
-        self._later.append((label, samples))
+        self._later.append((label, samples, logprobs))
 
     def take_in(self, rows: bytes) -> None:
         """Rows that another gallery encoded."""
@@ -74,7 +84,7 @@ class Gallery:
 
         self._tables.append(pq.read_table(pa.BufferReader(rows)))
 
-    def _table(self, label: str, samples: Sequence[Sample]) -> pa.Table:
+    def _table(self, label: str, samples: Sequence[Sample], logprobs: TrainerLogprobs) -> pa.Table:
         import pyarrow as pa
 
         responses = [self._response(sample) for sample in samples]
@@ -97,6 +107,7 @@ class Gallery:
             "loss_mask": [s.loss_mask.view("int8") for s in samples],
             "logprobs": [s.logprobs for s in samples],
             "weight_versions": [s.weight_versions.of_each() for s in samples],
+            "trainer_logprobs": [logprobs.get((s.rollout_id, s.branch), ()) for s in samples],
         }
         return pa.table(columns, schema=_schema())
 
@@ -110,14 +121,15 @@ class Gallery:
             cuts.append(len(text))
         return text, cuts[:-1]
 
-    def add_step(self, label: str, groups: Sequence[Group], count: int = SHOWN_GROUPS) -> None:
+    def add_step(
+        self,
+        label: str,
+        groups: Sequence[Group],
+        count: int = SHOWN_GROUPS,
+        logprobs: TrainerLogprobs = NO_LOGPROBS,
+    ) -> None:
         """Best and worst of `count` groups, spread over the step; groups with signal first."""
-        chosen = [g for g in groups if g.has_signal] or list(groups)
-        shown: list[Sample] = []
-        for group in chosen[:: max(1, len(chosen) // count)][:count]:
-            ranked = sorted(group.samples, key=lambda s: s.reward)
-            shown += ranked[-1:] + ranked[:-1][:1]
-        self.add(label, shown)
+        self.add(label, best_and_worst(groups, count), logprobs)
 
     def take(self) -> Gallery:
         """The rows so far, to be written down; this gallery begins anew."""
@@ -150,7 +162,7 @@ class Gallery:
     def _rows(self) -> pa.Table:
         import pyarrow as pa
 
-        self._tables += [self._table(label, samples) for label, samples in self._later]
+        self._tables += [self._table(*later) for later in self._later]
         self._later = []
         return pa.concat_tables([_schema().empty_table(), *self._tables])
 
@@ -163,6 +175,7 @@ def _schema() -> pa.Schema:
         "tokens": pa.list_(pa.int32()),
         "loss_mask": pa.list_(pa.int8()),
         "logprobs": pa.list_(pa.float32()),
+        "trainer_logprobs": pa.list_(pa.float32()),
         "weight_versions": pa.list_(pa.int32()),
     }
     return pa.schema([(f.name, kinds.get(f.name, pa.string())) for f in fields(RolloutRow)])

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.rollout.protocols import ChatFormat
-from engines.rollout.records.gallery import SHOWN_GROUPS, Gallery
+from engines.rollout.records.gallery import NO_LOGPROBS, Gallery, TrainerLogprobs
+from engines.rollout.records.shown import SHOWN_GROUPS
 from engines.types import Group
 
 _STEPS = 3
@@ -47,11 +48,19 @@ class LastSteps:
     most_tokens: int = _MOST_TOKENS
     _kept: deque[_Step] = field(default_factory=deque["_Step"])
 
-    def add(self, step: int, groups: Sequence[Group], gallery: Gallery) -> None:
-        """Take a step in; samples of those that are no longer among the last go to the gallery."""
+    def add(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        gallery: Gallery,
+        logprobs: TrainerLogprobs = NO_LOGPROBS,
+    ) -> None:
+        """Take a step in; samples of those that are no longer among the last go to the gallery.
+        `logprobs` are the trainer's, of those rollouts that it scored."""
         sample, whole = Gallery(self.chat), Gallery(self.chat)
-        sample.add_step(f"step {step}", groups)
-        whole.add_later(f"step {step}", [s for group in groups for s in group.samples])
+        sample.add_step(f"step {step}", groups, logprobs=logprobs)
+        samples = [s for group in groups for s in group.samples]
+        whole.add_later(f"step {step}", samples, logprobs)
         tokens = sum(len(s.tokens) for group in groups for s in group.samples)
         self._kept.append(_Step(step, tokens, sample.encoded(), whole))
         while len(self._kept) > self.steps or sum(s.tokens for s in self._kept) > self.most_tokens:

@@ -73,7 +73,7 @@ def test_every_preset_trains(preset: str, folder: Path) -> None:
     trainer = trainer_of(folder)
     before = weights_of(trainer)
     algorithm = Algorithm.model_validate({"preset": preset})
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True, 0))
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True, 0)).metrics
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["grad_norm"] > 0
     assert metrics["mismatch_max"] < 2e-5
@@ -87,7 +87,7 @@ def test_recomputed_old_logprobs_make_the_first_ratio_one(folder: Path) -> None:
         trainer = trainer_of(folder)
         algorithm = Algorithm.model_validate({"mini_batches": 1, "old_logprobs": old})
         # The engine thought every token less likely by 0.3 nats.
-        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False))
+        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False)).metrics
         assert metrics["ratio_mean"] == pytest.approx(ratio, rel=1e-4)
         assert metrics["mismatch_k1"] == pytest.approx(-0.3, abs=1e-4)
         assert metrics["mismatch_ratio_p50"] == pytest.approx(np.exp(0.3), rel=1e-4)
@@ -114,7 +114,7 @@ def test_a_weight_scales_the_step_and_a_rejection_takes_it_away(folder: Path) ->
         algorithm = Algorithm.model_validate(
             {"mini_batches": 1, "old_logprobs": "trainer", "correction": correction}
         )
-        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False))
+        metrics = trainer.rl_step(StepInputs(rollouts(trainer, -0.3), algorithm, False)).metrics
         norms[name] = metrics["grad_norm"]
     # Every ratio is exp(0.3) = 1.35: inside the weight's bounds, outside the band.
     assert norms["weighed"] == pytest.approx(np.exp(0.3) * norms["none"], rel=1e-3)
@@ -128,14 +128,17 @@ def test_the_reference_is_the_first_model_and_leaves_the_policy_alone(folder: Pa
     flat = flat_of(0)
     first = trainer.score(flat, 1.0)
     algorithm = Algorithm(kl={"coef": 0.5}, mini_batches=1)
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics
     # Nothing has moved yet: no distance, no gradient of it.
     assert metrics["reference_kl"] == pytest.approx(0, abs=1e-6)
     before = weights_of(trainer)
     assert np.abs(trainer.reference_score(flat, 1.0) - first).max() == 0
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
     assert np.abs(trainer.score(flat, 1.0) - first).max() > 1e-3
-    assert trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))["reference_kl"] > 1e-6
+    assert (
+        trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics["reference_kl"]
+        > 1e-6
+    )
 
 
 def test_a_strong_pull_to_the_reference_keeps_the_policy_near(folder: Path) -> None:
@@ -157,7 +160,10 @@ def test_an_entropy_bonus_raises_the_entropy(folder: Path) -> None:
     for bonus in (0.0, 1.0):
         trainer = trainer_of(folder)
         algorithm = Algorithm(entropy_bonus=bonus, mini_batches=1)
-        steps = [trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)) for _ in range(4)]
+        steps = [
+            trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics
+            for _ in range(4)
+        ]
         entropy[bonus] = [step["entropy"] for step in steps]
     assert entropy[0.0][0] == pytest.approx(entropy[1.0][0])
     assert entropy[1.0][-1] > entropy[0.0][-1] + 1e-3
@@ -173,6 +179,6 @@ def test_custom_parts_train(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "loss": {"kind": "custom", "path": "soft_clip:loss", "options": {"width": 0.5}},
         }
     )
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True))
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), algorithm, True)).metrics
     assert metrics["grad_norm"] > 0
     assert metrics["loss"] == pytest.approx(0, abs=1e-2)

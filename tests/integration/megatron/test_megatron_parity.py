@@ -53,7 +53,7 @@ def train(trainer: Any, algorithm: Algorithm, teacher: Path) -> dict[str, Any]:
     if algorithm.advantage.kind == "distillation":
         rollouts[0].domain = "lone"  # fewer samples of it than ranks
         trainer.load_teachers({"lone": teacher, "test": teacher})
-    reinforced = trainer.rl_step(StepInputs(rollouts, algorithm, False))
+    reinforced = trainer.rl_step(StepInputs(rollouts, algorithm, False)).metrics
     return {
         "logprobs": first,
         "supervised": supervised,

@@ -88,13 +88,13 @@ def test_a_step_pulls_towards_the_teachers_and_rewards_play_no_part(
 ) -> None:
     trainer, other = with_teachers(folders), with_teachers(folders)
     batch = rollouts(trainer)
-    metrics = trainer.rl_step(StepInputs(batch, OPD, True, 0))
+    metrics = trainer.rl_step(StepInputs(batch, OPD, True, 0)).metrics
     assert abs(metrics["teacher_kl_sums"] - metrics["teacher_kl_tales"]) > 0.01
     assert metrics["rejected_share"] == 0
     turned = [*rollouts(other)]
     for sample in turned:
         sample.reward = -3 * sample.reward
-    assert other.rl_step(StepInputs(turned, OPD, True, 0))["loss"] == metrics["loss"]
+    assert other.rl_step(StepInputs(turned, OPD, True, 0)).metrics["loss"] == metrics["loss"]
     pairs = zip(trainer.policy.parameters(), other.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -102,7 +102,7 @@ def test_a_step_pulls_towards_the_teachers_and_rewards_play_no_part(
 def test_a_student_of_its_own_weights_has_nothing_to_learn(folders: dict[str, Path]) -> None:
     trainer = trainer_of(folders["student"])
     trainer.load_teachers(dict.fromkeys(DOMAINS, folders["student"]))
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), OPD, True, 0))
+    metrics = trainer.rl_step(StepInputs(rollouts(trainer), OPD, True, 0)).metrics
     # Not exactly: a teacher's samples are packed without those of the others.
     assert abs(metrics["teacher_kl"]) < 1e-6
     assert abs(metrics["loss"]) < 1e-6

@@ -234,7 +234,12 @@ def test_the_first_mini_batch_sees_ratio_one_and_no_mismatch(
     models: dict[str, tuple[Path, Any]],
 ) -> None:
     trainer = trainer_of(models["qwen3"][0])
-    metrics = trainer.rl_step(StepInputs(rollouts(trainer), Algorithm(mini_batches=1), True))
+    batch = rollouts(trainer)
+    trained = trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True, shown=(2, 0)))
+    assert list(trained.logprobs) == [2, 0]
+    for place, logprobs in trained.logprobs.items():
+        assert logprobs == pytest.approx(batch[place].logprobs, abs=2e-5)
+    metrics = trained.metrics
     assert metrics["mismatch_max"] < 2e-5
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert metrics["clip_fraction"] == 0
@@ -248,7 +253,7 @@ def test_the_trainer_scores_at_the_temperature_of_sampling(
     trainer = trainer_of(models["qwen3"][0])
     batch = rollouts(trainer, temperature=0.7)
     warm = Algorithm(mini_batches=1, temperature=0.7)
-    assert trainer.rl_step(StepInputs(batch, warm, True))["mismatch_max"] < 2e-5
+    assert trainer.rl_step(StepInputs(batch, warm, True)).metrics["mismatch_max"] < 2e-5
     trainer = trainer_of(models["qwen3"][0])
     with pytest.raises(AgreementError):
         trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True))
@@ -271,7 +276,7 @@ def test_the_gate_says_which_token_differs_and_leaves_the_weights(
     for sample in (sample for sample in batch if sample is not batch[2]):
         runs = [(version + (version >= 0), count) for version, count in sample.weight_versions.runs]
         sample.weight_versions = WeightVersions.of_runs(runs)
-    metrics = trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True))
+    metrics = trainer.rl_step(StepInputs(batch, Algorithm(mini_batches=1), True)).metrics
     assert metrics["lag0_mean"] < 2e-5, "of what the present weights wrote"
     assert metrics["mismatch_max"] > 2.9
 
@@ -301,7 +306,7 @@ def test_samples_that_cannot_be_trained_on_change_nothing(
             failed.status, failed.reward = Status.FAILED, math.nan
             masked.loss_mask, masked.reward = np.zeros(len(masked.tokens), np.bool_), 9.0
             batch += [aborted, failed, masked]
-        metrics = trainer.rl_step(StepInputs(batch, Algorithm(), False))
+        metrics = trainer.rl_step(StepInputs(batch, Algorithm(), False)).metrics
         results.append((metrics["loss"], metrics["grad_norm"], weights_of(trainer)))
     assert results[0][:2] == results[1][:2]
     assert largest_difference(results[0][2], results[1][2]) == 0

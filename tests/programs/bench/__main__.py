@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
+    "report",
     "worker_news",
 )  # fmt: skip
 """need no trained model"""
@@ -69,6 +70,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         large_publish,
         loss_path,
         message_files,
+        report,
         worker_news,
     )
 
@@ -80,6 +82,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         delta.measure,
         large_publish.measure,
         message_files.measure,
+        report.measure,
         worker_news.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):

@@ -30,7 +30,7 @@ from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
-from engines.step_inputs import StepInputs, Values
+from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Transcript
 from engines.weights import PublishReport
 from rewards.rubric import RubricJudgement
@@ -83,7 +83,7 @@ class HereTrainer:
     trainer: RlTrainer
     seen: list[int] = field(default_factory=list[int])
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep:
         self.seen.append(sum(sample.num_trained_tokens for sample in inputs.samples))
         return self.trainer.rl_step(inputs)
 

@@ -32,7 +32,7 @@ from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
-from engines.step_inputs import StepInputs, Values
+from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.weights.report import PublishReport
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
@@ -106,8 +106,8 @@ class _NoTrainer:
 
     version = 0
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
-        return {}
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep:
+        return TrainedStep()
 
     async def agreement(self, inputs: StepInputs) -> dict[str, float]:
         return {}

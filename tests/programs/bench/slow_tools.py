@@ -25,7 +25,7 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.take_log import TakeLog
 from engines.sglang.client import GenerationClient
-from engines.step_inputs import StepInputs
+from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Problem, Rollout, Status
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context
@@ -78,7 +78,7 @@ class WholeBatches(Admission):
 class ThreadTrainer(HereTrainer):
     """Trains in a thread, as a rank trains in another process."""
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep:
         self.seen.append(sum(sample.num_trained_tokens for sample in inputs.samples))
         return await asyncio.to_thread(self.trainer.rl_step, inputs)
 

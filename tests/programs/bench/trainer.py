@@ -73,7 +73,7 @@ def _rl(bench: Workbench, trainer: RlTrainer, bare: BareLoop) -> Row:
 
     def ours() -> None:
         ours_loss.append(
-            trainer.rl_step(StepInputs(_handed_over(samples), algorithm, gate=True))["loss"]
+            trainer.rl_step(StepInputs(_handed_over(samples), algorithm, gate=True)).metrics["loss"]
         )
 
     def reference() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engines.step_inputs import StepInputs, Values
+from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Sample
 from engines.weights.report import PublishReport
 from tests.programs.scale.fleet import SimulatedFleet
@@ -29,11 +29,11 @@ class SimulatedTrainer:
     trained: list[int] = field(default_factory=list[int])
     """tokens of each step"""
 
-    async def rl_step(self, inputs: StepInputs) -> dict[str, float]:
+    async def rl_step(self, inputs: StepInputs) -> TrainedStep:
         tokens = num_tokens(inputs.samples)
         await asyncio.sleep(tokens / self.tokens_per_s)
         self.trained.append(tokens)
-        return {"tokens": float(tokens)}
+        return TrainedStep({"tokens": float(tokens)})
 
     async def agreement(self, inputs: StepInputs) -> dict[str, float]:
         tokens = num_tokens(inputs.samples)

@@ -20,6 +20,8 @@ LOOP = (
         for name in (
             "rl/body",
             "rl/record",
+            "rl/counts",
+            "series",
             "rl/roles",
             "rl/evaluation",
             "opd/body",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +17,9 @@ from engines.rollout.records.last_steps import LastSteps
 from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
 from infra.errors import TrainingStopped
+from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.record import RlRecord
+from tasks.series import SERIES_FILE
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
 from tests.parts.sample_parts import sample_of
@@ -120,6 +125,40 @@ def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
     made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)), ServerUse())
     made.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
+
+
+def test_a_shown_rollout_has_the_trainers_logprobs_if_it_was_scored(tmp_path):
+    made = record(Reporter())
+    result = step(1, sample(0, 1.0), sample(1, 0.0))
+    result.logprobs = {("g#0", 0): np.array([0, 0, 0, -0.25], np.float32)}
+    made.observe(result, ServerUse())
+    made.write_rollouts(tmp_path)
+    rows = {r.rollout_id: r.trainer_logprobs for r in read_rollouts(tmp_path / "rollouts.parquet")}
+    assert rows == {"g#0": [0, 0, 0, -0.25], "g#1": []}
+
+
+def test_what_became_of_rollouts_and_groups_is_counted_over_attempts(tmp_path):
+    first = record(Reporter())
+    result = step(1, sample(0, 1.0), sample(1, 0.0, Status.TRUNCATED))
+    result.sampled.filtered["too_easy"] = 2
+    result.sampled.stale = 1
+    first.observe(result, ServerUse())
+    first.save(tmp_path)()
+    second = record(Reporter())
+    second.restore(tmp_path)
+    second.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
+    second.counts.write(tmp_path)
+    second.series.write(tmp_path)
+    assert json.loads((tmp_path / RL_COUNTS_FILE).read_text()) == {
+        "rollouts": {"completed": 3, "truncated": 1},
+        "groups": {
+            "sampled": 2, "trained on": 2, "trained on again": 0, "too old to train on": 1,
+            "filtered: too_easy": 2,
+        },
+    }  # fmt: skip
+    curves = json.loads((tmp_path / SERIES_FILE).read_text())
+    assert curves["outcome_mean"] == [[1, 0.5], [2, 1.0]]
+    assert not [name for name in curves if "seconds" in name], "times would differ in every run"
 
 
 def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():

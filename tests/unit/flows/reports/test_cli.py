@@ -15,6 +15,7 @@ from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.records import RunState, new_run
 from infra.errors import InputError
+from infra.home import home
 
 pytestmark = pytest.mark.unit
 
@@ -160,14 +161,17 @@ def test_a_run_that_its_store_lost_says_so(capsys: pytest.CaptureFixture[str]) -
     assert "does not exist in" in capsys.readouterr().err
 
 
-def test_a_report_links_no_page_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_writes_its_page_and_links_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     run = new_run(load_recipe("cpu-smoke"), "post-train", {}, in_process=True)
     run.put_state(RunState(state="running", links={"report": "file:///nowhere.html"}))
     assert _exit_code("report") == 0
     said = capsys.readouterr().out
     assert "running" in said
     assert "no scores yet" in said
-    assert ".html" not in said
+    assert "nowhere.html" not in said
+    pages = list((home() / "reports").glob("*.html"))
+    assert [page.stem for page in pages] == [run.run]
+    assert "no scores yet" in pages[0].read_text()
 
 
 def test_an_expert_that_the_recipe_lacks_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 def _said(*runs: str) -> str:
     console = Console(record=True, width=200, file=io.StringIO())
-    show_comparison(runs, False, console)
+    show_comparison(runs, False, False, console)
     return console.export_text()
 
 

@@ -1,0 +1,80 @@
+"""Templates to one self-contained page: style and script inlined, and everything escaped.
+
+What comes from models and users is either HTML that Jinja escapes, or JSON in a data block whose
+`<` are written as escapes; the script puts it into the page as text only.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: Any) -> str:
+    """A page; `values` are what its template names."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        data=lambda value: Markup(data_block(value)),
+        seconds=seconds_text,
+        score=lambda value: f"{value:.3f}",
+        percent=lambda value: f"{100 * value:.0f}%",
+        points=lambda value: f"{100 * value:+.1f}",
+        p_value=p_text,
+        trusted=Markup,
+    )
+    made.filters["inlined"] = _inlined
+    return made
+
+
+def _inlined(name: str) -> Markup:
+    """A file beside the templates, as it is."""
+    from markupsafe import Markup
+
+    return Markup((_TEMPLATES / name).read_text())
+
+
+def data_block(value: Any) -> str:
+    """JSON that may stand inside a script element: ASCII without `<`, `>` and `&`."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def seconds_text(seconds: float) -> str:
+    """Example: 0.4 s, 32 s, 4 min 5 s, 2 h 10 min"""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def p_text(value: float) -> str:
+    """Example: `p = 0.034`, `p < 0.001`"""
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

@@ -1,0 +1,119 @@
+"""Two runs that scored the same held-out problems, compared problem by problem. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flows.reports.paired_tests import holm, paired
+from infra.config import Config
+from tasks.evaluate.statistics import mean
+
+_DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
+"""what makes a domain's problems, and how an answer to them is judged"""
+
+
+class PairedScore(Config):
+    """A model on a domain in the second run against the first one."""
+
+    model: str
+    domain: str
+    kind: Literal["score", "greedy"]
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    """95% interval of the difference, by a paired bootstrap"""
+    better: int
+    worse: int
+    """of `problems`, those on which the second run is"""
+    problems: int
+    p: float
+    """two-sided"""
+    p_adjusted: float
+    """for all tests of the two runs (Holm)"""
+    test: str
+
+
+class PairOfRuns(Config):
+    first: str
+    second: str
+    scores: list[PairedScore]
+    """empty: the two have no problem in common"""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRun:
+    """A run as its evaluation's artifact has it."""
+
+    run: str
+    digest: str
+    identity: Mapping[str, Any]
+    """settings of the evaluation"""
+    scores: Mapping[str, Any]
+    """content of `scores.json`"""
+
+
+def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
+    """Of every model and domain that both scored on the same problems, sampled alike."""
+    if first.digest == second.digest:
+        why = "both have one and the same evaluation"
+        return PairOfRuns(first=first.run, second=second.run, scores=[], why_not=why)
+    cells = list(_cells(first, second))
+    made = [_score(ours, theirs) for ours, theirs in cells]
+    adjusted = holm([score.p for score in made])
+    scores = [
+        score.model_copy(update={"p_adjusted": p}) for score, p in zip(made, adjusted, strict=True)
+    ]
+    why = "" if scores else _why_not(first, second)
+    return PairOfRuns(first=first.run, second=second.run, scores=scores, why_not=why)
+
+
+def _cells(
+    first: ScoredRun, second: ScoredRun
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    ours = {(c["model"], c["domain"], c["kind"]): c for c in first.scores.get("cells", [])}
+    for cell in second.scores.get("cells", []):
+        other = ours.get((cell["model"], cell["domain"], cell["kind"]))
+        asked = _problems(first, cell["domain"])
+        if (
+            other is not None
+            and asked is not None
+            and asked == _problems(second, cell["domain"])
+            and len(other["outcomes"]) == len(cell["outcomes"]) > 0
+        ):
+            yield other, cell
+
+
+def _score(first: Mapping[str, Any], second: Mapping[str, Any]) -> PairedScore:
+    ours = [mean(outcomes) for outcomes in first["outcomes"]]
+    theirs = [mean(outcomes) for outcomes in second["outcomes"]]
+    found = paired(ours, theirs)
+    return PairedScore(
+        model=second["model"], domain=second["domain"], kind=second["kind"],
+        first=mean(ours), second=mean(theirs), difference=found.difference,
+        low=found.low, high=found.high, better=found.better, worse=found.worse,
+        problems=found.problems, p=found.p, p_adjusted=found.p, test=found.test,
+    )  # fmt: skip
+
+
+def _problems(run: ScoredRun, domain: str) -> Any:
+    """What decides which problems a domain's are; None where it is not known."""
+    domains = {d["name"]: d for d in run.identity.get("domains", [])}
+    if domain not in domains:
+        return None
+    parts = {name: domains[domain].get(name) for name in _DECIDES}
+    return run.identity.get("seed"), run.identity["settings"]["problems"], parts
+
+
+def _why_not(first: ScoredRun, second: ScoredRun) -> str:
+    seeds = first.identity.get("seed"), second.identity.get("seed")
+    if seeds[0] != seeds[1]:
+        return f"their held-out problems are of different seeds, {seeds[0]} and {seeds[1]}"
+    counts = [run.identity.get("settings", {}).get("problems") for run in (first, second)]
+    if counts[0] != counts[1]:
+        return f"they scored {counts[0]} and {counts[1]} problems of each domain"
+    return "no model was scored in both on the same problems of a domain"

@@ -1,0 +1,56 @@
+"""What became of everything that an RL stage sampled: rollouts by how they ended, groups by filter.
+
+Written into the artifact as `training/counts.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engines.rollout.consumer import StepResult
+from engines.rollout.metrics import first_samples
+
+RL_COUNTS_FILE = "training/counts.json"
+"""of an artifact"""
+
+
+class RlCounts:
+    """Sums over a stage's steps; saved with its checkpoints."""
+
+    def __init__(self) -> None:
+        self._rollouts: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+
+    def observe(self, result: StepResult) -> None:
+        """Take one step in."""
+        sampled = result.sampled
+        self._rollouts.update(str(s.status) for s in first_samples(sampled.groups))
+        self._groups.update(
+            {
+                "sampled": len(sampled.groups),
+                "trained on": len(result.groups),
+                "trained on again": result.reused,
+                "too old to train on": sampled.stale + len(result.dropped),
+            }
+        )
+        for reason, count in sampled.filtered.items():
+            self._groups[f"filtered: {reason}"] += count
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """What `restore` takes. Example: {"rollouts": {"completed": 30, "truncated": 2}, "groups":
+        {"sampled": 4, "trained on": 3, "filtered: equal_rewards": 1}}"""
+        return {"rollouts": dict(self._rollouts), "groups": dict(self._groups)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._rollouts = Counter(state["rollouts"])
+        self._groups = Counter(state["groups"])
+
+    def write(self, folder: Path) -> None:
+        """Into an artifact's folder."""
+        path = folder / RL_COUNTS_FILE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(self.state(), indent=1, sort_keys=True))

@@ -1,0 +1,209 @@
+"""The pages of runs in a real browser: no errors, nothing from the network, and what is clicked."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.catalog import plan_of
+from flows.command.main import main
+from flows.reports.page import write_page
+from flows.reports.report import build_report
+from flows.running.records import RunRecord
+from infra.home import home
+from tests.parts.report_parts import ATTACK, failed_run, finished_run
+
+pytestmark = pytest.mark.unit
+
+MOST_BYTES = 3 * 1024 * 1024
+CONTRAST = """() => {
+  const lightness = (colour) => {
+    const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+    canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => {
+      v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(colour)) return colour;
+    }
+    return "white";
+  };
+  const texts = "p,li,td,th,h1,h2,h3,h4,button,a,.pill,code,dt,dd,pre,summary,.small";
+  return [...document.querySelectorAll(texts)]
+    .filter((e) => e.offsetParent && e.textContent.trim() && !e.closest("svg"))
+    .map((e) => {
+      const both = [lightness(getComputedStyle(e).color), lightness(behind(e))];
+      const [a, b] = both.sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), `${e.tagName} ${e.className} ${e.textContent.slice(0, 30)}`];
+    }).filter(([ratio]) => ratio < 4.5);
+}"""
+"""text whose contrast with what is behind it is too low to read"""
+
+
+@dataclass
+class Seen:
+    """A browser's page, and what went wrong in it or left it."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """Pages by what they are of."""
+    scratch = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_HOME", str(scratch / "home"))
+        done = finished_run(scratch, name="first")
+        finished_run(scratch, name="second", changes=["experts.agent.path.rl.steps=3"], right=6)
+        failed = failed_run(home(), f"stage agent-rl failed: {ATTACK}")
+        made = {"done": _written(done), "failed": _written(failed)}
+        with pytest.raises(SystemExit) as end:
+            main(["compare", "first", "second"])
+        assert not end.value.code
+        (made["compared"],) = (home() / "reports").glob("compare-*.html")
+        yield made
+
+
+def _written(record: RunRecord) -> Path:
+    head = record.head()
+    plan = plan_of(head.flow, record.recipe(), head.arguments)
+    return write_page(record, build_report(record, plan), plan)
+
+
+def opened(browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> Seen:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    seen = Seen(page)
+    page.on("console", lambda m: seen.errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: seen.errors.append(str(error)))
+    page.on("dialog", lambda dialog: seen.errors.append(f"a script ran: {dialog.message}"))
+    page.on("request", lambda r: seen.requests.append(r.url))
+    page.goto(path.as_uri())
+    return seen
+
+
+@pytest.mark.parametrize("name", ["done", "failed", "compared"])
+def test_a_page_is_whole_in_itself_and_has_no_errors(browser, runs, name):
+    assert runs[name].stat().st_size < MOST_BYTES
+    seen = opened(browser, runs[name])
+    outside = [url for url in seen.requests if url != runs[name].as_uri() and url[:5] != "data:"]
+    assert (seen.errors, outside) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["done", "failed", "compared"])
+def test_a_page_fits_a_phone(browser, runs, name):
+    page = opened(browser, runs[name], width=390).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["done", "failed", "compared"])
+def test_text_can_be_read_in_both_themes(browser, runs, name, scheme):
+    assert opened(browser, runs[name], scheme=scheme).page.evaluate(CONTRAST) == []
+
+
+def test_the_outcome_stands_first_with_a_paired_test(browser, runs):
+    page = opened(browser, runs["done"]).page
+    first = page.locator("main > section").first.inner_text()
+    assert "agent is best: 0.833 on agent." in first
+    assert "0.167 → 0.833" in first
+    # 4 problems more of 6, none less: McNemar's p is 2 / 2^4
+    assert "p = 0.125 (McNemar, n = 6)" in first
+    greedy = page.get_by_role("button", name="greedy", exact=True)
+    greedy.click()
+    assert greedy.get_attribute("aria-pressed") == "true"
+
+
+def test_the_sample_browser_shows_what_changed_and_finds(browser, runs):
+    seen = opened(browser, runs["done"])
+    page = seen.page
+    items = page.locator("#list button")
+    assert items.count() == 8, "four problems, sampled and greedy"
+    assert page.locator("#detail h3").all_inner_texts() == [
+        "before: agent-sft, sampled", "after: agent, sampled",
+    ]  # fmt: skip
+    page.get_by_role("button", name="failed or cut off").click()
+    assert items.count() == 1
+    assert "no verdict" in page.locator("#detail").inner_text()
+    page.get_by_role("button", name="all", exact=True).click()
+    assert items.count() == 26
+    page.locator("#search").fill("agent/a")
+    assert items.count() == 1
+    page.locator("#detail .tokens span").nth(2).hover()
+    tip = page.locator("#tip").inner_text()
+    assert '"two" (id 7)' in tip
+    assert "trainer - engine: +0.25" in tip
+    assert "weight version 2" in tip
+    page.locator("#search").fill("nothing like it")
+    assert "No sample passes" in page.locator("#detail").inner_text()
+    assert seen.errors == []
+
+
+def test_what_a_model_wrote_stays_text(browser, runs):
+    seen = opened(browser, runs["done"])
+    seen.page.get_by_role("button", name="worst", exact=True).click()
+    assert ATTACK in seen.page.locator("#detail").inner_text()
+    failed = opened(browser, runs["failed"])
+    assert ATTACK in failed.page.locator("#failure").inner_text()
+    for one in (seen, failed):
+        assert one.page.locator("img").count() == 0
+        assert one.errors == []
+
+
+def test_charts_tell_a_step_under_the_pointer(browser, runs):
+    page = opened(browser, runs["done"]).page
+    page.locator(".chart.large svg").hover(position={"x": 400, "y": 60})
+    tip = page.locator("#tip").inner_text()
+    assert "training samples: 0." in tip
+    assert page.locator(".chart").count() == 2
+
+
+def test_the_theme_can_be_chosen(browser, runs):
+    page = opened(browser, runs["done"]).page
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.locator("#theme").click()
+    assert page.evaluate(background) == light, "light, as the system has it"
+    page.locator("#theme").click()
+    assert page.evaluate(background) != light
+
+
+def test_a_failed_run_shows_cause_log_and_next_command(browser, runs):
+    text = opened(browser, runs["failed"]).page.locator("#failure").inner_text()
+    assert "stage agent-rl failed" in text
+    assert "logs/stages/job-1.log" in text
+    assert "step 1: loss=2.5" in text
+    assert f"tributary resume {runs['failed'].stem}" in text
+
+
+def test_different_recipes_are_compared_in_pairs_and_never_averaged(browser, runs):
+    page = opened(browser, runs["compared"]).page
+    warning = page.locator("#different").inner_text()
+    assert "nothing is averaged" in warning
+    assert "experts.agent.path.1.rl.steps: 2 -> 3" in warning
+    assert page.locator("#mean").count() == 0
+    row = page.locator("#pairs tr", has_text="agent").filter(has_text="greedy").last.inner_text()
+    assert "0.833" in row
+    assert "1.000" in row
+    assert "1 / 0" in row

@@ -1,0 +1,341 @@
+"""What a run's page says: sentences, seconds, counts, samples, the river. All pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from flows.load import load_recipe
+from flows.plan import PlannedStage
+from flows.post_train import plan_post_train
+from flows.reports.charts.river import RiverStage, river
+from flows.reports.counted import Count, counted
+from flows.reports.failure import failure_of, tail
+from flows.reports.learning_curves import charts_of
+from flows.reports.outcome import outcome_of
+from flows.reports.rendering import data_block, p_text, seconds_text
+from flows.reports.report import Gain, Report
+from flows.reports.samples import sample_set
+from flows.reports.score_cells import MEAN, score_tables
+from flows.reports.seconds import seconds_of
+from flows.reports.stage_view import StageView
+from flows.running.records import RunState, StageRecord
+from infra.store.artifacts import Manifest
+from infra.timeline import TRAINER, Event
+from infra.trace_file import Trace
+from tasks.rl.curve import Curve, ScorePoint
+from tests.parts.report_parts import row
+
+pytestmark = pytest.mark.unit
+
+PLAN = {stage.name: stage for stage in plan_post_train(load_recipe("cpu-smoke"))}
+
+
+def view(name: str, metrics: dict[str, float] | None = None, seconds=10.0, **fields) -> StageView:
+    planned: PlannedStage = PLAN[name]
+    manifest = None
+    if metrics is not None:
+        manifest = Manifest(
+            kind=planned.kind, digest="d" * 64, attempt=1, files=[], identity={}, inputs={},
+            code={}, seeds={}, metrics=metrics, mlflow_run_id="", seconds=seconds, created=0.0,
+            libraries={}, machine={},
+        )  # fmt: skip
+    record = StageRecord(name=name, kind=planned.kind, state="completed")
+    return StageView(planned, fields.pop("record", record), manifest, **fields)
+
+
+def report(scores, **fields) -> Report:
+    return Report(
+        run="r", state="completed", seconds=1.0, stages=[], scores=scores, greedy={}, **fields
+    )
+
+
+def cell(model, domain, outcomes, kind="score"):
+    return {"model": model, "domain": domain, "kind": kind, "outcomes": outcomes}
+
+
+# Outcome
+
+
+def outcome(scores, cells=(), **fields):
+    made = report(scores, **fields)
+    content = {"cells": list(cells)}
+    return outcome_of(made, next(iter(score_tables(made, content)), None), content)
+
+
+def test_the_best_model_is_said_first():
+    scores = {"base": {"a": 0.9}, "x-sft": {"a": 0.8}, "x": {"a": 0.5}, "y": {"a": 0.25}}
+    found = outcome(scores, versions={"x": ["x-sft", "x"], "y": ["y"]})
+    assert found.headline == "x is best: 0.500 on a."
+    assert found.detail == "y follows with 0.250, 25.0 points behind."
+    assert found.winner == "x"
+
+
+def test_equal_models_are_not_ranked():
+    scores = {"x": {"a": 0.5, "b": 0.1}, "y": {"a": 0.1, "b": 0.5}}
+    found = outcome(scores, versions={"x": ["x"], "y": ["y"]})
+    assert found.headline == "x and y are equal: 0.300 as the mean of 2 domains."
+    assert found.winner == ""
+
+
+def test_a_model_that_lacks_a_domain_is_not_ranked_by_its_mean():
+    scores = {"x": {"a": 0.9}, "y": {"a": 0.1, "b": 0.5}}
+    assert outcome(scores, versions={"x": ["x"], "y": ["y"]}).winner == "y"
+
+
+def test_a_lead_is_tested_on_the_same_problems():
+    """y is right on 5 more problems of 6 and wrong on none more: McNemar, 2 / 2^5."""
+    cells = [cell("x", "a", [[0.0]] * 6), cell("y", "a", [[1.0]] * 5 + [[0.0]])]
+    found = outcome({"x": {"a": 0.0}, "y": {"a": 5 / 6}}, cells, versions={"x": ["x"], "y": ["y"]})
+    (best,) = found.best
+    assert (best.model, best.second) == ("y", "x")
+    assert best.lead is not None
+    assert best.lead.p == pytest.approx(2 / 32)
+
+
+def test_an_experts_gain_has_both_scores_and_a_test():
+    cells = [cell("x-sft", "a", [[0, 1], [0, 0]]), cell("x", "a", [[1, 1], [1, 0]])]
+    gain = Gain(domain="a", since="x-sft", before=0.25, after=0.75, mean=0.5, low=0.5, high=0.5)
+    found = outcome(
+        {"x-sft": {"a": 0.25}, "x": {"a": 0.75}}, cells, versions={"x": ["x-sft", "x"]},
+        gains={"x": gain},
+    )  # fmt: skip
+    (one,) = found.gains
+    assert (one.before.value, one.after.value, one.change.difference) == (0.25, 0.75, 0.5)
+    assert (one.change.test, one.change.problems) == ("paired bootstrap", 2)
+
+
+def test_a_run_without_scores_has_no_outcome():
+    assert outcome({}).headline == ""
+
+
+def test_the_interval_of_a_mean_is_made_of_the_domains_own():
+    """0.5 (0.3 to 0.7) and 0.1 (0 to 0.4): below sqrt(.2^2 + .1^2) / 2 = 0.1118, above
+    sqrt(.2^2 + .3^2) / 2 = 0.1803."""
+    intervals = {"scores": {"x": {"a": (0.3, 0.7), "b": (0.0, 0.4)}}}
+    made = report({"x": {"a": 0.5, "b": 0.1}}, intervals=intervals)
+    (table,) = score_tables(made, {"cells": [cell("x", "a", [[1, 0], [0, 1], [1, 1]])]})
+    mean = table.rows["x"][MEAN]
+    assert mean.value == pytest.approx(0.3)
+    assert (mean.low, mean.high) == (
+        pytest.approx(0.188197, abs=1e-6),
+        pytest.approx(0.480278, abs=1e-6),
+    )
+    assert (table.rows["x"]["a"].problems, table.rows["x"]["a"].samples) == (3, 2)
+
+
+# Seconds
+
+
+def test_the_seconds_of_an_rl_stage_add_up():
+    metrics = {
+        "work_seconds": 8.0, "trainer_idle_seconds": 3.0, "train_seconds": 2.0,
+        "publish_seconds": 1.0, "checkpoint_seconds": 0.5,
+    }  # fmt: skip
+    hold = Trace([Event(TRAINER, "hold", 0.0, 0.25, 1, {})], {}, 0)
+    found = seconds_of(view("agent-rl", metrics, trace=hold))
+    assert found is not None
+    assert found.parts == {
+        "sample": 3.0, "train": 2.0, "publish": 1.0, "hold": 0.25, "checkpoint": 0.5,
+        "other": 1.25, "start and end": 2.0,
+    }  # fmt: skip
+
+
+def test_sums_over_attempts_are_scaled_to_the_attempt_that_is_shown():
+    metrics = {"work_seconds": 4.0, "train_seconds": 6.0, "checkpoint_seconds": 2.0}
+    found = seconds_of(view("agent-sft", metrics))
+    assert found is not None
+    assert found.parts == {"train": 3.0, "checkpoint": 1.0, "start and end": 6.0}
+
+
+def test_a_stage_that_is_not_done_has_no_seconds():
+    assert seconds_of(view("agent-sft")) is None
+
+
+# Counts
+
+
+def test_every_filter_of_distillation_is_counted():
+    counts = {"agent": {"sampled": 8, "wrong": 6, "kept": 2}}
+    (table,) = counted([view("unified-distill", {}, counts=counts)])
+    assert (table.stage, table.title) == ("unified-distill", "rollouts of agent")
+    assert list(table.counts) == [
+        Count("sampled", 8, 8, True), Count("wrong", 6, 8), Count("kept", 2, 8, True),
+    ]  # fmt: skip
+
+
+def test_groups_and_rollouts_of_rl_are_counted():
+    counts = {
+        "rollouts": {"completed": 30, "truncated": 2},
+        "groups": {"sampled": 4, "trained on": 3, "filtered: equal": 1, "trained on again": 0},
+    }
+    rollouts, groups = counted([view("agent-rl", {}, counts=counts)])
+    assert [c.name for c in rollouts.counts] == ["completed", "truncated"]
+    assert list(groups.counts) == [
+        Count("sampled", 4, 4, True), Count("trained on", 3, 4, True),
+        Count("filtered: equal", 1, 4),
+    ]  # fmt: skip
+
+
+def test_bad_rows_of_the_users_files_are_counted_by_reason():
+    metrics = {"rows_read": 100.0, "bad_rows": 3.0, "bad_rows_no_answer": 3.0}
+    (table,) = counted([view("agent-sft", metrics)])
+    assert list(table.counts) == [
+        Count("read and used", 97, 100, True), Count("bad: no_answer", 3, 100),
+    ]  # fmt: skip
+
+
+def test_failures_of_an_evaluation_are_counted():
+    one = {"rollouts": 8, "truncated_share": 0.25, "malformed_share": 0.0, "failed_share": 0.125}
+    cells = [one | {"failure": "no box"}, one | {"failure": ""}]
+    ended, failures = counted([view("evaluate", {}, scores={"cells": cells})])
+    assert {c.name: c.value for c in ended.counts} == {
+        "completed": 10, "truncated": 4, "malformed": 0, "failed": 2,
+    }  # fmt: skip
+    assert list(failures.counts) == [Count("no box", 1, 2)]
+
+
+# Samples
+
+
+def test_a_sample_has_the_values_of_trained_tokens_alone():
+    made = sample_set({"agent-rl": [row("step 3", trainer=[0, 0, -0.25, -0.5])]}, {}, str)
+    (sample,) = made.samples
+    assert (sample["tokens"], sample["mask"]) == ([5, 6, 7, 8], "0011")
+    assert sample["logprobs"] == [-0.5, -0.5]
+    assert sample["differences"] == [0.25, 0.0]
+    assert sample["versions"] == [[2, 2]]
+    assert made.pieces == {5: "5", 6: "6", 7: "7", 8: "8"}
+
+
+def test_what_training_changed_is_paired_by_problem_and_kind():
+    rows = [
+        row("x-sft score", "p1", reward=0.0), row("x-sft score", "p2", reward=0.0),
+        row("x-sft score", "p3", reward=1.0), row("x score", "p1", reward=0.25),
+        row("x score", "p2", reward=1.0), row("x score", "p3", reward=1.0),
+        row("x greedy", "p3", reward=0.0),
+    ]  # fmt: skip
+    made = sample_set({"evaluate": rows}, {"x": ["x-sft", "x"]}, str)
+    changed = [tuple(made.samples[i]["problem"] for i in pair) for pair in made.pairs]
+    assert changed == [("p2", "p2"), ("p1", "p1")], "the largest change first, the equal one not"
+    assert [made.samples[i]["model"] for i in made.pairs[0]] == ["x-sft", "x"]
+
+
+def test_a_full_page_has_some_of_every_label_and_says_how_many_there_are():
+    rows = [row(f"{model} score", f"p{n}") for model in ("a", "b") for n in range(50)]
+    made = sample_set({"evaluate": rows}, {}, str, budget=3000)
+    models = [s["model"] for s in made.samples]
+    assert 0 < len(models) < 100
+    assert abs(models.count("a") - models.count("b")) <= 1
+    assert made.kept == 100
+    assert len(json.dumps(made.samples)) < 3500
+
+
+def test_of_a_long_sample_both_ends_are_shown():
+    long = row("step 1", tokens=list(range(3000)), mask=[0] * 1000 + [1] * 2000)
+    (sample,) = sample_set({"agent-rl": [long]}, {}, str).samples
+    assert (sample["length"], sample["gap"]) == (3000, [500, 2000])
+    assert sample["tokens"] == [*range(500), *range(2500, 3000)]
+    assert len(sample["logprobs"]) == 500
+
+
+def test_without_a_tokenizer_samples_are_text():
+    (sample,) = sample_set({"evaluate": [row("x score")]}, {}, None).samples
+    assert (sample["prompt"], sample["response"]) == ("ask", "answer")
+    assert "tokens" not in sample
+
+
+def test_an_older_gallery_without_the_trainers_logprobs_is_shown():
+    older = {k: v for k, v in row("step 1").items() if k != "trainer_logprobs"}
+    assert "differences" not in sample_set({"agent-rl": [older]}, {}, str).samples[0]
+
+
+# River
+
+
+def stage(name, *inputs, expert="", state="completed", kind="rl"):
+    return RiverStage(name, kind, state, "3 s", expert, inputs, "<about>")
+
+
+def test_the_river_draws_each_stage_with_its_state_and_widens():
+    stages = [
+        stage("base"), stage("a-sft", "base", expert="a"), stage("b-sft", "base", expert="b"),
+        stage("one", "a-sft", "b-sft", state="cached"), stage("<two>", "one", "base"),
+        stage("evaluate", "base", "a-sft", "<two>", kind="evaluate", state="pending"),
+    ]  # fmt: skip
+    drawn = river(stages)
+    wide, tall = (ElementTree.fromstring(f"<svg{part}") for part in drawn.split("<svg")[1:])
+    for svg in (wide, tall):
+        names = [t.text for t in svg.iter("text") if t.attrib["class"] == "name"]
+        assert sorted(names) == sorted(["base", "a-sft", "b-sft", "one", "<two>", "evaluate"])
+        states = [g.attrib["class"] for g in svg.iter("g")]
+        assert states == ["node completed"] * 3 + ["node cached", "node completed", "node pending"]
+        boxes = [(float(r.attrib["x"]), float(r.attrib["y"])) for r in svg.iter("rect")]
+        assert len(set(boxes)) == 6, "no two stages in one place"
+    flows = [p.attrib for p in wide.iter("path")]
+    assert len(flows) == 7, "to the evaluation only from what nothing else follows"
+    assert max(float(f["stroke-width"]) for f in flows) == 4.5, "two experts' work: 1.5 + 2 x 1.5"
+    assert [f["class"] for f in flows].count("flow detour") == 1, "base to <two>, around `one`"
+
+
+def test_experts_of_several_stages_at_once_do_not_overlap():
+    drawn = river([stage("base"), *(stage(f"model-{n}", "base") for n in range(4))])
+    svg = ElementTree.fromstring("<svg" + drawn.split("<svg")[1])
+    places = [(r.attrib["x"], r.attrib["y"]) for r in svg.iter("rect")]
+    assert len(set(places)) == 5
+
+
+# Failure, curves, text
+
+
+def test_a_failed_run_says_why_where_and_what_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    log = tmp_path / "logs" / "stages" / "job-1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(f"line {n}" for n in range(100)))
+    failed = StageRecord(name="agent-rl", kind="rl", state="failed", message="no box", job="job-1")
+    state = RunState(state="failed", message="stage agent-rl failed: no box")
+    found = failure_of("run-1", state, [view("agent-rl", record=failed), view("agent-sft")])
+    assert found is not None
+    assert found.cause == "stage agent-rl failed: no box"
+    assert found.next_command == "tributary resume run-1"
+    (one,) = found.stages
+    assert one.log == str(log)
+    assert one.tail.splitlines()[0] == "line 60"
+    assert one.tail.splitlines()[-1] == "line 99"
+    assert failure_of("run-1", RunState(state="completed"), []) is None
+
+
+def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x" * 100_000)
+    assert len(tail(tmp_path / "log")) == 16_384
+    assert tail(tmp_path / "none") == ""
+
+
+def test_curves_have_intervals_and_no_number_that_is_none() -> None:
+    point = ScorePoint(step=4, version=4, outcome=0.5, stderr=0.1, problems=8, wanted=8)
+    curve = Curve(training={1: 0.25}, held_out={"agent": [point]})
+    series = {"entropy": [(1, 1.23456), (2, float("nan"))], "unknown": [(1, 1.0)]}
+    charts = charts_of([view("agent-rl", {}, series=series), view("base")], {"agent-rl": curve})
+    assert list(charts) == ["agent-rl"]
+    outcomes, entropy = charts["agent-rl"]
+    assert outcomes["lines"][1] == {"name": "held out: agent", "points": [[4, 0.5, 0.196]]}
+    assert entropy["lines"][0]["points"] == [[1, 1.235]]
+
+
+def test_data_cannot_end_its_element() -> None:
+    text = data_block({"a": "</script><!-- & \u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!-- & \u2028"}
+
+
+def test_times_and_probabilities_are_short() -> None:
+    assert [seconds_text(s) for s in (0.42, 32.4, 245, 7800)] == [
+        "0.4 s", "32 s", "4 min 5 s", "2 h 10 min",
+    ]  # fmt: skip
+    assert (p_text(0.0341), p_text(0.0001)) == ("p = 0.034", "p < 0.001")

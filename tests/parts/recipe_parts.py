@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from flows.path import PathStage
+from flows.recipe import Expert
 from infra.config import Config
+from tasks.domain import Domain
 
 S = TypeVar("S", bound=Config)
 
@@ -26,3 +28,9 @@ def unified_path(*kinds: str) -> str:
 def settings_of(path: Sequence[PathStage], settings: type[S]) -> S:
     """Those of the first stage that has this type of settings."""
     return next(stage.settings for stage in path if isinstance(stage.settings, settings))
+
+
+def domain_of(expert: Expert) -> Domain:
+    """That of an expert that has one."""
+    assert expert.domain is not None
+    return expert.domain

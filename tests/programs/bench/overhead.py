@@ -35,7 +35,7 @@ from tasks.durable.protocol import JobWatcher
 from tasks.durable.ray_launch import RayLauncher
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources, StageResources
-from tests.parts.recipe_parts import settings_of
+from tests.parts.recipe_parts import domain_of, settings_of
 from tests.programs.bench.rows import Row
 
 TIMES = 5
@@ -130,7 +130,7 @@ class _Stages:
         spec = RlSpec(
             seed=planned.seed,
             settings=settings_of(expert.path, RlSettings),
-            domains=[expert.domain],
+            domains=[domain_of(expert)],
         )
         digest = stage_identity(spec, {role: r.digest for role, r in inputs.items()}).digest
         tracked = self.tracker.stage_run(self.parent, planned.name, digest, {})

@@ -20,7 +20,7 @@ from tasks.rl.body import run as run_rl
 from tasks.rl.spec import RlSettings, RlSpec
 from tasks.stage import Resources
 from tests.parts.ray_parts import own_ray
-from tests.parts.recipe_parts import settings_of
+from tests.parts.recipe_parts import domain_of, settings_of
 from tests.parts.stage_parts import stage_context
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
@@ -74,7 +74,7 @@ def _stopped(bench: Workbench) -> Row:
     settings = settings_of(expert.path, RlSettings).model_copy(
         update={"steps": STEPS, "checkpoint_every": EVERY, "bounds": bounds}
     )
-    spec = RlSpec(seed=0, settings=settings, domains=[expert.domain])
+    spec = RlSpec(seed=0, settings=settings, domains=[domain_of(expert)])
     home = Path(tempfile.mkdtemp(prefix="tr-"))  # socket paths are at most 107 bytes long
     try:
         with own_ray({"TRIBUTARY_HOME": str(home)}, num_gpus=0):

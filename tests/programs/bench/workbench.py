@@ -27,7 +27,7 @@ from tasks.base.body import run as run_base
 from tasks.base.spec import BaseSpec
 from tasks.live_domain import build_curriculum, open_domain
 from tasks.sft.spec import SftSettings
-from tests.parts.recipe_parts import settings_of
+from tests.parts.recipe_parts import domain_of, settings_of
 from tests.parts.stage_parts import stage_context
 
 COLD_START_STEPS = 300
@@ -52,7 +52,7 @@ class Workbench:
     """solved problems of all domains, shuffled"""
 
     def domain(self, name: str) -> LiveDomain:
-        return open_domain(self.recipe.experts[name].domain).live
+        return open_domain(domain_of(self.recipe.experts[name])).live
 
     def endless_chat(self) -> Chat:
         """For turns that take their whole budget."""

@@ -60,7 +60,7 @@ class Resumed:
         self.watch = Warnings()
 
     def digest(self) -> str:
-        return self.run._work(self.base, {}, self.known, self.watch).digest
+        return self.run._work(self.base, {}, self.known, self.watch)[0].digest
 
 
 @pytest.fixture

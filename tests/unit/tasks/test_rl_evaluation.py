@@ -120,7 +120,7 @@ async def test_every_evaluation_draws_the_same_random_numbers_for_the_same_probl
 async def test_a_resumed_stage_makes_up_for_the_evaluation_that_was_cut_off(tmp_path):
     first = Stage(EVERY_2)
     await first.run(1, 2, of=9)  # the checkpoint of step 2: its own evaluation is under way
-    first.record.save(tmp_path)
+    first.record.save(tmp_path)()
     await first.schedule.close()
     assert [p.step for p in first.points] == [0]
     rest = Stage(EVERY_2, version=2)

@@ -110,7 +110,9 @@ def evaluate(
         seed: Another seed than the recipe's.
         name: A name for this run.
     """
-    return run_flow("evaluate", _asked(recipe, overrides, seed, name), models_of(models))
+    return run_flow(
+        "evaluate", _asked(recipe, overrides, seed, name), {"models": models_of(models)}
+    )
 
 
 @_deployed("replay")

@@ -118,7 +118,7 @@ def test_an_answer_streams_in_pieces(served: Served) -> None:
 def test_calls_and_thoughts_are_parsed(served: Served) -> None:
     """The model is random, so a grammar writes what a trained one would."""
     call = "<tool_call>search<arg_key>q</arg_key><arg_value>ant</arg_value></tool_call>"
-    asked: Any = {"model": "glm", "messages": HELLO, "tools": [SEARCH], "max_tokens": 64}
+    asked: Any = {"model": "glm", "messages": HELLO, "tools": [SEARCH], "max_tokens": 160}
     answer = served.client().chat.completions.create(
         **asked, temperature=0, extra_body={"regex": f"<think>why</think>{call}"}
     )

@@ -51,16 +51,16 @@ def _until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
 def test_nothing_is_left_of_a_server_however_it_ends(
     children: ChildProcesses, tmp_path: Path
 ) -> None:
-    """That nothing is left of one that is stopped: `test_weights.py`, which restarts one."""
     model = tiny_model(tmp_path / "model")
     before = _outside()
-    killed, kept = (_serve(children, model, name) for name in ("one", "two"))
-    made = {path for server in (killed, kept) for path in leftovers_of(server.pid)}
-    assert _outside() - before >= made, "both servers' traces, and others' that come and go"
+    stopped, killed, kept = (_serve(children, model, name) for name in ("one", "two", "three"))
+    made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
+    assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
 
+    stopped.stop()
     os.killpg(killed.pid, signal.SIGKILL)
     # nobody asks for the killed one: its parent notices by itself
-    _until(lambda: not leftovers_of(killed.pid))
+    _until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
     assert leftovers_of(kept.pid)
     kept.probe()
 

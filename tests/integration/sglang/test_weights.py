@@ -22,11 +22,9 @@ from engines.weights.disk import load_folder
 from engines.weights.server_weights import ServerWeights, server_weights
 from engines.weights.transport import find_targets
 from infra.errors import EngineError
-from infra.processes.leftovers import leftovers_of
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
 from tests.integration.megatron.megatron_ranks import LAYOUTS, TP2_PP2, Ranks, TrainerArgs
-from tests.parts.machine import until
 from tests.parts.whole_weights import TRANSPORTS, push, whole_weights
 
 pytestmark = pytest.mark.integration
@@ -182,10 +180,7 @@ async def test_a_restarted_server_takes_the_next_push_of_every_transport(
             stack.callback(transport.close)
         for version, transport in enumerate(made, 1):
             await asyncio.to_thread(push, pair.model, pair.urls, version, transport)
-        stopped = pair.server("server-1").pid
-        assert leftovers_of(stopped), "it has shared memory under its own name"
         await asyncio.to_thread(pair.server("server-1").stop)
-        await asyncio.to_thread(until, lambda: not leftovers_of(stopped), 15)
         await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
         for version, transport in enumerate(reversed(made), 11):  # one server has the last's base
             await asyncio.to_thread(push, pair.other_model, pair.urls, version, transport)

@@ -124,7 +124,8 @@ async def test_rl_trains_stops_resumes_and_leaves_a_model_that_others_can_use(
     for name, steps in (("base", 0), ("general", 3)):
         label = f"evaluation after step {steps}"
         then = {r.problem_id: r.response for r in shown if r.label == label}
-        assert then == said[name], "the stage that evaluates hears the same"
+        assert then
+        assert then.items() <= said[name].items(), "the stage that evaluates hears the same"
     await _distills_to_rows(root, model, second.out)
 
 

@@ -115,19 +115,31 @@ def test_an_answer_streams_in_pieces(served: Served) -> None:
     assert "".join(pieces) == whole
 
 
-def test_calls_and_thoughts_are_parsed(served: Served) -> None:
-    """The model is random, so a grammar writes what a trained one would."""
+def test_calls_are_parsed(served: Served) -> None:
+    """The model is random, so a grammar writes what a trained one would, after its thoughts."""
     call = "<tool_call>search<arg_key>q</arg_key><arg_value>ant</arg_value></tool_call>"
     asked: Any = {"model": "glm", "messages": HELLO, "tools": [SEARCH], "max_tokens": 160}
     answer = served.client().chat.completions.create(
-        **asked, temperature=0, extra_body={"regex": f"<think>why</think>{call}"}
+        **asked, temperature=0, extra_body={"regex": call}
     )
     (choice,) = answer.choices
     said: Any = choice.message
-    assert said.reasoning_content == "why"
     (made,) = said.tool_calls
     assert (made.function.name, made.function.arguments) == ("search", '{"q": "ant"}')
     assert choice.finish_reason == "tool_calls"
+
+
+def test_thoughts_are_no_content_unless_thinking_is_off(served: Served) -> None:
+    """Of a turn that is cut off while it thinks, and of one that may not think."""
+    asked: Any = {"model": "glm", "messages": HELLO, "max_tokens": 6, "seed": 3}
+    create = served.client().chat.completions.create
+    thinks: Any = create(**asked).choices[0].message
+    assert thinks.reasoning_content
+    assert not thinks.content
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    answers: Any = create(**asked, extra_body=off).choices[0].message
+    assert answers.reasoning_content is None
+    assert answers.content
 
 
 def test_the_parsers_follow_the_template(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engines.sglang.client import GenerationClient
-from engines.types import Generation, Sampling, TokenIds
+from engines.sglang.client import GenerationClient, _Turn
+from engines.types import Generation, Sampling
 from engines.weight_versions import WeightVersions
 from infra.errors import EngineError
 from tests.programs.scale.server import ServerLost, ServerSpeed, SimulatedServer
@@ -90,13 +90,13 @@ class SimulatedClient(GenerationClient):
         self._fleet = fleet
         self._length = length
 
-    async def _generate(self, turns: list[tuple[TokenIds, Sampling]]) -> list[Generation]:
-        tokens = [_num_tokens(self._length, sampling) for _, sampling in turns]
+    async def _answer(self, batch: list[_Turn]) -> None:
+        tokens = [_num_tokens(self._length, turn.sampling) for turn in batch]
         while True:
             server = await self._fleet.next_server()
             written = [
-                server.generate(len(prompt) * TOKENS_EACH, count)
-                for (prompt, _), count in zip(turns, tokens, strict=True)
+                server.generate(len(turn.prompt_ids) * TOKENS_EACH, count)
+                for turn, count in zip(batch, tokens, strict=True)
             ]
             try:
                 versions = await asyncio.gather(*written)
@@ -106,7 +106,10 @@ class SimulatedClient(GenerationClient):
                 await asyncio.sleep(_RETRY_S)
             else:
                 self.counts.new_tokens += sum(tokens)
-                return [_generation(of_each) for of_each in versions]
+                for turn, of_each in zip(batch, versions, strict=True):
+                    if not turn.is_over:
+                        turn.generation.set_result(_generation(of_each))
+                return
 
 
 def _num_tokens(length: Length, sampling: Sampling) -> int:

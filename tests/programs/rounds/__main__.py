@@ -1,10 +1,10 @@
 """`make rounds`: rounds of self-distillation on Prefect's schedule, with nobody watching.
 
-A stack of its own gets a schedule that triggers `distill-rounds` every minute. Each trigger trains
-one round of the demo's agent; those that come meanwhile are skipped, and after three rounds the
-recipe says that it is enough. Printed, and written to `build/rounds.json`: the curve, which round
-became `@best`, and how each trigger ended. Exit 1 unless three rounds are done, the alias points at
-the round that the rule promoted, and the last trigger says why it trained nothing.
+A stack of its own gets a schedule that triggers `distill-rounds` every half minute. Each trigger
+trains one round of the demo's agent; those that come meanwhile are skipped, and after three rounds
+the recipe says that it is enough. Printed, and written to `build/rounds.json`: the curve, which
+round became `@best`, and how each trigger ended. Exit 1 unless three rounds are done, the alias
+points at the round that the rule promoted, and the last trigger says why it trained nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.programs.bench.rows import Row, show, write
 
 BUILD = Path("build")
 ROUNDS = 3
-EVERY_S = 60
+EVERY_S = 30
 LIMIT_S = 3600.0
 POLL_S = 5.0
 EXPERT = "agent"
 CHANGES = (
     "name=rounds-proof",
-    "experts.agent.path.sft.steps=350",
-    "experts.agent.path.rl.steps=8",
+    "experts.agent.path.sft.steps=250",
+    "experts.agent.path.rl.steps=4",
     "evaluate.samples=2",
     f"rounds.most={ROUNDS}",
     f"rounds.patience={ROUNDS}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.messages import News, RollRequest
 from engines.rollout.workers.worker import RolloutWorker
 from engines.sglang.client import GenerationClient
+from infra.processes.leftovers import private_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import open_parts
@@ -43,7 +45,8 @@ class RolloutWorkerActor:
     async def open(self, setup: WorkerSetup) -> ProcessAddress:
         """Raises InputError for a part that cannot be built."""
         install_hooks(setup.hooks)
-        with tempfile.TemporaryDirectory(prefix="tributary-chat-") as folder:
+        private = private_folder(os.getpid())  # its name tells whose it was, should we be killed
+        with tempfile.TemporaryDirectory(prefix=f"{private.name}-", dir=private.parent) as folder:
             for name, content in setup.chat_files.items():
                 (Path(folder) / name).write_bytes(content)
             chat, domains = await open_parts(self._open, Path(folder), setup.domains)

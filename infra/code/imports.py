@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import threading
 from collections.abc import Collection, Iterator
@@ -15,6 +16,8 @@ from infra.errors import InputError
 
 _PARSING = threading.Lock()
 """CPython 3.11 counts the depth of all threads' trees as one: mixed, they raise SystemError"""
+_TRIES = 10
+"""a library parses in other threads too (pydantic, as a module with settings is imported)"""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PART = re.compile(rf"{_DOTTED.pattern}:{_DOTTED.pattern}")
 _VALIDATORS = {"model_validator", "field_validator", "classmethod"}
@@ -40,15 +43,22 @@ def imports_of(file: Path, package: str) -> Imports:
 
 @lru_cache(maxsize=4096)
 def _parsed(file: Path, package: str, _mtime_ns: int, _size: int) -> Imports:
-    with _PARSING:
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError) as error:
-            raise InputError(f"{file} is not Python: {error}") from error
+    try:
+        tree = _tree(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{file} is not Python: {error}") from error
     names, strings = set[str](), set[str]()
     for name, is_import in _names_in(tree, package):
         (names if is_import else strings).add(name)
     return Imports(tuple(sorted(names)), tuple(sorted(strings)), _only_declares(tree))
+
+
+def _tree(source: bytes) -> ast.Module:
+    with _PARSING:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(SystemError):
+                return ast.parse(source)
+        return ast.parse(source)
 
 
 def _names_in(node: ast.AST, package: str) -> Iterator[tuple[str, bool]]:

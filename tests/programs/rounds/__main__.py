@@ -100,6 +100,8 @@ def _rows(stack: Stack, ended: list[dict[str, Any]]) -> list[Row]:
         f"{found.number}: {found.score:.3f}{' promoted' if found.promoted else ''}"
         for found in report.rounds
     )
+    if not report.rounds:
+        return [Row("rounds done, unattended", 0, "", ROUNDS, note="; ".join(wrong))]
     promoted = [found for found in report.rounds if found.promoted][-1]
     chosen = _best(stack)
     digest = next(stage.digest for stage in report.stages if stage.name == promoted.stage)

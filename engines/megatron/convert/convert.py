@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from engines.megatron.convert.write_hf import write_hf_folder
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import load_weights
 from engines.megatron.model import PackedModel, build_model, transformer_config
-from engines.megatron.parallel import current_layout, start_parallel, stop_parallel
+from engines.megatron.one_rank import one_rank
+from engines.megatron.parallel import current_layout
 from engines.megatron.spec import Parallel
 from engines.megatron.train.checkpoint import FULLY_RESHARDABLE, seed_all
 from engines.megatron.train.pack import FlatSequences, build_pack
-from infra.processes.ports import free_ports
 
 __all__ = ["largest_difference", "write_dist_folder", "write_hf_folder"]
 
@@ -44,7 +43,7 @@ def write_dist_folder(source: Path, folder: Path) -> None:
     config, weights = read_config(source), HfWeights(source)
     shape = model_shape(config)
     is_half = weights.read(next(iter(weights.file_of))).dtype == torch.bfloat16
-    with _one_rank():
+    with one_rank():
         model = _build(shape, "bf16" if is_half else "fp32")
         load_weights(model, shape, current_layout(Parallel()), weights.read, weights.file_of)
         with device.cuda_means_cpu():
@@ -85,7 +84,7 @@ def _hf_logits(folder: Path, tokens: list[list[int]]) -> Iterator[Tensor]:
 def _megatron_logits(dist: Path, shape: ModelShape, tokens: list[list[int]]) -> Tensor:
     """[R, V] of every position that predicts another token of its sequence."""
     weights = DistWeights(dist)
-    with _one_rank(), torch.no_grad():
+    with one_rank(), torch.no_grad():
         model = _build(shape, "fp32")
         held = dict(model.named_parameters())
         for name, layer in parameters(shape):
@@ -104,14 +103,3 @@ def _build(shape: ModelShape, precision: str) -> PackedModel:
     seed_all(0)
     layout = current_layout(Parallel())
     return build_model(shape, transformer_config(shape, layout, precision, {}), layout)
-
-
-@contextmanager
-def _one_rank() -> Generator[None]:
-    """This process as the only rank of a model."""
-    (port,) = free_ports(1)
-    start_parallel(0, 1, f"tcp://127.0.0.1:{port}", Parallel())
-    try:
-        yield
-    finally:
-        stop_parallel()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.batching import TokenSequence
-from engines.megatron.spec import Parallel
 from engines.types import Sample, Status
-from infra.processes.ports import free_ports
 from tests.parts.families import SIZES, hf_config
 from tests.parts.sample_parts import sample_of
 
@@ -106,16 +103,3 @@ def samples(
         )
         for i, (s, values) in enumerate(zip(batch, logprobs, strict=True))
     ]
-
-
-@contextmanager
-def one_rank() -> Generator[None]:
-    """This process as the only rank of a trainer, until the block ends."""
-    from engines.megatron.train.trainer import start_parallel, stop_parallel
-
-    (port,) = free_ports(1)
-    start_parallel(0, 1, f"tcp://127.0.0.1:{port}", Parallel())
-    try:
-        yield
-    finally:
-        stop_parallel()

@@ -12,6 +12,7 @@ import torch
 from engines.algorithms.combinations import refusals
 from engines.algorithms.presets import PRESETS
 from engines.algorithms.spec import Algorithm
+from engines.megatron.one_rank import one_rank
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.trainer import RlTrainer
@@ -19,7 +20,7 @@ from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import AgreementError
 from infra.user_files import install_hooks, read_hooks
-from tests.integration.megatron.megatron_models import make_model, one_rank, samples, sequences
+from tests.integration.megatron.megatron_models import make_model, samples, sequences
 
 pytestmark = pytest.mark.integration
 

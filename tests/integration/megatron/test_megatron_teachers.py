@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engines.algorithms.spec import Algorithm
+from engines.megatron.one_rank import one_rank
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.trainer import RlTrainer
@@ -19,7 +20,6 @@ from engines.types import Sample
 from infra.errors import InputError, TrainingStopped
 from tests.integration.megatron.megatron_models import (
     make_model,
-    one_rank,
     samples,
     sequences,
     varied,

@@ -18,6 +18,7 @@ from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
 from engines.families.common.registry import family_names
 from engines.megatron.hf.folder import HfWeights
+from engines.megatron.one_rank import one_rank
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences, build_pack
 from engines.megatron.train.trainer import RlTrainer
@@ -28,7 +29,6 @@ from infra.errors import AgreementError, InputError, TrainingStopped
 from tests.integration.megatron.megatron_models import (
     VARIANTS,
     make_model,
-    one_rank,
     samples,
     sequences,
 )

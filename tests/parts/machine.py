@@ -93,13 +93,14 @@ class Machine:
         return json.loads(self.call("report", run, "--json", timeout=60))
 
     def run_id(self, name: str) -> str:
-        """Of the run, or of the recipe's only one; empty until it is on record."""
+        """Of the oldest run of this name, or of the recipe; empty until it is on record."""
         return next(iter(self.runs(name)), "")
 
     def runs(self, name: str) -> list[str]:
-        """Ids of the runs of this name, or of the recipe of this name."""
+        """Ids of the runs of this name, or of the recipe of this name; the oldest first."""
         runs = Path(self.env["TRIBUTARY_HOME"]) / "runs"
         entries = [json.loads(file.read_text()) for file in runs.glob("*.json")]
+        entries.sort(key=lambda entry: entry["created"])
         return [e["run"] for e in entries if name in (e["name"], e["recipe"])]
 
     def state(self, run: str) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from tests.programs.chaos.progress import Progress
 from tests.programs.chaos.recovery import End
 from tests.programs.chaos.scenarios import SCENARIOS, Scenario
 
-RUN_S = 300.0
-MOMENT_S = 300.0
-REFERENCE_S = 600.0
+RUN_S = 600.0
+MOMENT_S = 600.0
+REFERENCE_S = 900.0
 TRIES = 3
 """the run, and `tributary resume` after it"""
 PASSING_S = {"full": 3.0, "slow": 5.0, "torn": 0.0, "refusing": 4.0, "garbage": 4.0}

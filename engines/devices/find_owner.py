@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from engines.devices.cluster import NAMESPACE, connect
+from engines.devices.cluster import NAMESPACE, connect, on_node, own_node
 from engines.devices.kinds import KINDS
 from engines.devices.owner import DeviceOwner
 from engines.devices.units import OwnerSettings
@@ -53,6 +53,7 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
             num_cpus=0,
             num_gpus=settings.num_gpus,
             max_restarts=0,
+            scheduling_strategy=_where(settings.num_gpus),
         )
         .remote(settings)
     )
@@ -73,6 +74,16 @@ def _most_gpus() -> int:
 
     hosts = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
     return int(max(hosts, default=0))
+
+
+def _where(num_gpus: int) -> Any:
+    """Ray's strategy for the owner: this host if it has so many, so that its router is near."""
+    import ray
+
+    own = own_node()
+    here = next((node for node in ray.nodes() if node["NodeID"] == own), None)
+    has_enough = here is not None and here["Resources"].get("GPU", 0) >= num_gpus
+    return on_node(own) if has_enough else "DEFAULT"
 
 
 def _end_if_hung(name: str) -> None:

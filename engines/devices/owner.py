@@ -82,6 +82,7 @@ class DeviceOwner:
 
     async def prewarm(self, kind: Kind, pool: int) -> None:
         """Start what a lease of the kind would start, up to `pool` units, and do not wait."""
+        await self._look_at_hosts()
         of_kind = self._pool(kind)
         of_kind.units.grow(pool)
         running = of_kind.units.running()
@@ -190,6 +191,7 @@ class DeviceOwner:
         while True:
             await asyncio.sleep(_WATCH_S)
             try:
+                await self._look_at_hosts()
                 await self._end_lost_leases()
                 for pool in list(self._pools.values()):
                     for name in await pool.units.repair(pool.book.leases, pool.free):
@@ -197,6 +199,12 @@ class DeviceOwner:
                             self._occupy(pool, name, pool.units.give_back(name, is_clean=False))
             except Exception:
                 _log.exception("a check of the units failed; it will be repeated")
+
+    async def _look_at_hosts(self) -> None:
+        try:
+            await asyncio.to_thread(self._agent.hosts.look)
+        except Exception:  # the cluster's head is away: those that were known are
+            _log.warning("the cluster's head does not say which hosts there are")
 
     async def _end_lost_leases(self) -> None:
         drivers = {x.driver for pool in self._pools.values() for x in pool.book.leases}

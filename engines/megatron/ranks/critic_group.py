@@ -8,6 +8,7 @@ metrics = await critic.critic_step(replace(inputs, values=values))
 from __future__ import annotations
 
 import asyncio
+from math import lcm
 from typing import Any
 
 from engines.megatron.ranks.rank import TrainerJob
@@ -48,6 +49,7 @@ async def lease_with_critic(
         of_policy + of_critic,
         pool_ranks,
         holder,
+        tp=lcm(policy.parallel.tp, critic.parallel.tp),
         what=f"trainer and critic need {of_policy} + {of_critic}",
         wait_s=wait_s,
         owner=owner,

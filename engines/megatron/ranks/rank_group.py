@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
+from engines.devices.cluster import own_node
+from engines.devices.folders import WorkFolder, other_nodes
 from engines.devices.stage_lease import CALL_S
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
@@ -21,6 +23,7 @@ from engines.step_inputs import StepInputs
 from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
+from infra.store.origins import FolderCopy, origin_of
 
 START_S = 300.0
 STATE_S = 600.0
@@ -49,17 +52,28 @@ class RankGroup:
     async def __aexit__(self, *_: object) -> None:
         await self.release()
 
+    @property
+    def hosts(self) -> list[str]:
+        """Address of the host of each rank."""
+        return [place.host for place in self._places]
+
     async def save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """Everything a resumed stage needs (weights, optimizer, schedule, random state)."""
-        await self._call("save", folder, timeout_s=timeout_s or self._state_s)
+        await self._write("save", folder, timeout_s=timeout_s)
 
     async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
-        await self._call("load", folder, timeout_s=timeout_s or self._state_s)
+        others, timeout_s = await self._other_hosts(), timeout_s or self._state_s
+        work = WorkFolder(folder, own_node())
+        async with asyncio.timeout(timeout_s):
+            await work.spread(others)
+        await self._call("load", work, timeout_s=timeout_s)
+        await work.remove(others)
 
     async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        await self._call("export", folder, source, timeout_s=timeout_s or self._state_s)
+        copy = FolderCopy(source, origin_of(source))
+        await self._write("export", folder, copy, timeout_s=timeout_s)
 
     async def sleep(self) -> int:
         """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
@@ -78,6 +92,7 @@ class RankGroup:
         """Have every rank join the group and build its share of the model."""
         ranks, places, self._weights = self._ranks, self._places, job.weights
         size = folder_bytes(job.model)
+        job = replace(job, copy=FolderCopy(job.model, origin_of(job.model)))
         # Weights, moments and master weights, as a checkpoint has them.
         self._state_s = transfer_bound_s(9 * size, STATE_S)
         try:
@@ -91,6 +106,19 @@ class RankGroup:
         except TributaryError as error:
             self._lease.fault = error
             raise
+
+    async def _write(
+        self, method: str, folder: Path, *arguments: Any, timeout_s: float | None
+    ) -> None:
+        """Let all ranks write into `folder`, and bring here what they did on other hosts."""
+        timeout_s = timeout_s or self._state_s
+        work = WorkFolder(folder, own_node())
+        await self._call(method, work, *arguments, timeout_s=timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await work.collect(await self._other_hosts())
+
+    async def _other_hosts(self) -> list[str]:
+        return await asyncio.to_thread(other_nodes, self.hosts)
 
     async def _step(self, method: str, inputs: StepInputs) -> Any:
         """Rank 0's answer to `method` of a step; its samples are serialized once, for all ranks and

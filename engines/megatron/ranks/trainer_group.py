@@ -16,6 +16,7 @@ from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from infra.errors import EngineError
+from infra.store.origins import FolderCopy, origin_of
 
 if TYPE_CHECKING:
     from engines.batching import TokenSequence
@@ -42,7 +43,13 @@ class TrainerGroup(RankGroup):
         """
         ranks = job.parallel.world_size
         lease = await RankLease.take_ranks(
-            ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, owner=owner
+            ranks,
+            pool_ranks,
+            holder,
+            tp=job.parallel.tp,
+            what=f"the trainer needs {ranks}",
+            wait_s=wait_s,
+            owner=owner,
         )
         group = cls(lease, 0, ranks)
         try:
@@ -73,7 +80,8 @@ class TrainerGroup(RankGroup):
 
         Raises InputError for one of another architecture.
         """
-        await self._call("load_teachers", folders, timeout_s=self._state_s * len(folders))
+        copies = {name: FolderCopy(folder, origin_of(folder)) for name, folder in folders.items()}
+        await self._call("load_teachers", copies, timeout_s=self._state_s * len(folders))
 
     async def logprobs(
         self,

@@ -18,9 +18,9 @@ from typing import Any
 from engines.devices.host_agent import HostAgent
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
+from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.slots import ServerSlots, Slot, architecture
 from engines.sglang.spec import FleetSpec
-from engines.weights.disk import load_folder
 from infra.errors import EngineError, OutOfMemory
 
 _ASK_EVERY_S = 5.0
@@ -65,7 +65,7 @@ class _Fleet:
 
 
 class ServerUnits:
-    """The servers of a host; see `Units`."""
+    """The servers of the cluster; see `Units`."""
 
     def __init__(self, agent: HostAgent, settings: OwnerSettings) -> None:
         self._slots = ServerSlots(agent)
@@ -96,16 +96,15 @@ class ServerUnits:
         """Raises EngineError with the end of a log if a server does not come up or refuses."""
         self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
         await self._until_restarted(lease.units)
-        slots = [self._slots[name] for name in lease.units]
-        use = ServerUse("", tuple(slot.url for slot in slots))
         if terms.is_asleep:
+            slots = [self._slots[name] for name in lease.units]
             await asyncio.gather(*(asyncio.to_thread(slot.stop) for slot in slots))
-            return use
+            return ServerUse("", tuple(slot.url for slot in slots))
         router = await asyncio.to_thread(
             self._slots.prepare, lease.units, terms.spec, terms.model, terms.tp, terms.version
         )
         self._fleets[lease.id] = _Fleet(terms, terms.version)
-        return ServerUse(router.url, use.server_urls)
+        return ServerUse(router.url, tuple(self._slots[name].url for name in lease.units))
 
     def end_lease(self, lease: Lease) -> None:
         self._fleets.pop(lease.id, None)
@@ -169,7 +168,7 @@ class ServerUnits:
         _log.warning("%s died; restarting it", name)
         try:
             await asyncio.to_thread(slot.ensure, terms.spec, terms.model, terms.tp)
-            await asyncio.to_thread(load_folder, terms.model, [slot.url], terms.version)
+            await asyncio.to_thread(slot.load, terms.model, terms.version)
             self.restarts += 1
         except (EngineError, OutOfMemory):
             _log.exception("%s does not start; trying again", name)
@@ -202,7 +201,7 @@ def _architecture(terms: ServerTerms) -> str:
     return architecture(terms.spec, terms.model, terms.tp)
 
 
-async def _version(slot: Slot) -> int:
+async def _version(slot: Slot | RemoteSlot) -> int:
     if slot.server is None:
         raise EngineError(f"{slot.name} has no server")
     return int(await asyncio.to_thread(lambda server: server.version, slot.server))

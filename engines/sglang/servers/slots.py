@@ -17,7 +17,9 @@ from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
-from engines.devices.placement import first_server_device
+from engines.devices.hosts import OWN, Host
+from engines.devices.placement import first_server_device, server_host
+from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
@@ -26,7 +28,7 @@ from infra.access import listening_host, reachable
 from infra.errors import EngineError, InputError
 from infra.processes.ports import free_ports
 
-_LAUNCHER = "engines.sglang.servers.launcher"
+LAUNCHER = "engines.sglang.servers.launcher"
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
 # Fields of config.json that say where a model came from, not what it is.
@@ -54,6 +56,7 @@ class Slot:
 
     def __init__(self, children: ChildProcesses, index: int, num_gpus: int) -> None:
         self.name = f"server-{index}"
+        self.index, self.host = index, OWN
         self.server: Server | None = None
         self._children = children
         self._index, self._num_gpus = index, num_gpus
@@ -87,6 +90,10 @@ class Slot:
         self.server.wait_ready()
         self._architecture = wanted
 
+    def load(self, model: Path, version: int) -> None:
+        """Serve the weights in `model` as `version`."""
+        load_folder(model, [self.url], version)
+
     def stop(self) -> None:
         self._architecture = ""
         if self.server is not None:
@@ -95,26 +102,48 @@ class Slot:
 
 
 class ServerSlots:
-    """All slots of this host. Methods block; those on different slots may run side by side."""
+    """All slots, on this host and on others. Methods block; those on different slots may run side
+    by side."""
 
     def __init__(self, agent: HostAgent) -> None:
         self._agent = agent
-        self._servers = agent.children(_LAUNCHER)
+        self._servers = agent.children(LAUNCHER)
         self._programs = agent.children()
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, Slot | RemoteSlot] = {}
         self._routers: dict[frozenset[str], Router] = {}
         self._lock = threading.Lock()
 
-    def __getitem__(self, name: str) -> Slot:
+    def __getitem__(self, name: str) -> Slot | RemoteSlot:
         return self._slots[name]
 
     def grow(self, count: int) -> tuple[str, ...]:
         """Have at least `count` slots; returns the names of all, in order."""
         with self._lock:
             for index in range(len(self._slots), count):
-                slot = Slot(self._servers, index, self._agent.num_gpus)
+                slot = self._new_slot(index, 1)
                 self._slots[slot.name] = slot
             return tuple(self._slots)
+
+    def _host(self, index: int, tp: int) -> Host:
+        """Where the server of this number belongs, as hosts come and go."""
+        known = self._agent.hosts.known
+        return known[server_host(index, [host.num_gpus for host in known], tp)]
+
+    def _new_slot(self, index: int, tp: int) -> Slot | RemoteSlot:
+        host = self._host(index, tp)
+        if host.node == OWN:
+            return Slot(self._servers, index, self._agent.num_gpus)
+        return RemoteSlot(self._agent.hosts, host, index)
+
+    def _settle(self, name: str, tp: int) -> Slot | RemoteSlot:
+        """The slot; without a server, or on a host that is lost, it goes where one of this size
+        belongs."""
+        slot = self._slots[name]
+        is_kept = slot.server is not None and slot.host in self._agent.hosts.nodes
+        if not is_kept and slot.host != self._host(slot.index, tp).node:
+            slot.stop()
+            slot = self._slots[name] = self._new_slot(slot.index, tp)
+        return slot
 
     def prepare(
         self, names: Sequence[str], spec: FleetSpec, model: Path, tp: int, version: int
@@ -123,12 +152,17 @@ class ServerSlots:
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
-        slots = [self._slots[name] for name in names]
+        slots = [self._settle(name, tp) for name in names]
         with ThreadPoolExecutor(len(slots) + 1, thread_name_prefix="slots") as pool:
             ready_router = pool.submit(self.router, names)
             for future in [pool.submit(slot.ensure, spec, model, tp) for slot in slots]:
                 future.result()
-            load_folder(model, [slot.url for slot in slots], version)
+            elsewhere = [slot for slot in slots if isinstance(slot, RemoteSlot)]
+            loading = [pool.submit(slot.load, model, version) for slot in elsewhere]
+            if here := [slot.url for slot in slots if isinstance(slot, Slot)]:
+                load_folder(model, here, version)
+            for future in loading:
+                future.result()
             router = ready_router.result()
         router.set_servers([slot.url for slot in slots])
         return router
@@ -152,5 +186,5 @@ class ServerSlots:
 
     def close(self) -> None:
         """End every server and router."""
-        self._agent.end_children(_LAUNCHER)
+        self._agent.end_children(LAUNCHER)
         self._agent.end_children()

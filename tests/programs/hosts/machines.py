@@ -1,0 +1,166 @@
+"""Hosts made of namespaces on one machine: each with a network, mounts, processes and a name of its
+own. Needs root (or what lets a user make network namespaces and mounts).
+
+    bridge ─┬─ veth ── eth0 of the host `a` (10.77.0.1)
+            ├─ veth ── eth0 of the host `b` (10.77.0.2)
+            └─ this machine (10.77.0.254): object store
+
+On a host, /tmp, the home and /dev/shm are its own; the checkout and its environment are those of
+the machine, at the same path, as a cluster's nodes have the same image.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+NETWORK = "10.77.0"
+OUTSIDE = f"{NETWORK}.254"
+"""the machine's own address on the bridge"""
+_BRIDGE = "tributary0"
+_COMMAND_S = 600.0
+_KEPT = ("PATH", "LANG", "LC_ALL")
+"""variables that a host has from the machine"""
+_SET_UP = """
+set -e
+mkdir -p "$WORK/tmp/user"
+mount --make-rprivate /
+case "$SOURCE" in /tmp/*)  # the checkout would be hidden
+    mkdir -p "$WORK$SOURCE"
+    mount --bind "$SOURCE" "$WORK$SOURCE"
+esac
+mount --rbind "$WORK/tmp" /tmp
+mount -t tmpfs tmpfs /dev/shm
+mount -t proc proc /proc
+hostname "$NAME"
+echo ready
+exec sleep infinity
+"""
+
+
+@dataclass(slots=True)
+class Machine:
+    """One host. Its files stay in `work` when it is killed; its processes and memory do not."""
+
+    name: str
+    address: str
+    work: Path
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    """of every command there"""
+    _init: subprocess.Popen[str] | None = None
+
+    @property
+    def home(self) -> Path:
+        """Its $TRIBUTARY_HOME, as seen from the machine; another path on each host."""
+        return self.work / "tmp" / f"home-{self.name}"
+
+    def boot(self) -> None:
+        """Give it a network and a first process; what an earlier life left in memory is gone."""
+        link, name = f"tr-{self.name}", self._namespace
+        _ip("netns", "add", name)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", link, "master", _BRIDGE, "up")
+        _ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._init = subprocess.Popen(
+            ["ip", "netns", "exec", name, "unshare", "--mount", "--pid", "--uts", "--fork",
+             "--kill-child", "sh", "-c", _SET_UP],
+            env=os.environ | {"NAME": self.name, "WORK": str(self.work), "SOURCE": str(ROOT)},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._init.stdout is not None
+        if self._init.stdout.readline() != "ready\n":
+            raise RuntimeError(f"host {self.name} does not start")
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """A command there, with its output in `log`."""
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*self._enter, *command], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, cwd="/", env=self._environment,
+            )  # fmt: skip
+
+    def run(self, *command: str, timeout_s: float = _COMMAND_S) -> str:
+        """Output of a command there; raises RuntimeError with it unless it exits with 0."""
+        done = subprocess.run(
+            [*self._enter, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            cwd="/", env=self._environment, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(
+                f"{' '.join(command)} on {self.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+        return done.stdout
+
+    def tributary(self, *arguments: str, timeout_s: float = _COMMAND_S) -> str:
+        return self.run(sys.executable, *CLI, *arguments, timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """End everything on it at once, and pull its cable."""
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", f"tr-{self.name}")
+        if self._init is not None:
+            self._init.kill()  # of the process namespace: the kernel ends all others
+            self._init.wait()
+            self._init = None
+        with suppress(subprocess.CalledProcessError):
+            _ip("netns", "del", self._namespace)
+
+    @contextmanager
+    def cut_off(self) -> Generator[None]:
+        """Its cable is pulled meanwhile."""
+        _ip("link", "set", f"tr-{self.name}", "down")
+        try:
+            yield
+        finally:
+            _ip("link", "set", f"tr-{self.name}", "up")
+
+    @property
+    def _namespace(self) -> str:
+        return f"tributary-{self.name}"
+
+    @property
+    def _enter(self) -> list[str]:
+        assert self._init is not None, f"host {self.name} does not run"
+        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text()
+        inside = children.split()[0]  # unshare's child is the host's first process
+        return ["nsenter", "--target", inside, "--net", "--mount", "--pid", "--uts", "--"]
+
+    @property
+    def _environment(self) -> Mapping[str, str]:
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        home = f"/tmp/{self.home.name}"
+        return kept | {"HOME": "/tmp/user", "TMPDIR": "/tmp", "TRIBUTARY_HOME": home} | self.env
+
+
+CLI = ("-P", "-c", "import sys; from flows.command.main import main; main(sys.argv[1:])")
+"""Python's arguments for the command `tributary`, without its start script"""
+
+
+@contextmanager
+def machines(work: Path, names: Sequence[str]) -> Generator[list[Machine]]:
+    """Running hosts of these names, reached at 10.77.0.1 and so on; all ends with the block."""
+    made = [Machine(n, f"{NETWORK}.{i}", work / n) for i, n in enumerate(names, start=1)]
+    _ip("link", "add", _BRIDGE, "type", "bridge")
+    try:
+        _ip("addr", "add", f"{OUTSIDE}/24", "dev", _BRIDGE)
+        _ip("link", "set", _BRIDGE, "up")
+        for machine in made:
+            machine.boot()
+        yield made
+    finally:
+        for machine in made:
+            machine.kill()
+        _ip("link", "del", _BRIDGE)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -39,8 +39,15 @@ mount --rbind "$WORK/tmp" /tmp
 mount -t tmpfs tmpfs /dev/shm
 mount -t proc proc /proc
 hostname "$NAME"
-echo ready
-exec sleep infinity
+exec "$PYTHON" -c '
+import os, time
+print("ready", flush=True)
+while True:
+    try:
+        os.wait()  # the first process is the parent of all that lost theirs
+    except ChildProcessError:
+        time.sleep(0.1)
+'
 """
 
 
@@ -73,7 +80,7 @@ class Machine:
         self._init = subprocess.Popen(
             ["ip", "netns", "exec", name, "unshare", "--mount", "--pid", "--uts", "--fork",
              "--kill-child", "sh", "-c", _SET_UP],
-            env=os.environ | {"NAME": self.name, "WORK": str(self.work), "SOURCE": str(ROOT)},
+            env=os.environ | {"NAME": self.name, "WORK": str(self.work), "SOURCE": str(ROOT), "PYTHON": sys.executable},
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._init.stdout is not None

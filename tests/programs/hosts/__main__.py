@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.parts.s3_services import Service, moto
 from tests.programs.bench.rows import Row, show, write
-from tests.programs.hosts.machines import OUTSIDE, Machine, machines
+from tests.programs.hosts.machines import OUTSIDE, ROOT, Machine, machines
 from tests.programs.hosts.on_head import Facts
 
 BUILD = Path("build")
@@ -72,7 +72,10 @@ def _engines(head: Machine) -> list[Row]:
     # In the stack's environment, as a job is.
     stack = json.loads((head.home / "stack.json").read_text())
     env = {"RAY_ADDRESS": f"{head.address}:{stack['ports']['ray_gcs']}", "RAY_AUTH_MODE": "token"}
-    head.env |= env | {"RAY_AUTH_TOKEN_PATH": f"/tmp/{head.home.name}/key"}
+    head.env |= env | {
+        "RAY_AUTH_TOKEN_PATH": f"/tmp/{head.home.name}/key",
+        "PYTHONPATH": str(ROOT),
+    }
     facts = Facts(**json.loads(head.run(*program).splitlines()[-1]))
     shards = SHARDS & set(facts.checkpoint_files)
     return [
@@ -84,7 +87,7 @@ def _engines(head: Machine) -> list[Row]:
         Row("different weights among them", len(set(facts.checksums)), "checksums", 1,
             at_most=True),
         Row("a greedy sample as before saving, loading and publishing",
-            facts.exported_equal, "of 1", 1),
+            float(facts.exported_equal), "of 1", 1),
     ]  # fmt: skip
 
 

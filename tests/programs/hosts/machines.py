@@ -24,7 +24,7 @@ NETWORK = "10.77.0"
 OUTSIDE = f"{NETWORK}.254"
 """the machine's own address on the bridge"""
 _BRIDGE = "tributary0"
-_COMMAND_S = 600.0
+_COMMAND_S = 1800.0
 _KEPT = ("PATH", "LANG", "LC_ALL")
 """variables that a host has from the machine"""
 _SET_UP = """
@@ -80,20 +80,15 @@ class Machine:
         self._init = subprocess.Popen(
             ["ip", "netns", "exec", name, "unshare", "--mount", "--pid", "--uts", "--fork",
              "--kill-child", "sh", "-c", _SET_UP],
-            env=os.environ | {"NAME": self.name, "WORK": str(self.work), "SOURCE": str(ROOT), "PYTHON": sys.executable},
+            env=os.environ | {
+                "NAME": self.name, "WORK": str(self.work), "SOURCE": str(ROOT),
+                "PYTHON": sys.executable,
+            },
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._init.stdout is not None
         if self._init.stdout.readline() != "ready\n":
             raise RuntimeError(f"host {self.name} does not start")
-
-    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """A command there, with its output in `log`."""
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*self._enter, *command], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, cwd="/", env=self._environment,
-            )  # fmt: skip
 
     def run(self, *command: str, timeout_s: float = _COMMAND_S) -> str:
         """Output of a command there; raises RuntimeError with it unless it exits with 0."""
@@ -120,15 +115,6 @@ class Machine:
             self._init = None
         with suppress(subprocess.CalledProcessError):
             _ip("netns", "del", self._namespace)
-
-    @contextmanager
-    def cut_off(self) -> Generator[None]:
-        """Its cable is pulled meanwhile."""
-        _ip("link", "set", f"tr-{self.name}", "down")
-        try:
-            yield
-        finally:
-            _ip("link", "set", f"tr-{self.name}", "up")
 
     @property
     def _namespace(self) -> str:

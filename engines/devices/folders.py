@@ -10,17 +10,69 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.devices.cluster import on_node, own_node
+from infra.errors import EngineError
 from infra.home import home
-from infra.store.origins import FolderCopy
+from infra.store.origins import FolderCopy, origin_of
 
 _PART_BYTES = 64 << 20
 """of a file, in one piece"""
+
+
+class RankFolders:
+    """See `Folders`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """`addresses`: of the ranks' hosts."""
+        self._addresses = addresses
+
+    def copy(self, folder: Path) -> FolderCopy:
+        return FolderCopy(folder, origin_of(folder))
+
+    @asynccontextmanager
+    async def to_read(self, folder: Path, timeout_s: float) -> AsyncGenerator[Path | WorkFolder]:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if not others:
+            yield folder
+            return
+        work = WorkFolder(folder, own_node())
+        try:
+            async with _bound(timeout_s, f"{folder} to other hosts"):
+                await work.spread(others)
+            yield work
+        finally:
+            await work.remove(others)
+
+    @asynccontextmanager
+    async def to_write(self, folder: Path, timeout_s: float) -> AsyncGenerator[Path | WorkFolder]:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if not others:
+            yield folder
+            return
+        work = WorkFolder(folder, own_node())
+        yield work
+        async with _bound(timeout_s, f"{folder} from other hosts"):
+            await work.collect(others)
+
+
+@asynccontextmanager
+async def _bound(timeout_s: float, what: str) -> AsyncGenerator[None]:
+    from ray.exceptions import RayError
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise EngineError(f"{what}: the files did not travel within {timeout_s:.0f} s") from None
+    except RayError as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise EngineError(f"{what}: {first}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +114,6 @@ class WorkFolder:
                 part = await _there(node, _read_stand_in, self.path, name, start)
                 await asyncio.to_thread(_write, self.path / name, start, part)
         await self.remove([node])
-
-
-def local(argument: Any) -> Any:
-    """An argument as it is meant on this host."""
-    if isinstance(argument, FolderCopy | WorkFolder):
-        return argument.here()
-    if isinstance(argument, Mapping):
-        return {key: local(value) for key, value in argument.items()}
-    return argument
 
 
 def other_nodes(addresses: Sequence[str]) -> list[str]:

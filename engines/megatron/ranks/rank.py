@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
-from engines.devices.folders import local
+from engines.devices.kinds import SentFolder, on_this_host
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen, use_interface_of
@@ -31,7 +31,6 @@ from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder
 from infra.processes.memory import is_memory_error
-from infra.store.origins import FolderCopy
 from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class TrainerJob:
     """how a policy's weights reach servers"""
     learns_from_rewards: bool = True
     """whether a policy is in reinforcement learning; False: in supervised training"""
-    copy: FolderCopy | None = None
+    copy: SentFolder | None = None
     """of `model`, for ranks on other hosts than the job's; the group fills it in"""
 
     @property
@@ -159,7 +158,7 @@ class TrainerRank:
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():
-            answer = getattr(self._trainer, method)(*map(local, arguments))
+            answer = getattr(self._trainer, method)(*map(on_this_host, arguments))
         return answer if self._rank == 0 else None
 
     def stop(self) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
-from engines.devices.cluster import own_node
-from engines.devices.folders import WorkFolder, other_nodes
+from engines.devices.kinds import FOLDERS, Folders
 from engines.devices.stage_lease import CALL_S
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
@@ -23,7 +22,7 @@ from engines.step_inputs import StepInputs
 from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
-from infra.store.origins import FolderCopy, origin_of
+from infra.hooks import resolve
 
 START_S = 300.0
 STATE_S = 600.0
@@ -45,6 +44,7 @@ class RankGroup:
         """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]
         self._places = [rank.place for rank in use]
+        self._folders: Folders = resolve("folders of ranks", FOLDERS, {})(self.hosts)
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,17 +63,13 @@ class RankGroup:
 
     async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
-        others, timeout_s = await self._other_hosts(), timeout_s or self._state_s
-        work = WorkFolder(folder, own_node())
-        async with asyncio.timeout(timeout_s):
-            await work.spread(others)
-        await self._call("load", work, timeout_s=timeout_s)
-        await work.remove(others)
+        timeout_s = timeout_s or self._state_s
+        async with self._folders.to_read(folder, timeout_s) as sent:
+            await self._call("load", sent, timeout_s=timeout_s)
 
     async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        copy = FolderCopy(source, origin_of(source))
-        await self._write("export", folder, copy, timeout_s=timeout_s)
+        await self._write("export", folder, self._folders.copy(source), timeout_s=timeout_s)
 
     async def sleep(self) -> int:
         """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
@@ -92,7 +88,7 @@ class RankGroup:
         """Have every rank join the group and build its share of the model."""
         ranks, places, self._weights = self._ranks, self._places, job.weights
         size = folder_bytes(job.model)
-        job = replace(job, copy=FolderCopy(job.model, origin_of(job.model)))
+        job = replace(job, copy=self._folders.copy(job.model))
         # Weights, moments and master weights, as a checkpoint has them.
         self._state_s = transfer_bound_s(9 * size, STATE_S)
         try:
@@ -110,15 +106,10 @@ class RankGroup:
     async def _write(
         self, method: str, folder: Path, *arguments: Any, timeout_s: float | None
     ) -> None:
-        """Let all ranks write into `folder`, and bring here what they did on other hosts."""
+        """Let all ranks write into `folder`."""
         timeout_s = timeout_s or self._state_s
-        work = WorkFolder(folder, own_node())
-        await self._call(method, work, *arguments, timeout_s=timeout_s)
-        async with asyncio.timeout(timeout_s):
-            await work.collect(await self._other_hosts())
-
-    async def _other_hosts(self) -> list[str]:
-        return await asyncio.to_thread(other_nodes, self.hosts)
+        async with self._folders.to_write(folder, timeout_s) as sent:
+            await self._call(method, sent, *arguments, timeout_s=timeout_s)
 
     async def _step(self, method: str, inputs: StepInputs) -> Any:
         """Rank 0's answer to `method` of a step; its samples are serialized once, for all ranks and

@@ -16,7 +16,6 @@ from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from infra.errors import EngineError
-from infra.store.origins import FolderCopy, origin_of
 
 if TYPE_CHECKING:
     from engines.batching import TokenSequence
@@ -80,7 +79,7 @@ class TrainerGroup(RankGroup):
 
         Raises InputError for one of another architecture.
         """
-        copies = {name: FolderCopy(folder, origin_of(folder)) for name, folder in folders.items()}
+        copies = {name: self._folders.copy(folder) for name, folder in folders.items()}
         await self._call("load_teachers", copies, timeout_s=self._state_s * len(folders))
 
     async def logprobs(

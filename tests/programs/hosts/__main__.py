@@ -51,7 +51,7 @@ def _watch(head: Machine, *others: Machine) -> list[Row]:
         host.tributary("up", "--join", address)
     joining = time.monotonic() - began
     rows = [
-        Row("hosts of the cluster", _living(head), "hosts", 3),
+        _until("hosts of the cluster", head, 3),
         Row("joining, a host", joining / len(others), "s"),
         *_engines(head),
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.devices.folders import local
+from engines.devices.kinds import on_this_host
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 from infra.store.origins import FolderCopy, Origin, note_origin, origin_of
@@ -42,8 +42,8 @@ def test_another_host_fetches_the_artifact_that_it_is_a_copy_of(tmp_path: Path) 
     origin = _artifact(tmp_path)
     copy = FolderCopy(Path("/of/another/host"), origin, host="another")
     assert (copy.here() / "config.json").read_text() == "{}"
-    assert (local({"teacher": copy})["teacher"] / "config.json").exists()
-    assert local("text") == "text"
+    assert (on_this_host({"teacher": copy})["teacher"] / "config.json").exists()
+    assert on_this_host("text") == "text"
 
 
 def test_a_folder_that_is_no_artifact_must_be_on_every_host(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ over them and work together, and what of it needs no path on another host. Needs
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ SEEN_S = 180.0
 
 
 def main() -> int:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request to the store
     with (
         tempfile.TemporaryDirectory(prefix="tr-hosts-", ignore_cleanup_errors=True) as work,
         machines(Path(work), "abc") as hosts,

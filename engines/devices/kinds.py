@@ -1,5 +1,5 @@
-"""The kinds of units that the owner of devices leases, where it finds each, and which parts of their
-memory can sleep by themselves."""
+"""The kinds of units that the owner of devices leases, where it finds each, and which parts of
+their memory can sleep by themselves."""
 
 from __future__ import annotations
 

@@ -28,6 +28,11 @@ def sharing_problems(stage: PlannedStage) -> Iterator[str]:
             f"{where} needs fleet.sglang.enable_memory_saver on GPUs: leave it out, or set"
             " `share: false`"
         )
+    if resources.weights.transport == "disk_delta":
+        yield (
+            f"{where} has servers forget their weights, and weights.transport `disk_delta` sends"
+            " what changed: set it to `auto`, as both are on one host, or set `share: false`"
+        )
     ranks = resources.trainer.world_size + (stage.critic.world_size if stage.critic else 0)
     needed = resources.servers * resources.tp_per_server
     if needed > ranks:

@@ -53,10 +53,8 @@ class ServerTerms:
     def place(self, index: int) -> Place:
         """Of the lease's server with this number. Raises InputError if the trainer's devices have
         no room for it."""
-        if self.shares is None:
+        if self.shares is None or not self.shares.gpus:
             return Place(self.tp)
-        if not self.shares.gpus:
-            return Place(self.tp, is_shared=True)
         first = index * self.tp
         own = self.shares.gpus[first : first + self.tp]
         if len(own) < self.tp or own[-1] - own[0] != self.tp - 1:
@@ -66,7 +64,7 @@ class ServerTerms:
                 " lower `servers` or `tp_per_server` in the stage's resources, or set"
                 " `share: false`"
             )
-        return Place(self.tp, own[0], is_shared=True)
+        return Place(self.tp, own[0])
 
 
 @dataclass(frozen=True, slots=True)

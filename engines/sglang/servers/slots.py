@@ -40,14 +40,13 @@ _PROVENANCE = ("_name_or_path", "transformers_version")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and how a server runs, whatever it serves."""
+    """Where a server runs, whatever it serves."""
 
     tp: int
     """devices of the server"""
-    first_gpu: int | None = None
-    """the first of them on its host; None: by the number of its slot"""
-    is_shared: bool = False
-    """whether it takes turns with a trainer on these devices"""
+    shared_gpu: int | None = None
+    """the first of them, where it takes turns with a trainer there; None: its own GPUs, by the
+    number of its slot, or none"""
 
 
 def architecture(spec: FleetSpec, model: Path, place: Place) -> str:
@@ -179,14 +178,14 @@ class Slot:
         self._asleep -= parts
 
     def _first_gpu(self, place: Place) -> int:
-        if place.first_gpu is not None:
-            return place.first_gpu
+        if place.shared_gpu is not None:
+            return place.shared_gpu
         return first_server_device(self._index, place.tp, self._num_gpus)
 
     @property
     def _can_sleep(self) -> bool:
         """Whether SGLang can give back the memory of the server that runs here."""
-        return self._place.is_shared and self._num_gpus > 0
+        return self._place.shared_gpu is not None
 
 
 class ServerSlots:

@@ -18,7 +18,7 @@ from tasks.stage import StageContext, StageResources, Stopped
 from tests.integration.stages.test_rl_exact import result
 from tests.parts.stage_parts import STEADY, ListReporter, stage_context
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 _OF_DEVICES = ("_given_back_bytes", "_left_bytes")
 

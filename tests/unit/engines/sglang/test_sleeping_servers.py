@@ -15,9 +15,11 @@ import pytest
 from engines.devices.kinds import SERVER_PARTS
 from engines.sglang.http import Refused
 from engines.sglang.servers import sleeping, slots
+from engines.sglang.servers.server_units import ServerTerms, TrainerDevices
 from engines.sglang.servers.slots import Place, Slot
 from engines.sglang.spec import FleetSpec
 from engines.weight_versions import BROKEN_WEIGHTS
+from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 NOTHING: frozenset[Any] = frozenset()
@@ -163,7 +165,7 @@ def slot(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slot:
 
 
 def test_a_slot_asks_only_for_what_changes(slot: Slot, engine: Engine, tmp_path: Path) -> None:
-    place = Place(1, 0, is_shared=True)
+    place = Place(1, 0)
     slot.ensure(FleetSpec(), tmp_path, place)
     assert Started.made == [(0, True)]
     for parts in (NOTHING, NOTHING, WEIGHTS, WEIGHTS, SERVER_PARTS, WEIGHTS, SERVER_PARTS):
@@ -188,7 +190,7 @@ def test_a_slot_asks_only_for_what_changes(slot: Slot, engine: Engine, tmp_path:
 def test_one_that_ended_asleep_starts_when_its_weights_wake(
     slot: Slot, engine: Engine, tmp_path: Path
 ) -> None:
-    place = Place(1, 1, is_shared=True)
+    place = Place(1, 1)
     slot.ensure(FleetSpec(), tmp_path, place)
     slot.hold(NOTHING, FleetSpec(), tmp_path, place)
     assert slot.server is not None
@@ -212,3 +214,16 @@ def test_without_a_memory_saver_a_server_ends_to_sleep(
     slot.hold(NOTHING, FleetSpec(), tmp_path, place)
     assert slot.server is None
     assert not engine.asked
+
+
+def test_servers_take_the_gpus_of_the_trainers_ranks_in_order() -> None:
+    def places(gpus: tuple[int, ...], tp: int, count: int) -> list[Place]:
+        terms = ServerTerms(FleetSpec(), Path("model"), tp, shares=TrainerDevices(gpus))
+        return [terms.place(index) for index in range(count)]
+
+    assert places((2, 3, 4, 5), 2, 2) == [Place(2, 2), Place(2, 4)]
+    assert places((7,), 1, 1) == [Place(1, 7)]
+    assert places((), 2, 2) == [Place(2), Place(2)], "on a CPU"
+    for gpus, tp, count in (((0, 2), 2, 1), ((0,), 1, 2), ((0, 1, 2), 2, 2)):
+        with pytest.raises(InputError, match="a server takes neighbours"):
+            places(gpus, tp, count)

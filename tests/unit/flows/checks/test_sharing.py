@@ -29,6 +29,10 @@ def _check(*changes: str) -> None:
             "needs fleet.sglang.enable_memory_saver",
         ),
         (
+            ["resources.stages.unified-rl.weights={transport: disk_delta, url: /shared}"],
+            "set it to `auto`",
+        ),
+        (
             ["resources.stages.unified-rl.trainer={dp: 1}"],
             r"ranks, which are 1; servers x tp_per_server may be at most that and is 2",
         ),
@@ -38,6 +42,16 @@ def test_what_cannot_take_turns_is_refused(changes: list[str], said: str) -> Non
     with pytest.raises(InputError, match=said) as refused:
         _check(*changes)
     assert "stage unified-rl: `share: true`" in str(refused.value)
+
+
+# reasoning-gym warns when Python compiles it for the first time.
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+def test_the_shipped_recipe_for_one_gpu_can_run() -> None:
+    recipe = load_recipe("one-gpu")
+    plan = plan_post_train(recipe)
+    check_recipe(recipe, plan)
+    (rl,) = [stage for stage in plan if stage.name == "reasoning-rl"]
+    assert rl.resources.share
 
 
 def test_it_says_nothing_to_stages_that_only_train_or_only_generate() -> None:

@@ -32,9 +32,9 @@ COMBINED = {
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "kept": {},
     "attention": {"recompute_granularity": "selective"},
-    "norms-mlp": {
+    "attention-mlp": {
         "recompute_granularity": "selective",
-        "recompute_modules": ["core_attn", "layernorm", "mlp"],
+        "recompute_modules": ["core_attn", "mlp"],
     },
     "layers": {
         "recompute_granularity": "full",

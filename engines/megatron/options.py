@@ -164,8 +164,8 @@ def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None
         )
     if "layernorm" in (options.get("recompute_modules") or []):
         raise InputError(
-            "trainer.megatron: recompute_modules: layernorm needs Transformer Engine, which is not in"
-            " our locks; leave it out, or set recompute_granularity: full"
+            "trainer.megatron: recompute_modules: layernorm needs Transformer Engine, which is not"
+            " in our locks; leave it out, or set recompute_granularity: full"
         )
     if options.get("virtual_pipeline_model_parallel_size"):
         raise InputError(

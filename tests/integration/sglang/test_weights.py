@@ -18,10 +18,10 @@ from engines.sglang.http import call
 from engines.sglang.servers.slots import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from engines.weights import Transport, update
+from engines.weights import update
 from engines.weights.disk import load_folder
 from engines.weights.server_weights import ServerWeights, server_weights
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair

@@ -368,3 +368,15 @@ async def test_rows_are_rolled_out_and_judged_by_the_reward_of_their_source(tmp_
         )
         outcomes[str(problem.metadata["source"])] |= {r.rewards["outcome"] for r in rollouts}
     assert outcomes == {"sums": {1.0}, "words": {0.0}}, "`math` wants a box"
+
+
+def test_a_pattern_of_the_user_s_searches_in_a_process_of_its_own():
+    domain = Domain.model_validate(
+        {
+            "name": "words",
+            "curriculum": {"name": "files", "options": {"sources": {"files": ["x.jsonl"]}}},
+            "rewards": [{"name": "regex", "options": {"pattern": r"(\w+\s?)+!"}, "outcome": True}],
+        }
+    )
+    (process,) = open_domain(domain).processes
+    assert process.name == "reward 'regex'"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, save
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from engines.families.common.registry import model_shape
 from engines.megatron.convert.dist_folder import DistWeights, parameters

@@ -15,6 +15,7 @@ from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
+from engines.sglang.servers.slots import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import Transport, update
@@ -131,7 +132,7 @@ def of_two_ranks(running_pair: SglangPair) -> Iterator[str]:
     slots = running_pair.slots
     slot = slots[slots.grow(3)[-1]]
     try:
-        slot.ensure(FleetSpec(), running_pair.model, 2)
+        slot.ensure(FleetSpec(), running_pair.model, Place(tp=2))
         yield slot.url
     finally:
         slot.stop()

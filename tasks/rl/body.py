@@ -37,7 +37,7 @@ from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
 from tasks.rollout_workers.rollers import Rollers
-from tasks.saving import Saving
+from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
 
 
@@ -237,11 +237,15 @@ async def _train(
 
 def _snapshot(
     record: RlRecord, loop: Loop, roles: Roles, timeline: Timeline, folder: Path
-) -> Coroutine[Any, Any, object]:
+) -> Coroutine[Any, Any, Written]:
     """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
     write_rollouts = record.save(folder)
     timeline.save(folder)
     loop.buffer.save(folder)
     loop.sampler.save(folder)
-    return run_both(roles.save(folder), asyncio.to_thread(write_rollouts))
+    return _both(roles.begin_save(folder), asyncio.to_thread(write_rollouts))
+
+
+async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:
+    return (await run_both(copied, rest))[0]

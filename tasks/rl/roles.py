@@ -15,6 +15,7 @@ from engines.rollout.protocols import PublishedWeights
 from engines.weights.spec import WeightTransport
 from infra.run_both import run_both
 from tasks.rl.spec import RlSettings
+from tasks.saving import Written
 from tasks.stage import StageContext
 from tasks.trainers import lease_trainer
 
@@ -30,13 +31,15 @@ class Roles:
     trainer: TrainerGroup
     critic: CriticGroup | None = None
 
-    async def save(self, folder: Path) -> None:
-        """Into a checkpoint's folder, side by side."""
-        saving = self.trainer.save(folder / _TRAINER_FOLDER)
+    async def begin_save(self, folder: Path) -> Written:
+        """Into a checkpoint's folder, side by side; training may go on when this returns."""
+        begun = self.trainer.begin_save(folder / _TRAINER_FOLDER)
         if self.critic is None:
-            await saving
-        else:
-            await run_both(saving, self.critic.save(folder / CRITIC_FOLDER))
+            await begun
+            return self.trainer.saved
+        critic = self.critic
+        await run_both(begun, critic.begin_save(folder / CRITIC_FOLDER))
+        return lambda: run_both(self.trainer.saved(), critic.saved())
 
     async def load(self, folder: Path) -> None:
         await self.trainer.load(folder / _TRAINER_FOLDER)

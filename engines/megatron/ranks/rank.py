@@ -108,6 +108,9 @@ RankUse = tuple[RunningRank, ...]
 """what a lease on ranks grants; the i-th serves as global rank i"""
 
 
+_WHILE_ASLEEP = ("sleep", "wake", "finish_save")
+
+
 class TrainerRank:
     """The real Rank, made a Ray actor by the host agent."""
 
@@ -148,7 +151,7 @@ class TrainerRank:
     ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
-        if self._trainer.is_asleep and method not in ("sleep", "wake"):
+        if self._trainer.is_asleep and method not in _WHILE_ASLEEP:
             raise EngineError(f"rank {self._rank} is asleep: `{method}` has to wait for `wake`")
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]

@@ -91,7 +91,7 @@ async def lease_roles(
     if critic is None:
         return Roles(await lease_trainer(stack, context, policy_job))
     critic_job = TrainerJob(
-        settings.trainer,
+        critic.trainer_beside(settings.trainer),
         critic.optimizer_beside(settings.optimizer),
         context.resources.of_critic,
         model,

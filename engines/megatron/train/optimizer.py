@@ -19,7 +19,7 @@ from engines.megatron.option_values import filled
 from engines.megatron.spec import Optimizer
 from engines.megatron.train.adam import FusedAdam
 from engines.megatron.train.optimizer_shards import optimizer_parts
-from infra.errors import TrainingStopped
+from infra.errors import InputError, TrainingStopped
 
 
 def build_optimizer(
@@ -30,6 +30,11 @@ def build_optimizer(
 ) -> MegatronOptimizer:
     """AdamW with its state sharded over data-parallel ranks; no weight decay on vectors. `options`
     are the recipe's own fields. InputError if Megatron refuses them."""
+    if options.get("optimizer_cpu_offload") and not device.has_cuda():
+        raise InputError(
+            "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is"
+            " in host memory already; leave it out"
+        )
     config = filled(
         OptimizerConfig,
         options,
@@ -48,15 +53,15 @@ def build_optimizer(
     with device.cuda_means_cpu():
         built = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
     for part in optimizer_parts(built):
-        _make_state(part.optimizer)
+        make_state(part.optimizer)
     return built
 
 
-def _make_state(optimizer: Any) -> None:
+def make_state(optimizer: Any) -> None:
     """Zero moments for every parameter, so that a checkpoint before the first step is whole."""
     if isinstance(optimizer, HybridDeviceOptimizer):
         for inner in optimizer.sub_optimizers:
-            _make_state(inner)
+            make_state(inner)
         # It has no public name for this.
         optimizer._sync_sub_optimizers_state_to_hdo()  # pyright: ignore[reportPrivateUsage]
     elif isinstance(optimizer, FusedAdam):

@@ -25,7 +25,7 @@ RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
     "report",
-    "worker_news",
+    "worker_news", "large_checkpoint",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -67,6 +67,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         delta,
         driver,
         in_flight,
+        large_checkpoint,
         large_publish,
         loss_path,
         message_files,
@@ -84,6 +85,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         message_files.measure,
         report.measure,
         worker_news.measure,
+        large_checkpoint.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

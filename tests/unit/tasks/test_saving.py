@@ -140,8 +140,9 @@ async def test_updates_go_on_while_the_ranks_write_what_they_copied(around: Stag
     async with Saving(around, lambda _: None) as saving:
         ranks.weight = 5
         await saving.begin(5, 0.0, ranks.snapshot)
-        for ranks.weight in (6, 7):
+        for weight in (6, 7):
             await saving.wait_for_snapshot()
+            ranks.weight = weight
         assert latest(around) is None
         ranks.let_go_on.set()
     assert latest(around) == (5, "5", "5")

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale chaos rounds soak proof sandbox mutants fresh lock down clean
+.PHONY: install demo test lint bench scale gpu chaos rounds soak proof sandbox mutants fresh lock down clean
 
 install: $(STAMP)
 
@@ -42,6 +42,10 @@ bench: install
 # The RL loop over 64, 256 and 1,024 simulated servers.
 scale: install
 	$(BIN)/python -m tests.programs.scale
+
+# What one CUDA device shows of the engines; without one, the parts that a CPU can show.
+gpu: install
+	$(BIN)/python -m tests.programs.gpu
 
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from tests.programs.bench.process_memory import process_memory
 from tests.programs.bench.rows import Row
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ def _measure_here(path: str) -> Measured:
     weight = torch.empty(VOCAB, HIDDEN).normal_(std=0.02).requires_grad_()
     hidden = torch.empty(ROWS, HIDDEN).normal_().requires_grad_()
     labels, upstream = torch.randint(0, VOCAB, (ROWS,)), torch.randn(ROWS)
-    before = _memory("VmRSS")
+    before = process_memory("VmRSS")
     for rows in (ROWS // 8, ROWS):
         hidden.grad = weight.grad = None
         wall, cpu = time.perf_counter(), time.process_time()
         _forward_backward(path, hidden[:rows], weight, labels[:rows], upstream[:rows])
         spent = time.perf_counter() - wall, time.process_time() - cpu
-    return Measured(*spent, _memory("VmHWM") - before)
+    return Measured(*spent, process_memory("VmHWM") - before)
 
 
 def _forward_backward(
@@ -98,12 +99,6 @@ def _forward_backward(
     else:
         logprobs_R, _ = linear_logprobs(hidden_RH, weight_VH, labels_R)
     (logprobs_R * upstream_R).sum().backward()
-
-
-def _memory(what: str) -> int:
-    """Bytes of this process: resident now (VmRSS), or at most so far (VmHWM)."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(what))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""The operations whose speed and memory decide a step: the loss over a large vocabulary."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engines.algorithms.linear_logprobs import linear_logprobs
+from engines.megatron import device
+from infra.cuda import has_cuda
+from tests.programs.bench.rows import Row
+
+VOCAB, HIDDEN = 152_000, 1_024
+ROWS = {"cuda": 16_384, "cpu": 256}
+PAIRS = 5
+GB = 1e9
+
+
+@dataclass(slots=True)
+class _Inputs:
+    hidden_RH: Tensor
+    weight_VH: Tensor
+    labels_R: Tensor
+    upstream_R: Tensor
+
+
+def fused_loss() -> list[Row]:
+    """Logprobs without the whole logits, there and back, against log_softmax over all of them."""
+    place = device.device()
+    rows, dtype = ROWS[place.type], torch.bfloat16 if has_cuda() else torch.float32
+    torch.manual_seed(0)
+    given = _Inputs(
+        torch.randn(rows, HIDDEN, device=place, dtype=dtype).requires_grad_(),
+        (0.02 * torch.randn(VOCAB, HIDDEN, device=place)).to(dtype).requires_grad_(),
+        torch.randint(0, VOCAB, (rows,), device=place),
+        torch.randn(rows, device=place),
+    )
+    paths = {"fused": _fused, "plain": _plain}
+    for path in paths.values():  # warms up
+        _seconds(path, given)
+    values: dict[str, Tensor] = {}
+    peaks: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in paths}
+    for _ in range(PAIRS):
+        for name, path in paths.items():
+            given.hidden_RH.grad = given.weight_VH.grad = None
+            if has_cuda():
+                torch.cuda.reset_peak_memory_stats()
+            seconds[name].append(_seconds(path, given))
+            peaks[name] = torch.cuda.max_memory_allocated() if has_cuda() else 0
+            values[name] = path(given).detach().float()
+    ratio = statistics.median(
+        a / b for a, b in zip(seconds["fused"], seconds["plain"], strict=True)
+    )
+    note = f"{rows} rows, hidden {HIDDEN}, vocabulary {VOCAB}, {dtype}"
+    worst = float((values["fused"] - values["plain"]).abs().max())
+    found = [
+        Row("fused loss, logprobs against log_softmax", worst, "nats, max", 0.1, True, note),
+        Row("fused loss, time against log_softmax", ratio, "ratio", 1.1, True, note),
+    ]
+    if has_cuda():
+        less = peaks["fused"] / peaks["plain"]
+        note += f"; {peaks['fused'] / GB:.1f} GB"
+        found.append(
+            Row("fused loss, peak memory against log_softmax", less, "ratio", 0.5, True, note)
+        )
+    return found
+
+
+def _fused(given: _Inputs) -> Tensor:
+    return linear_logprobs(given.hidden_RH, given.weight_VH, given.labels_R)[0]
+
+
+def _plain(given: _Inputs) -> Tensor:
+    """The sum runs in fp32, as it has to be in bf16 for a vocabulary of this size."""
+    logits_RV = (given.hidden_RH @ given.weight_VH.t()).float()
+    return logits_RV.log_softmax(-1).gather(1, given.labels_R[:, None])[:, 0]
+
+
+def _seconds(path: Callable[[_Inputs], Tensor], given: _Inputs) -> float:
+    _settle()
+    began = time.perf_counter()
+    (path(given) * given.upstream_R).sum().backward()
+    _settle()
+    return time.perf_counter() - began
+
+
+def _settle() -> None:
+    if has_cuda():
+        torch.cuda.synchronize()

@@ -1,0 +1,65 @@
+"""That `make gpu` finds its parts, and that the trainer's half needs neither Ray nor SGLang."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.programs.gpu.__main__ import PARTS, main
+from tests.programs.gpu.random_model import TINY, write_random_model
+from tests.programs.gpu.settings import sequences
+
+pytestmark = pytest.mark.unit
+
+_NOT_THERE = ("ray", "sglang", "prefect", "mlflow", "transformers", "tokenizers", "s3fs", "httpx")
+_WITHOUT_THEM = f"""
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {_NOT_THERE!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import tests.programs.gpu.__main__
+for part in tests.programs.gpu.__main__.PARTS:
+    importlib.import_module("tests.programs.gpu." + part.function.rpartition(".")[0])
+"""
+
+
+def test_every_part_is_a_function_with_a_name_of_its_own() -> None:
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    for part in PARTS:
+        module, _, function = part.function.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"tests.programs.gpu.{module}"), function))
+
+
+def test_all_parts_import_without_ray_and_sglang() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _WITHOUT_THEM], check=True, timeout=300)
+
+
+def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sped"]) == 2
+    assert "sped" in capsys.readouterr().out
+
+
+def test_a_random_model_is_always_the_same(tmp_path: Path) -> None:
+    folders = [write_random_model(tmp_path / name, TINY) for name in "ab"]
+    a, b = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert a == b
+    assert json.loads((folders[0] / "config.json").read_text())["hidden_size"] == TINY.hidden
+
+
+def test_sequences_are_long_tailed_and_never_train_their_first_token() -> None:
+    drawn = sequences(100, 200, 600)
+    lengths = np.array([len(s.tokens) for s in drawn])
+    assert lengths.max() > 4 * np.median(lengths)
+    assert lengths.min() >= 2
+    assert all(s.loss_mask[0] == 0 and all(s.loss_mask[1:]) for s in drawn)
+    assert max(max(s.tokens) for s in drawn) < 100

@@ -1,0 +1,221 @@
+"""What the trainer does on this device: speed, memory, bf16, recomputation, checkpoints, sleep."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.trainer import RlTrainer
+from infra.cuda import has_cuda
+from tests.programs.bench.process_memory import process_memory
+from tests.programs.bench.rows import Row
+from tests.programs.gpu.random_model import Size, write_random_model
+from tests.programs.gpu.settings import sequences, size_here, trainer
+
+STEPS = 6
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "selective": {"recompute_granularity": "selective"},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+GB = 1e9
+
+
+def speed() -> list[Row]:
+    """Steps of supervised training in bf16 (fp32 on a CPU); the first two warm up."""
+    with _model() as (size, model), trainer(model, _fast()) as trained:
+        _reset_peak()
+        batches = [sequences(size.vocab, *_load(), seed=n) for n in range(STEPS + 2)]
+        steps = trained.sft_steps(batches)[2:]
+        tokens = statistics.mean(step["tokens"] for step in steps)
+        note = f"Qwen3 {size.name}, {_fast()}, {tokens:.0f} tokens a step"
+
+        def median(name: str) -> float:
+            return statistics.median(step[name] for step in steps)
+
+        rows = [
+            Row("training speed", median("tokens_per_s"), "tokens/s", note=note),
+            Row("MFU of the measured peak", median("mfu"), "ratio", note=note),
+        ]
+        if "mfu_stated" in steps[0]:
+            rows.append(
+                Row("MFU of the data sheet's peak", median("mfu_stated"), "ratio", note=note)
+            )
+        return [*rows, Row("peak memory of a step", _peak() / GB, "GB", note=note)]
+
+
+def low_precision() -> list[Row]:
+    """bf16 against fp32 on this device, on the tokens of long-tailed sequences."""
+    with _model() as (size, model):
+        drawn = sequences(size.vocab, 16, 384)
+        found: list[np.ndarray] = []
+        for precision in ("fp32", "bf16"):
+            with trainer(model, precision) as trained:
+                scored = trained.logprobs([s.tokens for s in drawn])
+            found.append(np.concatenate([np.array(values[1:]) for values in scored]))
+    apart = np.abs(found[0] - found[1])
+    note = f"Qwen3 {size.name}, random weights, {len(apart)} tokens"
+    return [
+        Row("logprobs, bf16 against fp32", float(apart.mean()), "nats, mean", 0.02, True, note),
+        Row("logprobs, bf16 against fp32, worst", float(apart.max()), "nats", note=note),
+    ]
+
+
+def recomputation() -> list[Row]:
+    """Loss, gradient norm and memory with activations computed twice, against kept ones."""
+    with _model() as (size, model):
+        batch = sequences(size.vocab, *_load())
+        found = {"none": _one_step(model, batch, {})}
+        found |= {name: _one_step(model, batch, asked) for name, asked in RECOMPUTE.items()}
+    rows: list[Row] = []
+    kept, most = found["none"]
+    for name in RECOMPUTE:
+        again, peak = found[name]
+        worst = max(abs(again[k] - kept[k]) / abs(kept[k]) for k in ("loss", "grad_norm"))
+        note = f"Qwen3 {size.name}, {_fast()}"
+        if has_cuda():
+            note += f"; {peak / most:.2f} of the memory of a step that keeps them"
+        rows.append(Row(f"recompute {name}, loss and norm", worst, "relative", 1e-4, True, note))
+    return rows
+
+
+def _one_step(model: Path, batch: list[Any], asked: dict[str, Any]) -> tuple[dict[str, float], int]:
+    with trainer(model, _fast(), asked) as trained:
+        trained.sft_steps([batch])  # the optimizer's state comes with the first
+        _reset_peak()
+        before = _held()
+        (metrics,) = trained.sft_steps([batch])
+        return metrics, max(1, _peak() - before)
+
+
+def saving() -> list[Row]:
+    """A checkpoint: the same bits again, and what it takes of memory and time."""
+    with _model() as (size, model), tempfile.TemporaryDirectory(prefix="tr-") as folder:
+        with trainer(model, _fast()) as trained:
+            trained.sft_steps([sequences(size.vocab, 4, 64)])
+            state = _bytes_of(trained)
+            before, host = _held(), process_memory("VmRSS")
+            _reset_peak()
+            seconds = _seconds(lambda: trained.save(Path(folder) / "saved"))
+            device_peak = (_peak() - before) / state
+            host_peak = (process_memory("VmHWM") - host) / state
+            wanted = _copies(trained)
+        with trainer(model, _fast()) as trained:
+            loading = _seconds(lambda: trained.load(Path(folder) / "saved"))
+            equal = _equal(trained, wanted)
+    note = f"Qwen3 {size.name}, {_fast()}, state of {state / GB:.3f} GB"
+    if has_cuda():
+        note += f"; on the device {device_peak:.2f} of it"
+    return [
+        Row("checkpoint, saved and loaded: equal tensors", equal, "share", 1.0, note=note),
+        Row("checkpoint, host memory at its peak", host_peak, "of the state", note=note),
+        Row("checkpoint, saving", seconds, "s", note=note),
+        Row("checkpoint, loading", loading, "s", note=note),
+    ]
+
+
+def sleeping() -> list[Row]:
+    """Sleep, then wake: what the device gets back, and whether every tensor is as it was."""
+    with _model() as (size, model), trainer(model, _fast()) as trained:
+        trained.sft_steps([sequences(size.vocab, 4, 64)])
+        wanted, state = _copies(trained), _bytes_of(trained)
+        before = _held()
+        asleep = _seconds(trained.sleep)
+        given_back = (before - _held()) / state
+        awake = _seconds(trained.wake)
+        equal = _equal(trained, wanted)
+    note = f"Qwen3 {size.name}, {_fast()}, state of {state / GB:.3f} GB"
+    return [
+        Row("sleep: memory given back", given_back, "of the state", 0.8, note=note),
+        Row("wake: equal tensors", equal, "share", 1.0, note=note),
+        Row("sleep", asleep, "s", note=note),
+        Row("wake", awake, "s", note=note),
+    ]
+
+
+def scoring() -> list[Row]:
+    """Packs of many sequences against each sequence by itself."""
+    with _model() as (size, model), trainer(model, "fp32") as trained:
+        drawn = sequences(size.vocab, 24, 256)
+        packed = trained.score(_flat(drawn), 1.0)
+        alone = np.concatenate([trained.score(_flat([s]), 1.0) for s in drawn])
+    worst = float(np.abs(packed - alone).max())
+    note = f"Qwen3 {size.name}, fp32, {len(drawn)} sequences"
+    return [Row("logprobs, packed against one by one", worst, "nats, max", 1e-3, True, note)]
+
+
+def _flat(drawn: list[Any]) -> FlatSequences:
+    return FlatSequences.of([s.tokens for s in drawn], [s.loss_mask for s in drawn])
+
+
+@contextmanager
+def _model() -> Generator[tuple[Size, Path]]:
+    with tempfile.TemporaryDirectory(prefix="tr-") as folder:
+        yield size_here(), write_random_model(Path(folder) / "model", size_here())
+
+
+def _fast() -> Literal["fp32", "bf16"]:
+    return "bf16" if has_cuda() else "fp32"
+
+
+def _load() -> tuple[int, int]:
+    """Sequences of a step, and the longest."""
+    return (64, 4096) if has_cuda() else (32, 256)
+
+
+def _copies(trained: RlTrainer) -> list[Tensor]:
+    return [tensor.detach().cpu().clone() for tensor in trained.kept_tensors()]
+
+
+def _equal(trained: RlTrainer, wanted: list[Tensor]) -> float:
+    """Share of the tensors that have the same bits."""
+    pairs = list(zip(trained.kept_tensors(), wanted, strict=True))
+    return sum(torch.equal(now.cpu(), before) for now, before in pairs) / len(pairs)
+
+
+def _bytes_of(trained: RlTrainer) -> int:
+    """Of what outlives a step, gradients included, each memory once."""
+    memories = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in trained.kept_tensors()}
+    gradients = sum(p.numel() * (4 if p.requires_grad else 0) for p in trained.network.parameters())
+    return sum(memory.nbytes() for memory in memories.values()) + gradients
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    from engines.megatron.train.stopwatch import Stopwatch
+
+    _settle()
+    began = Stopwatch.start()
+    work()
+    _settle()
+    return began.seconds
+
+
+def _settle() -> None:
+    if has_cuda():
+        torch.cuda.synchronize()
+
+
+def _reset_peak() -> None:
+    """On a CPU the peak of a process is never forgotten: it counts from its start."""
+    if has_cuda():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _held() -> int:
+    return torch.cuda.memory_allocated() if has_cuda() else process_memory("VmRSS")
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if has_cuda() else process_memory("VmHWM")

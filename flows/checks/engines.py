@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.megatron.options import check_layout
 from engines.megatron.spec import Parallel
-from engines.sglang.options import check_options
+from engines.sglang.options import check_options, check_parallel
 from flows.checks.model_folders import model_report
 from flows.plan import PlannedStage
 from infra.errors import InputError
@@ -58,5 +58,6 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
         return
     try:
         check_options(stage.spec.fleet.sglang)
+        check_parallel(stage.spec.fleet.sglang, stage.resources.tp_per_server)
     except InputError as error:
         yield f"stage {stage.name}: {error}"

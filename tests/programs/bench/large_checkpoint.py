@@ -13,13 +13,13 @@ from tests.integration.megatron.megatron_models import sequences
 from tests.integration.megatron.megatron_ranks import Ranks, TrainerArgs
 from tests.parts.tiny import tiny_model
 from tests.programs.bench.large_publish import SHAPE
+from tests.programs.bench.process_memory import process_memory
 from tests.programs.bench.rows import Row
 
 LAYOUT = Parallel(dp=2, tp=2)
 SAVES = 3
 MOST = 1.3
 """host memory that all ranks together take for a checkpoint, divided by what it has to hold"""
-_KIB = 1024
 
 
 def measure() -> list[Row]:
@@ -59,7 +59,7 @@ def _saves(trainer: Any, folder: Path) -> list[tuple[float, float, float]]:
         waited = time.monotonic() - began
         trainer.finish_save(wait=True)
         whole = time.monotonic() - began
-        grown = torch.tensor(float(_memory("VmHWM") - before))
+        grown = torch.tensor(float(process_memory("VmHWM") - before))
         dist.all_reduce(grown)
         told.append((float(grown), waited, whole))
         if dist.get_rank() == 0:
@@ -70,10 +70,4 @@ def _saves(trainer: Any, folder: Path) -> list[tuple[float, float, float]]:
 def _peak_since_now() -> int:
     """Bytes that this process has in memory; its peak is counted from here on."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _memory("VmRSS")
-
-
-def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * _KIB
+    return process_memory("VmRSS")

@@ -27,9 +27,10 @@ def weights(trainer: Any) -> dict[str, np.ndarray]:
 
 
 def train_and_save(trainer: Any, folder: Path) -> dict[str, Any]:
-    """Three steps, a checkpoint, two more steps while it is written."""
-    trainer.sft_steps(batches(0, 3))
-    trainer.begin_save(folder)
+    """Three steps with a checkpoint after each, and two more while the last one is written."""
+    for step in (1, 2, 3):
+        trainer.sft_steps(batches(step - 1, step))
+        trainer.begin_save(folder.with_name(f"step-{step}"))
     trained = {"metrics": trainer.sft_steps(batches(3, 5)), "weights": weights(trainer)}
     trainer.finish_save(wait=True)
     return trained

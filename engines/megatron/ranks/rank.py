@@ -121,8 +121,8 @@ class TrainerRank:
         claim_private_folder()
         for warm in ("parallel", "train.trainer", "train.critic"):
             import_module(f"engines.megatron.{warm}")
-        # Imports stay for good, and the end of a lease collects garbage: looking through all of them
-        # each time took 0.4 s.
+        # Imports stay for good, and the end of a lease collects garbage: looking through all of
+        # them each time took 0.4 s.
         gc.freeze()
 
         self._trainer: Training | None = None

@@ -47,8 +47,9 @@ class CheckpointBeingWritten:
         if request.preload_fn is not None:
             arguments[1] = request.preload_fn()
         # A rank that has nothing to write has no function for it.
-        run = {"target": write, "args": arguments} if write is not None else {}
-        self._thread = threading.Thread(name="checkpoint", daemon=True, **run)
+        self._thread = threading.Thread(
+            name="checkpoint", daemon=True, target=write, args=arguments if write else ()
+        )
         self._thread.start()
 
     def finish(self, *, wait: bool) -> bool:
@@ -106,9 +107,10 @@ class TrainingState:
             "rng": self._rng(_random_states()),
         }
         is_first = self._strategy is None
+        group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self._strategy = self._strategy or FullyParallelSaveStrategyWrapper(
             _CopyFirst("torch_dist", 1, thread_count=1, cached_metadata=True),
-            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            group,
             do_cache_distribution=True,
         )
         with device.cuda_means_cpu(), torch.no_grad():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -62,7 +62,7 @@ class OptimizerShards:
 
     def __init__(self, optimizer: Any, model: Mapping[str, Any]) -> None:
         """`model`: the model's sharded state dict, which says where each parameter belongs."""
-        places = {id(place.data): place for place in nested_values(model)}
+        places = {id(place.data): place for place in nested_values(dict(model))}
         self.tensors: dict[str, ShardedTensor] = {}
         self._states: list[tuple[Any, Tensor, dict[str, Tensor]]] = []
         for part in optimizer_parts(optimizer):
@@ -126,6 +126,7 @@ def _pieces(
         low, high = max(start, first), min(stop, first + data.numel())
         at = low - start
         lead = whole.prepend_axis_num
+        *stage_and_shard, _ = cast("tuple[int, int, int]", whole.replica_id)
         for offset, shape in rectangles(low - first, high - first, tuple(whole.local_shape)):
             moved = zip(whole.global_offset[lead:], offset, strict=True)
             local = ((1,) * lead) + shape
@@ -138,7 +139,7 @@ def _pieces(
                 global_offset=(*whole.global_offset[:lead], *(a + b for a, b in moved)),
                 axis_fragmentations=None,
                 # Data-parallel ranks have different pieces; tensor-parallel ones may have the same.
-                replica_id=(*whole.replica_id[:2], part.distributed_optimizer_instance_id),
+                replica_id=(*stage_and_shard, part.distributed_optimizer_instance_id),
                 allow_shape_mismatch=whole.allow_shape_mismatch,
             )
             at += prod(shape)

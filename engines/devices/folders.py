@@ -49,16 +49,15 @@ class RankFolders:
         finally:
             await work.remove(others)
 
-    @asynccontextmanager
-    async def to_write(self, folder: Path, timeout_s: float) -> AsyncGenerator[Path | WorkFolder]:
+    async def to_write(self, folder: Path) -> Path | WorkFolder:
         others = await asyncio.to_thread(other_nodes, self._addresses)
-        if not others:
-            yield folder
-            return
-        work = WorkFolder(folder, own_node())
-        yield work
-        async with _bound(timeout_s, f"{folder} from other hosts"):
-            await work.collect(others)
+        return WorkFolder(folder, own_node()) if others else folder
+
+    async def collect(self, folder: Path, timeout_s: float) -> None:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if others:
+            async with _bound(timeout_s, f"{folder} from other hosts"):
+                await WorkFolder(folder, own_node()).collect(others)
 
 
 @asynccontextmanager

@@ -25,12 +25,14 @@ OWN = ""
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Example: Host("4f1c...", "10.0.0.7", 8)"""
+    """Example: Host("4f1c...", "10.0.0.7", 8, 9)"""
 
     node: str
     """Ray's name of it, another one each time it joins"""
     address: str
     num_gpus: int
+    first_gpu: int = 0
+    """number of its first GPU in the cluster; the others follow"""
 
 
 class Hosts:
@@ -40,6 +42,8 @@ class Hosts:
         """`num_gpus`: that the owner holds on its own host."""
         self.own = Host(OWN, "", num_gpus)
         self._known: tuple[Host, ...] = (self.own,)
+        self._first_gpus = {("", num_gpus): 0}
+        """by address and number of GPUs: a host that comes back has the same numbers"""
         self._agents: dict[str, RemoteAgent] = {}
         self._lock = threading.Lock()
 
@@ -49,13 +53,15 @@ class Hosts:
         with_gpus = [host for host in self._known if host.num_gpus]
         return with_gpus or self._known
 
-    @property
-    def nodes(self) -> set[str]:
-        """Of all living hosts."""
-        return {host.node for host in self._known}
+    def living(self, node: str) -> Host | None:
+        return next((host for host in self._known if host.node == node), None)
 
-    def is_lost(self, host: Host) -> bool:
-        return host.node not in self.nodes
+    def with_gpu(self, number: int) -> Host:
+        """Of the GPU with this number in the cluster. Raises EngineError if its host is lost."""
+        for host in self._known:
+            if host.first_gpu <= number < host.first_gpu + host.num_gpus:
+                return host
+        raise EngineError(f"the host of GPU {number} is lost")
 
     def look(self) -> None:
         """Ask the cluster's head which hosts there are. It blocks."""
@@ -64,11 +70,19 @@ class Hosts:
             return
         own = own_node()
         alive = [node for node in ray.nodes() if node["Alive"]]
-        others = sorted((_host(n) for n in alive if n["NodeID"] != own), key=lambda h: h.address)
+        found = sorted((n for n in alive if n["NodeID"] != own), key=_address)
+        others = [self._host(node) for node in found]
         self._known = (self.own, *others)
         with self._lock:
             for node in self._agents.keys() - {host.node for host in others}:
                 del self._agents[node]
+
+    def _host(self, node: Any) -> Host:
+        address, gpus = _address(node), int(node["Resources"].get("GPU", 0))
+        # A number is left out between two hosts: GPUs with successive ones are of one host.
+        following = max(first + n for (_, n), first in self._first_gpus.items()) + 1
+        first = self._first_gpus.setdefault((address, gpus), following)
+        return Host(node["NodeID"], address, gpus, first)
 
     def agent(self, host: Host) -> RemoteAgent:
         """Of another host. It blocks; raises EngineError."""
@@ -135,6 +149,5 @@ class RemoteAgent:
             raise EngineError(f"host {self._host.address} is lost: {first}") from error
 
 
-def _host(node: Any) -> Host:
-    gpus = int(node["Resources"].get("GPU", 0))
-    return Host(node["NodeID"], node["NodeManagerAddress"], gpus)
+def _address(node: Any) -> str:
+    return node["NodeManagerAddress"]

@@ -1,4 +1,5 @@
-"""The kinds of units that the owner of devices leases, and where it finds each."""
+"""The kinds of units that the owner of devices leases, where it finds each, and which parts of
+their memory can sleep by themselves."""
 
 from __future__ import annotations
 
@@ -20,6 +21,13 @@ OPEN_OWNER = "engines.devices.find_owner:open_owner"
 """found by name, too: who hands units out is no part of what a stage computes with them"""
 FOLDERS = "engines.devices.folders:RankFolders"
 """made with the addresses of ranks; by name for the same reason"""
+
+TrainerPart = Literal["weights", "optimizer", "frozen", "gradients"]
+"""`optimizer`: moments and master weights. `frozen`: the reference's and the teachers' weights"""
+ServerPart = Literal["weights", "cache"]
+"""`cache`: keys and values, and what CUDA graphs hold"""
+TRAINER_PARTS: frozenset[TrainerPart] = frozenset({"weights", "optimizer", "frozen", "gradients"})
+SERVER_PARTS: frozenset[ServerPart] = frozenset({"weights", "cache"})
 
 
 @runtime_checkable
@@ -44,10 +52,12 @@ class Folders(Protocol):
         """What to tell ranks that are to read all of it."""
         ...
 
-    def to_write(
-        self, folder: Path, timeout_s: float
-    ) -> AbstractAsyncContextManager[Path | SentFolder]:
-        """What to tell ranks that are to write into it; at the end of the block all is here."""
+    async def to_write(self, folder: Path) -> Path | SentFolder:
+        """What to tell ranks that are to write into it."""
+        ...
+
+    async def collect(self, folder: Path, timeout_s: float) -> None:
+        """Bring here what ranks have written into it elsewhere. Raises EngineError."""
         ...
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
-from engines.devices.kinds import SentFolder, on_this_host
+from engines.devices.kinds import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen, use_interface_of
@@ -35,6 +35,17 @@ from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
     from engines.megatron.train.training import Training
+
+
+_NEEDED: Mapping[str, frozenset[TrainerPart]] = {
+    "hold": frozenset(),
+    "publish": frozenset({"weights"}),
+    "export": frozenset({"weights"}),
+    "begin_save": frozenset({"weights", "optimizer"}),
+    "finish_save": frozenset(),
+    "load": frozenset({"weights", "optimizer"}),
+}
+"""what has to be awake for a method; for all others, everything"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,8 @@ class RunningRank:
 
     actor: Any
     place: ProcessAddress
+    gpu: int | None = None
+    """its number in the cluster"""
 
 
 RankUse = tuple[RunningRank, ...]
@@ -123,8 +136,8 @@ class TrainerRank:
         claim_private_folder()
         for warm in ("parallel", "train.trainer", "train.critic"):
             import_module(f"engines.megatron.{warm}")
-        # Imports stay for good, and Megatron collects garbage in every checkpoint: looking through
-        # all of them each time took 0.4 s.
+        # Imports stay for good, and the end of a lease collects garbage: looking through all of
+        # them each time took 0.4 s.
         gc.freeze()
 
         self._trainer: Training | None = None
@@ -153,8 +166,11 @@ class TrainerRank:
     ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
-        if self._trainer.is_asleep and method not in ("sleep", "wake"):
-            raise EngineError(f"rank {self._rank} is asleep: `{method}` has to wait for `wake`")
+        if missing := self._trainer.asleep & _NEEDED.get(method, TRAINER_PARTS):
+            raise EngineError(
+                f"rank {self._rank} is asleep ({', '.join(sorted(missing))}): `{method}` has to"
+                " wait until `hold` wakes it"
+            )
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
-from engines.devices.kinds import FOLDERS, Folders
+from engines.devices.kinds import FOLDERS, Folders, TrainerPart
 from engines.devices.stage_lease import CALL_S
+from engines.devices.units import Held
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
@@ -29,6 +31,8 @@ STATE_S = 600.0
 """what saving, loading or publishing a model of no size may take; larger ones get time for their
 bytes"""
 _STEP_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+"""between two questions whether ranks have written"""
 _SLOWEST_TOKENS_PER_S = 5.0
 
 
@@ -45,6 +49,12 @@ class RankGroup:
         self._ranks = [rank.actor for rank in use]
         self._places = [rank.place for rank in use]
         self._folders: Folders = resolve("folders of ranks", FOLDERS, {})(self.hosts)
+        self._saving = Path()
+        """the checkpoint that the ranks write"""
+        self.gpus = [rank.gpu for rank in use if rank.gpu is not None]
+        """their numbers in the cluster, one a rank; none on a CPU"""
+        self._one_call = asyncio.Lock()
+        """a rank does one thing at a time: a call is bounded from when the one before it is over"""
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,7 +69,28 @@ class RankGroup:
 
     async def save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """Everything a resumed stage needs (weights, optimizer, schedule, random state)."""
-        await self._write("save", folder, timeout_s=timeout_s)
+        await self.begin_save(folder, timeout_s=timeout_s)
+        await self.saved(timeout_s=timeout_s)
+
+    async def begin_save(self, folder: Path, *, timeout_s: float | None = None) -> None:
+        """The same until the ranks have a copy of it: they may train on while they write that."""
+        self._saving = folder
+        sent = await self._folders.to_write(folder)
+        await self._call("begin_save", sent, timeout_s=timeout_s or self._state_s)
+
+    async def saved(self, *, timeout_s: float | None = None) -> None:
+        """Returns when the checkpoint is complete. The ranks are asked between other calls."""
+        bound = timeout_s or self._state_s
+        deadline, pause = time.monotonic() + bound, _FIRST_PAUSE_S
+        while not await self._call("finish_save", timeout_s=bound):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"the ranks have not written their checkpoint in {bound:.0f} s: is the disk of"
+                    " their scratch folder full or slow?"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        await self._folders.collect(self._saving, bound)
 
     async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
@@ -69,16 +100,15 @@ class RankGroup:
 
     async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        await self._write("export", folder, self._folders.copy(source), timeout_s=timeout_s)
+        timeout_s = timeout_s or self._state_s
+        sent, copy = await self._folders.to_write(folder), self._folders.copy(source)
+        await self._call("export", sent, copy, timeout_s=timeout_s)
+        await self._folders.collect(folder, timeout_s)
 
-    async def sleep(self) -> int:
-        """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
-        other call is answered until `wake`."""
-        return await self._call("sleep", timeout_s=self._state_s)
-
-    async def wake(self) -> None:
-        """Take the memory again, with the same bits in it."""
-        await self._call("wake", timeout_s=self._state_s)
+    async def hold(self, parts: Collection[TrainerPart]) -> Held:
+        """Have these parts on the ranks' devices, and no others, with the same bits as before;
+        returns what rank 0 gave back and still has. A call that needs another part is refused."""
+        return await self._call("hold", parts, timeout_s=self._state_s)
 
     async def release(self) -> None:
         """End the lease, and so every group on it. Safe to call twice."""
@@ -102,14 +132,6 @@ class RankGroup:
         except TributaryError as error:
             self._lease.fault = error
             raise
-
-    async def _write(
-        self, method: str, folder: Path, *arguments: Any, timeout_s: float | None
-    ) -> None:
-        """Let all ranks write into `folder`."""
-        timeout_s = timeout_s or self._state_s
-        async with self._folders.to_write(folder, timeout_s) as sent:
-            await self._call(method, sent, *arguments, timeout_s=timeout_s)
 
     async def _step(self, method: str, inputs: StepInputs) -> Any:
         """Rank 0's answer to `method` of a step; its samples are serialized once, for all ranks and
@@ -135,6 +157,10 @@ class RankGroup:
         self, method: str, *arguments: Any, timeout_s: float, samples: Any = None
     ) -> Any:
         """Rank 0's answer to `method`; the arguments are serialized once for all ranks."""
+        async with self._one_call:
+            return await self._answer(method, *arguments, timeout_s=timeout_s, samples=samples)
+
+    async def _answer(self, method: str, *arguments: Any, timeout_s: float, samples: Any) -> Any:
         lease = self._lease
         lease.check()
         import ray

@@ -42,11 +42,12 @@ class RankLease(StageLease):
         what: str,
         wait_s: float,
         owner: Any,
+        is_sole: bool = False,
     ) -> RankLease:
         """Wait for `count` ranks, of which `tp` neighbours at a time are on one host; raises as
         `take` does."""
         terms = RankTerms(tp)
-        request = Request("rank", count, pool_ranks, holder, terms, wait_s)
+        request = Request("rank", count, pool_ranks, holder, terms, wait_s, is_sole=is_sole)
         return await cls.take(request, what=what, prepare_s=_START_S, owner=owner)
 
     def shipped(self, samples: Sequence[Sample]) -> Any:

@@ -61,6 +61,18 @@ class RankUnits:
         chosen = [name for names in warm_first[: request.count // tp] for name in names]
         return sorted(chosen, key=lambda name: (self._place(name, tp), _number(name)))
 
+    def gpus(self, name: str, request: Request) -> frozenset[int]:
+        rank, tp = self._ranks[name], self._together(request.terms)
+        is_kept = rank is not None and not self._is_astray(name, tp)
+        gpu = rank.gpu if rank is not None and is_kept else self._gpu(name, tp)
+        return frozenset() if gpu is None else frozenset({gpu})
+
+    def held_gpus(self, name: str) -> frozenset[int]:
+        return frozenset()  # one that nobody uses has no model
+
+    async def free_memory(self, name: str) -> None:
+        pass
+
     async def warm(self, name: str) -> None:
         await self._warm(name, 1)
 
@@ -113,7 +125,7 @@ class RankUnits:
         """Whether it runs where its neighbours are not, or on a host that is lost."""
         hosts = self._agent.hosts
         is_elsewhere = self._hosts[name] != hosts.known[self._place(name, tp)[0]]
-        return hosts.is_lost(self._hosts[name]) or (tp > 1 and is_elsewhere)
+        return hosts.living(self._hosts[name].node) is None or (tp > 1 and is_elsewhere)
 
     async def _started(self, name: str, tp: int) -> RunningRank:
         """A new process for this rank; takes as long as its imports."""
@@ -125,7 +137,8 @@ class RankUnits:
             environment = _GPU_ENV | {"CUDA_VISIBLE_DEVICES": visible}
         actor = self._agent.start_actor(self._class, environment, host)
         try:
-            return RunningRank(actor, await asyncio.wait_for(actor.place.remote(), _START_S))
+            place = await asyncio.wait_for(actor.place.remote(), _START_S)
+            return RunningRank(actor, place, None if device is None else host.first_gpu + device)
         except TimeoutError:
             reason = f"no process within {_START_S:.0f} s; see `ray status` for what it waits for"
         except Exception as error:  # whatever an import in the rank raised
@@ -134,6 +147,11 @@ class RankUnits:
             reason = f"{type(error).__name__}: {last_line}"
         self._agent.end_actor(actor)
         raise EngineError(f"trainer rank processes do not start: {reason}")
+
+    def _gpu(self, name: str, tp: int) -> int | None:
+        """Number in the cluster of the GPU that the rank would have."""
+        index, device = self._place(name, tp)
+        return None if device is None else self._agent.hosts.known[index].first_gpu + device
 
     def _end(self, name: str) -> None:
         rank, self._ranks[name] = self._ranks[name], None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engines.devices.kinds import TrainerPart
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
@@ -18,11 +19,11 @@ from engines.megatron.train.rl_step import token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs, TrainedStep
-from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import gpu_of
+from engines.weights.report import PublishReport
 from engines.weights.spec import WeightTransport
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 from infra.errors import EngineError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]
@@ -74,11 +75,11 @@ class RlTrainer(SftTrainer):
 
     # Weights
 
-    def kept_tensors(self) -> Iterator[Tensor]:
-        yield from super().kept_tensors()
-        if self._reference is not None:
+    def tensors_of(self, part: TrainerPart) -> Iterator[Tensor]:
+        yield from super().tensors_of(part)
+        if part == "frozen" and self._reference is not None:
             yield from self._reference.weights
-        if self.teachers is not None:
+        if part == "frozen" and self.teachers is not None:
             yield from self.teachers.weights()
 
     def publish(
@@ -101,5 +102,6 @@ class RlTrainer(SftTrainer):
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
 
     def close(self) -> None:
+        super().close()
         if self._transport is not None:
             self._transport.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from engines.devices.host_agent import HostAgent
+from engines.devices.kinds import ServerPart
+from engines.sglang.servers.place import Place
+from engines.sglang.servers.remote_slot import SlotState
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.slots import LAUNCHER, Slot, architecture
+from engines.sglang.servers.slots import LAUNCHER, Slot
 from engines.sglang.spec import FleetSpec
 from infra.store.origins import FolderCopy
 
@@ -17,23 +20,38 @@ class HostSlots:
         self._servers = agent.children(LAUNCHER)
         self._slots: dict[int, Slot] = {}
 
-    def ensure(
-        self, index: int, spec: FleetSpec, model: FolderCopy, tp: int
-    ) -> tuple[str, int, str]:
-        """URL and process id of the server, and the architecture that it takes."""
-        if index not in self._slots:
-            self._slots[index] = Slot(self._servers, index, self._num_gpus)
-        slot, folder = self._slots[index], model.here()
-        slot.ensure(spec, folder, tp)
-        assert slot.server is not None
-        return slot.url, slot.server.pid, architecture(spec, folder, tp)
+    def ensure(self, index: int, spec: FleetSpec, model: FolderCopy, place: Place) -> SlotState:
+        slot = self._slot(index)
+        slot.ensure(spec, model.here(), place)
+        return _state(slot)
+
+    def hold(
+        self,
+        index: int,
+        parts: frozenset[ServerPart],
+        spec: FleetSpec,
+        model: FolderCopy,
+        place: Place,
+    ) -> SlotState:
+        slot = self._slot(index)
+        slot.hold(parts, spec, model.here(), place)
+        return _state(slot)
 
     def load(self, index: int, model: FolderCopy, version: int) -> None:
-        self._slots[index].load(model.here(), version)
+        self._slot(index).load(model.here(), version)
 
-    def stop(self, index: int) -> None:
-        if index in self._slots:
-            self._slots[index].stop()
+    def held_bytes(self, index: int) -> int:
+        return self._slot(index).held_bytes
+
+    def free_memory(self, index: int) -> SlotState:
+        slot = self._slot(index)
+        slot.free_memory()
+        return _state(slot)
+
+    def stop(self, index: int) -> SlotState:
+        slot = self._slot(index)
+        slot.stop()
+        return _state(slot)
 
     def is_alive(self, index: int, pid: int) -> bool:
         server = self._server(index, pid)
@@ -47,7 +65,16 @@ class HostSlots:
         if (server := self._server(index, pid)) is not None:
             server.stop()
 
+    def _slot(self, index: int) -> Slot:
+        if index not in self._slots:
+            self._slots[index] = Slot(self._servers, index, self._num_gpus)
+        return self._slots[index]
+
     def _server(self, index: int, pid: int) -> Server | None:
         """None if another one took its place."""
-        server = self._slots[index].server if index in self._slots else None
+        server = self._slot(index).server
         return server if server is not None and server.pid == pid else None
+
+
+def _state(slot: Slot) -> SlotState:
+    return SlotState(slot.url, None if slot.server is None else slot.server.pid, slot.held_gpus)

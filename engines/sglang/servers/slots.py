@@ -7,48 +7,32 @@ take a server in, far longer than new weights do.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
 from engines.devices.hosts import OWN, Host
+from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.placement import first_server_device, server_host
+from engines.sglang.servers import sleeping
+from engines.sglang.servers.place import Place, architecture
 from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
 from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
-from infra.errors import EngineError, InputError
+from infra.cuda import used_bytes
+from infra.errors import EngineError
+from infra.processes.memory import tree_bytes
 from infra.processes.ports import free_ports
 
 LAUNCHER = "engines.sglang.servers.launcher"
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
-# Fields of config.json that say where a model came from, not what it is.
-_PROVENANCE = ("_name_or_path", "transformers_version")
-
-
-def architecture(spec: FleetSpec, model: Path, tp: int) -> str:
-    """Equal for models that one running server can take in turn by loading weights.
-
-    Raises InputError if the folder has no readable config.json.
-    """
-    parts: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "tp": tp}
-    for name in ("config.json", "generation_config.json"):
-        path = model / name
-        try:
-            fields = json.loads(path.read_text()) if path.exists() or "gen" not in name else {}
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): is this an HF folder?") from error
-        parts[name] = {key: value for key, value in fields.items() if key not in _PROVENANCE}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Slot:
@@ -59,9 +43,12 @@ class Slot:
         self.index, self.host = index, OWN
         self.server: Server | None = None
         self._children = children
-        self._index, self._num_gpus = index, num_gpus
+        self._num_gpus = num_gpus
         self._host, self._port = reachable(listening_host()), free_ports(1)[0]
         self._architecture = ""
+        self._place = Place(tp=1)
+        self._asleep: frozenset[ServerPart] = frozenset()
+        """what SGLang has given back"""
 
     @property
     def url(self) -> str:
@@ -75,30 +62,105 @@ class Slot:
         """Whether a model of this architecture needs no new server."""
         return self._architecture == wanted
 
-    def ensure(self, spec: FleetSpec, model: Path, tp: int) -> None:
+    def ensure(self, spec: FleetSpec, model: Path, place: Place) -> None:
         """A ready server that can take `model`'s weights; its weights are not those yet."""
-        wanted = architecture(spec, model, tp)
+        wanted = architecture(spec, model, place)
         if self.server is not None and self._architecture == wanted and self.server.is_alive:
             try:
+                self._wake(SERVER_PARTS)
                 self.server.recover()
                 return
             except EngineError:
                 pass  # it lives but does not work: a new one takes its place
-        self.stop()
-        first = first_server_device(self._index, tp, self._num_gpus)
-        self.server = Server(self._children, self.name, spec, model, tp, self._port, first)
-        self.server.wait_ready()
-        self._architecture = wanted
+        self._start(spec, model, place)
+
+    def hold(
+        self, parts: frozenset[ServerPart], spec: FleetSpec, model: Path, place: Place
+    ) -> None:
+        """Have these parts on the device, and no others. Weights that woke are not `model`'s yet.
+
+        A server that cannot sleep, as on a CPU, ends when it has to give its weights back, and has
+        its cache as long as it has its weights.
+        """
+        if parts and not self.is_alive:
+            self._start(spec, model, place)
+        self._sleep(SERVER_PARTS - parts)
+        if self.is_alive:
+            self._wake(parts)
+
+    def gpus(self, place: Place) -> frozenset[int]:
+        """Those that a server at this place uses; none on a CPU."""
+        first = self._first_gpu(place)
+        return frozenset(range(first, first + place.tp) if self._num_gpus else ())
+
+    @property
+    def held_gpus(self) -> frozenset[int]:
+        """Those of which the server here holds memory."""
+        is_empty = self.server is None or self._asleep == SERVER_PARTS
+        return frozenset() if is_empty else self.gpus(self._place)
+
+    @property
+    def held_bytes(self) -> int:
+        """What its first GPU holds, for whomever; on a CPU, what its processes hold of memory."""
+        if self.server is None:
+            return 0
+        gpus = self.gpus(self._place)
+        return used_bytes(min(gpus)) if gpus else tree_bytes(self.server.pid)
+
+    def free_memory(self) -> None:
+        """Of a server that nobody uses: it sleeps if it can, and ends if not."""
+        try:
+            self._sleep(SERVER_PARTS)
+        except EngineError:
+            self.stop()
+
+    def _sleep(self, parts: frozenset[ServerPart]) -> None:
+        if not self._can_sleep:
+            if "weights" in parts:
+                self.stop()
+        elif self.is_alive:
+            sleeping.put_to_sleep(self.url, parts - self._asleep)
+            self._asleep |= parts
 
     def load(self, model: Path, version: int) -> None:
         """Serve the weights in `model` as `version`."""
         load_folder(model, [self.url], version)
 
     def stop(self) -> None:
-        self._architecture = ""
+        self._architecture, self._asleep = "", frozenset()
         if self.server is not None:
             self.server.stop()
             self.server = None
+
+    def _start(self, spec: FleetSpec, model: Path, place: Place) -> None:
+        self.stop()
+        self._place = place
+        self.server = Server(
+            self._children,
+            self.name,
+            spec,
+            model,
+            place.tp,
+            self._port,
+            self._first_gpu(place),
+            saves_memory=self._can_sleep,
+        )
+        self.server.wait_ready()
+        self._architecture = architecture(spec, model, place)
+
+    def _wake(self, parts: frozenset[ServerPart]) -> None:
+        sleeping.wake(self.url, parts & self._asleep)
+        self._asleep -= parts
+
+    def _first_gpu(self, place: Place) -> int:
+        if place.shared_gpu is not None:
+            return place.shared_gpu
+        return first_server_device(self.index, place.tp, self._num_gpus)
+
+    @property
+    def _can_sleep(self) -> bool:
+        """Whether SGLang can give back the memory of the server that runs here."""
+        return self._place.shared_gpu is not None
 
 
 class ServerSlots:
@@ -120,43 +182,59 @@ class ServerSlots:
         """Have at least `count` slots; returns the names of all, in order."""
         with self._lock:
             for index in range(len(self._slots), count):
-                slot = self._new_slot(index, 1)
+                slot = self._new_slot(index, self._new_host(index, 1))
                 self._slots[slot.name] = slot
             return tuple(self._slots)
 
-    def _host(self, index: int, tp: int) -> Host:
-        """Where the server of this number belongs, as hosts come and go."""
+    def gpus(self, name: str, place: Place) -> frozenset[int]:
+        """Numbers in the cluster of the GPUs that a server at this place would have in the slot;
+        none on a CPU."""
+        slot = self._slots[name]
+        host = self._host(slot, place)
+        first = place.shared_gpu
+        if first is None:
+            first = host.first_gpu + first_server_device(slot.index, place.tp, host.num_gpus)
+        return frozenset(range(first, first + place.tp) if host.num_gpus else ())
+
+    def _host(self, slot: Slot | RemoteSlot, place: Place) -> Host:
+        """Where a server at this place belongs. One that runs on a living host stays there."""
+        hosts = self._agent.hosts
+        if place.shared_gpu is not None:
+            return hosts.with_gpu(place.shared_gpu)
+        if slot.server is not None and (current := hosts.living(slot.host)) is not None:
+            return current
+        return self._new_host(slot.index, place.tp)
+
+    def _new_host(self, index: int, tp: int) -> Host:
         known = self._agent.hosts.known
         return known[server_host(index, [host.num_gpus for host in known], tp)]
 
-    def _new_slot(self, index: int, tp: int) -> Slot | RemoteSlot:
-        host = self._host(index, tp)
+    def _new_slot(self, index: int, host: Host) -> Slot | RemoteSlot:
         if host.node == OWN:
             return Slot(self._servers, index, self._agent.num_gpus)
         return RemoteSlot(self._agent.hosts, host, index)
 
-    def _settle(self, name: str, tp: int) -> Slot | RemoteSlot:
-        """The slot; without a server, or on a host that is lost, it goes where one of this size
-        belongs."""
+    def _settle(self, name: str, place: Place) -> Slot | RemoteSlot:
+        """The slot, on the host where a server at this place belongs."""
         slot = self._slots[name]
-        is_kept = slot.server is not None and slot.host in self._agent.hosts.nodes
-        if not is_kept and slot.host != self._host(slot.index, tp).node:
+        host = self._host(slot, place)
+        if slot.host != host.node:
             slot.stop()
-            slot = self._slots[name] = self._new_slot(slot.index, tp)
+            slot = self._slots[name] = self._new_slot(slot.index, host)
         return slot
 
     def prepare(
-        self, names: Sequence[str], spec: FleetSpec, model: Path, tp: int, version: int
+        self, places: Mapping[str, Place], spec: FleetSpec, model: Path, version: int
     ) -> Router:
         """Servers in these slots that serve `model` as `version`, and the router before them.
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
-        slots = [self._settle(name, tp) for name in names]
+        slots = {self._settle(name, place): place for name, place in places.items()}
         with ThreadPoolExecutor(len(slots) + 1, thread_name_prefix="slots") as pool:
-            ready_router = pool.submit(self.router, names)
-            for future in [pool.submit(slot.ensure, spec, model, tp) for slot in slots]:
-                future.result()
+            ready_router = pool.submit(self.router, places)
+            for started in [pool.submit(x.ensure, spec, model, at) for x, at in slots.items()]:
+                started.result()
             elsewhere = [slot for slot in slots if isinstance(slot, RemoteSlot)]
             loading = [pool.submit(slot.load, model, version) for slot in elsewhere]
             if here := [slot.url for slot in slots if isinstance(slot, Slot)]:

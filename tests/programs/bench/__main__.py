@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report",
-    "worker_news",
+    "report", "worker_news", "attention", "large_checkpoint",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -63,10 +62,12 @@ def main(wanted: Sequence[str]) -> int:
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
     from tests.programs.bench import (
+        attention,
         batching,
         delta,
         driver,
         in_flight,
+        large_checkpoint,
         large_publish,
         loss_path,
         message_files,
@@ -84,6 +85,8 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         message_files.measure,
         report.measure,
         worker_news.measure,
+        attention.measure,
+        large_checkpoint.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

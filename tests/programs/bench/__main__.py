@@ -25,7 +25,7 @@ RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
     "report",
-    "worker_news",
+    "worker_news", "memory",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -69,6 +69,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         in_flight,
         large_publish,
         loss_path,
+        memory,
         message_files,
         report,
         worker_news,
@@ -84,6 +85,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         message_files.measure,
         report.measure,
         worker_news.measure,
+        memory.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

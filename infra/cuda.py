@@ -66,14 +66,25 @@ def gpu_uuid(number: int) -> str:
     Example: "6dd0a9c2-3f5c-1e65-8d2a-0b9c61a7f7d4". Asks the driver's own tool: a process that only
     wants to know must not take memory of the device.
     """
+    return _asked(number, "uuid").removeprefix("GPU-")
+
+
+def used_bytes(number: int) -> int:
+    """What all processes together hold of this process's GPU of that number; 0 if not known."""
+    text = _asked(number, "memory.used")
+    return int(text) << 20 if text.isdigit() else 0
+
+
+def _asked(number: int, what: str) -> str:
+    """What the driver's own tool says of a GPU, without units; empty if it cannot."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = names[number] if number < len(names) and names[number] else str(number)
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", name]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "-i", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip().removeprefix("GPU-")
+    return done.stdout.strip()
 
 
 def torch_build() -> TorchBuild:

@@ -287,8 +287,18 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_version": "state.json",
         "_trainer": "handle",
         "_servers": "handle",
+        "_devices": "handle",
         "_weights": "empty",
         "_repairing": "empty",
+    },
+    "engines/devices/sharing.py:SharedDevices": {
+        "_trained": "handle",
+        "_servers": "handle",
+        "_warn": "handle",
+        "phase": "spec",
+        "_changing": "empty",
+        "_metrics": "empty",
+        "_warned": "empty",
     },
     "engines/rollout/drivers/conversation.py:Conversation": {
         "_environment": "handle",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from engines.rollout.drivers.live_domain import LiveDomain
     from engines.rollout.records.journal import RolloutJournal
     from engines.sglang.fleet import Fleet
+    from engines.sglang.servers.server_units import TrainerDevices
     from tasks.live_domain import OpenDomain
 
 NOTE_SECONDS = 1.0
@@ -30,9 +31,14 @@ A = TypeVar("A")
 
 
 async def lease_fleet(
-    stack: AsyncExitStack, context: StageContext, spec: FleetSpec, model: Path
+    stack: AsyncExitStack,
+    context: StageContext,
+    spec: FleetSpec,
+    model: Path,
+    shares: TrainerDevices | None = None,
 ) -> Fleet:
-    """Lease the stage's servers with `model`'s weights (version 0); released with the stack."""
+    """Lease the stage's servers with `model`'s weights (version 0), on `shares` if they take turns
+    with a trainer; released with the stack."""
     from engines.sglang.fleet import Fleet
 
     with context.pulse.waiting():
@@ -43,6 +49,7 @@ async def lease_fleet(
             tp=context.resources.tp_per_server,
             pool_servers=context.pool.servers,
             holder=context.holder,
+            shares=shares,
         )
     stack.push_async_callback(fleet.release)
     gc.freeze()  # what is imported stays: a look at all of it would hold every rollout up

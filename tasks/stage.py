@@ -145,6 +145,9 @@ class StageResources(Config):
     """SGLang servers leased for generation"""
     tp_per_server: PositiveInt = 1
     """devices of one server"""
+    share: bool = False
+    """whether trainer and servers are on the same devices and take turns: one sleeps while the
+    other works; false: each has its own. For stages that do both, `rl` and `opd`"""
     rollout_workers: NonNegativeInt = 0
     """processes, on any host, that roll out the problems of a stage; 0: the stage's own"""
     weights: WeightTransport = WeightTransport()

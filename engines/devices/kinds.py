@@ -1,4 +1,5 @@
-"""The kinds of units that the owner of devices leases, and where it finds each."""
+"""The kinds of units that the owner of devices leases, where it finds each, and which parts of
+their memory can sleep by themselves."""
 
 from __future__ import annotations
 
@@ -16,3 +17,10 @@ SETTINGS: Mapping[Kind, str] = {"rank": "resources.trainer_ranks", "server": "re
 
 OPEN_OWNER = "engines.devices.find_owner:open_owner"
 """found by name, too: who hands units out is no part of what a stage computes with them"""
+
+TrainerPart = Literal["weights", "optimizer", "frozen", "gradients"]
+"""`optimizer`: moments and master weights. `frozen`: the reference's and the teachers' weights"""
+ServerPart = Literal["weights", "cache"]
+"""`cache`: keys and values, and what CUDA graphs hold"""
+TRAINER_PARTS: frozenset[TrainerPart] = frozenset({"weights", "optimizer", "frozen", "gradients"})
+SERVER_PARTS: frozenset[ServerPart] = frozenset({"weights", "cache"})

@@ -28,6 +28,16 @@ class Lease:
     """the Ray job of the holder's process"""
     expires: float
     """seconds on the clock of the book's owner"""
+    gpus: frozenset[int] = frozenset()
+    """of its units; none on a CPU"""
+    is_sole: bool = False
+    """whether no other holder may have units on these GPUs"""
+
+    def excludes(self, holder: str, gpus: frozenset[int], is_sole: bool) -> bool:
+        """Whether such a lease has to wait for the end of this one."""
+        return (
+            holder != self.holder and (self.is_sole or is_sole) and not gpus.isdisjoint(self.gpus)
+        )
 
 
 class LeaseBook:
@@ -45,7 +55,14 @@ class LeaseBook:
         return next((lease for lease in self.leases if unit in lease.units), None)
 
     def grant(
-        self, units: Iterable[str], holder: str, driver: str, ttl: float, now: float
+        self,
+        units: Iterable[str],
+        holder: str,
+        driver: str,
+        ttl: float,
+        now: float,
+        gpus: frozenset[int] = frozenset(),
+        is_sole: bool = False,
     ) -> Lease | None:
         """All of `units` for `ttl` seconds, or None if any of them is leased.
 
@@ -57,7 +74,7 @@ class LeaseBook:
             raise ValueError("a lease needs at least one unit")
         if any(self.holder_of(unit) for unit in wanted):
             return None
-        lease = Lease(uuid4().hex, wanted, holder, driver, now + ttl)
+        lease = Lease(uuid4().hex, wanted, holder, driver, now + ttl, gpus, is_sole)
         self._leases[lease.id] = lease
         return lease
 

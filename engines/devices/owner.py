@@ -4,9 +4,10 @@
                -> the stage works and renews -> release -> the units stay warm for the next stage
 
 Requests of one kind are served in order of arrival: the first waits for enough free units, and all
-others wait for it. A unit is *leased*, *busy* (starting, or being given back), or free. A lease
-ends by release, by expiry (its holder stopped renewing) or with its driver's process. The owner
-is asyncio in one thread: between two awaits nothing else changes its records.
+others wait for it. A stage that has trainer and servers on the same GPUs has these alone. A unit is
+*leased*, *busy* (starting, or being given back), or free. A lease ends by release, by expiry (its
+holder stopped renewing) or with its driver's process. The owner is asyncio in one thread: between
+two awaits nothing else changes its records.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class DeviceOwner:
         pool = self._pool(request.kind)
         lease = await self._wait(pool, request)
         try:
+            await self._make_room(lease)
             use = await pool.units.prepare(lease, request.terms)
             # From now on the holder has to renew.
             pool.book.renew(lease.id, self._settings.ttl_s, time.monotonic())
@@ -179,11 +181,38 @@ class DeviceOwner:
             ) from None
 
     def _granted(self, pool: _Pool, request: Request) -> Lease | None:
-        chosen = pool.units.choose(pool.free, request)
+        gpus = {name: pool.units.gpus(name, request) for name in pool.free}
+        free = [name for name, own in gpus.items() if not self._is_excluded(request, own)]
+        chosen = pool.units.choose(free, request)
         if len(chosen) < request.count:
             return None
         # Its holder renews it from when its units are prepared, for which they have own bounds.
-        return pool.book.grant(chosen, request.holder, request.driver, math.inf, 0.0)
+        return pool.book.grant(
+            chosen,
+            request.holder,
+            request.driver,
+            math.inf,
+            0.0,
+            frozenset[int]().union(*(gpus[name] for name in chosen)),
+            request.is_sole,
+        )
+
+    def _is_excluded(self, request: Request, gpus: frozenset[int]) -> bool:
+        leases = (lease for pool in self._pools.values() for lease in pool.book.leases)
+        return any(lease.excludes(request.holder, gpus, request.is_sole) for lease in leases)
+
+    async def _make_room(self, lease: Lease) -> None:
+        """Have idle units on the lease's GPUs give their memory back: servers stay warm with it."""
+        asked = [
+            (pool, name)
+            for pool in self._pools.values()
+            for name in pool.free
+            if not lease.gpus.isdisjoint(pool.units.held_gpus(name))
+        ]
+        for pool, name in asked:
+            self._occupy(pool, name, pool.units.free_memory(name))
+        while any(name in pool.busy for pool, name in asked):
+            await asyncio.sleep(_LOOK_S)
 
     async def _watch(self) -> None:
         """End lost leases and repair units, as long as the owner lives."""
@@ -225,7 +254,8 @@ class DeviceOwner:
                 _log.warning("%s: %s", name, error)
             finally:
                 pool.busy.discard(name)
-                pool.queue.notify_change()
+                for each in self._pools.values():  # its GPUs may be what another kind waits for
+                    each.queue.notify_change()
 
         task = asyncio.create_task(run())
         self._jobs.add(task)  # asyncio holds tasks weakly

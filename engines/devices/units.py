@@ -12,6 +12,9 @@ from engines.devices.kinds import Kind
 if TYPE_CHECKING:
     from engines.devices.lease import Lease
 
+_SMALL_BYTES = 64 << 20
+_MOST_SHARE = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class OwnerSettings:
@@ -42,6 +45,8 @@ class Request:
     """what the units have to serve, in the words of their kind"""
     wait_s: float = 3600.0
     """for units that other stages hold"""
+    is_sole: bool = False
+    """whether no other stage may use the GPUs of its units meanwhile: its two sides share them"""
     driver: str = ""
     """the Ray job whose end also ends the lease; whoever sends the request fills it in"""
 
@@ -55,6 +60,26 @@ class Grant:
     """the lease ends this long after its last renewal"""
     use: Any
     """what the holder needs to use the units, e.g. the actors of ranks, the URLs of servers"""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a role did with its memory, in bytes."""
+
+    given_back: int
+    """by this call; 0 where it only took some"""
+    asleep: int
+    """what it has given back and not taken again"""
+    left: int
+    """what it holds on its devices now"""
+    largest: tuple[str, ...] = ()
+    """of that, for people. Example: ("32.0 MB float32[4096, 2048]",)"""
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether one of which everything sleeps holds more than a fifth of its memory, and more
+        than 64 MiB."""
+        return self.left > max(_SMALL_BYTES, _MOST_SHARE * (self.asleep + self.left))
 
 
 class Units(Protocol):
@@ -76,6 +101,18 @@ class Units(Protocol):
 
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         """Those of the free units that suit the request best; fewer than it wants: it waits."""
+        ...
+
+    def gpus(self, name: str, request: Request) -> frozenset[int]:
+        """Numbers of the GPUs that a unit would use for the request; none on a CPU."""
+        ...
+
+    def held_gpus(self, name: str) -> frozenset[int]:
+        """Those whose memory a unit that nobody uses holds all the same."""
+        ...
+
+    async def free_memory(self, name: str) -> None:
+        """Have a unit that nobody uses give the memory of its GPUs back."""
         ...
 
     async def warm(self, name: str) -> None:

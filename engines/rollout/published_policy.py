@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from engines.devices.sharing import SeparateDevices
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -44,9 +45,16 @@ class LeasedServers(Protocol):
 class PublishedPolicy:
     """The one owner of the policy's version: everybody else reads it. Not for two stages."""
 
-    def __init__(self, trainer: Publisher, servers: LeasedServers, version: int) -> None:
-        """`version`: what the servers serve now."""
+    def __init__(
+        self,
+        trainer: Publisher,
+        servers: LeasedServers,
+        version: int,
+        devices: SeparateDevices | None = None,
+    ) -> None:
+        """`version`: what the servers serve now; `devices`: whether they are the trainer's too."""
         self._trainer, self._servers, self._version = trainer, servers, version
+        self._devices = devices or SeparateDevices()
         self._weights = asyncio.Lock()
         """held by who changes the trainer's weights, or needs them to be those of the version"""
         self._repairing: asyncio.Task[None] | None = None
@@ -68,9 +76,13 @@ class PublishedPolicy:
 
     @asynccontextmanager
     async def changing(self) -> AsyncGenerator[None]:
-        """While the trainer's weights are not those of the version: no server is repaired."""
+        """While the trainer's weights are not those of the version: no server is repaired. The
+        trainer has the devices, if they are shared."""
         async with self._weights:
+            await self._devices.train()
             yield
+            if self._devices.servers_lack_weights:  # the policy stayed as it was
+                await self._publish()
 
     async def publish_next(self) -> PublishReport:
         """Put the trainer's weights on the servers as the next version, while they are `changing`.
@@ -88,7 +100,7 @@ class PublishedPolicy:
         urls = self._servers.server_urls
         for tries_left in reversed(range(_TRIES)):
             try:
-                report = await self._trainer.publish(urls, self._version)
+                report = await self._push(urls)
             except EngineError as error:
                 if not tries_left:
                     raise
@@ -99,6 +111,10 @@ class PublishedPolicy:
                 self.repair()
             return report
         raise AssertionError("the last try returns or raises")
+
+    async def _push(self, urls: Sequence[str]) -> PublishReport:
+        async with self._devices.publishing():
+            return await self._trainer.publish(urls, self._version)
 
     async def _that_answer(self) -> Sequence[str]:
         """The servers without those that are lost, which catch up later; waits if all are."""
@@ -127,7 +143,7 @@ class PublishedPolicy:
                 served = await self._servers.versions()
                 lacking = [url for url, version in served.items() if version != str(self._version)]
                 if lacking:
-                    await self._trainer.publish(lacking, self._version)
+                    await self._push(lacking)
                     await self._make_equal()
         except EngineError as error:  # whoever asked tries on, and asks again
             _log.warning("a lost server has not got its weights yet: %s", error)
@@ -137,4 +153,4 @@ class PublishedPolicy:
         checksums = await self._servers.checksums()
         if len(set(checksums.values())) > 1:
             _log.warning("servers differ in version %d: %s", self._version, checksums)
-            await self._trainer.publish(self._servers.server_urls, self._version)
+            await self._push(self._servers.server_urls)

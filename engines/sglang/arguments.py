@@ -35,6 +35,8 @@ _CPU: dict[str, Any] = {
     # token ids go in and out: no tokenizer, no detokenizer's work
     "skip_tokenizer_init": True,
 }
+MEMORY_SAVER: dict[str, Any] = {"enable_memory_saver": True}
+"""for a server that takes turns with a trainer on one GPU"""
 # What serves by other code than the one that asks for the key, or writes the key to a file.
 _NOT_WITH_A_KEY = (
     "crash_dump_folder", "encoder_only", "grpc_mode", "grpc_port", "smg_grpc_mode", "use_ray",

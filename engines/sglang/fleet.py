@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.devices import stage_lease
+from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.stage_lease import StageLease
-from engines.devices.units import Request
+from engines.devices.units import Held, Request
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang import http
 from engines.sglang.client import GenerationClient
 from engines.sglang.external.lease import ExternalLease
-from engines.sglang.servers.server_units import ServerTerms, ServerUse
+from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUse, TrainerDevices
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
 from infra.errors import EngineError
@@ -43,6 +45,7 @@ class Fleet:
         if not use.takes_batches:
             self.client = GenerationClient(use.router_url, max_batch=1)
         self._lease, self._terms = lease, terms
+        self._asleep = 0
         lease.on_lost = self.client.refuse  # every further turn fails and says why
 
     @property
@@ -66,19 +69,23 @@ class Fleet:
         pool_servers: int,
         holder: str,
         *,
+        shares: TrainerDevices | None = None,
         wait_s: float = 3600.0,
         owner: Any = None,
     ) -> Fleet:
         """Wait for `servers` servers, first come first served, that serve `model` as version 0; or
-        for those of others that the spec names, all of them.
+        for those of others that the spec names, all of them. `shares`: the devices of the trainer
+        that they take turns with.
 
         Raises InputError if there can never be that many, EngineError if none came free within
         `wait_s` or a server does not start (with the end of its log).
         """
-        terms = ServerTerms(spec, model, tp)
+        terms = ServerTerms(spec, model, tp, shares=shares)
         if spec.external:
             return cls(await ExternalLease.take(terms, holder, wait_s), terms)
-        request = Request("server", servers, pool_servers, holder, terms, wait_s)
+        request = Request(
+            "server", servers, pool_servers, holder, terms, wait_s, is_sole=shares is not None
+        )
         lease = await StageLease.take(
             request, what=f"the stage needs {servers}", prepare_s=_bound_s(model), owner=owner
         )
@@ -115,14 +122,19 @@ class Fleet:
         """Serve the weights of another HF folder as `version`; nothing may be generating."""
         await self._serve(replace(self._terms, model=model, version=version))
 
-    async def sleep(self) -> None:
-        """Give back the memory of the servers' devices; nothing may be generating."""
-        await self._serve(replace(self._terms, is_asleep=True))
+    async def hold(self, parts: Collection[ServerPart]) -> Held:
+        """Have these parts on the servers' devices, and no others; nothing may be generating.
 
-    async def wake(self) -> None:
-        """Serve again what `load` loaded last; weights that were published since are not kept, and
-        have to be published again."""
-        await self._serve(replace(self._terms, is_asleep=False))
+        Weights that woke hold nothing: they have to be published or loaded before a client takes
+        what the servers answer.
+        """
+        held = HeldParts(frozenset(parts))
+        await self._lease.prepare(held, _bound_s(self._terms.model))
+        use: ServerUse = self._lease.use
+        self._asleep += use.given_back
+        if held.parts == SERVER_PARTS:
+            self._asleep = 0
+        return Held(use.given_back, self._asleep, use.held)
 
     async def release(self) -> None:
         """Give the servers back; they stay warm. Doing it twice is harmless."""

@@ -10,6 +10,7 @@ from flows.checks.hooks import hook_problems
 from flows.checks.memory.fit import memory_cautions, memory_problems
 from flows.checks.message_files import message_file_cautions, message_file_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
+from flows.checks.sharing import sharing_problems
 from flows.checks.store import store_cautions, store_problems
 from flows.checks.trial.findings import findings_of
 from flows.checks.trial.request import request_of
@@ -114,6 +115,7 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         named = pool.stages.get(stage.name)
         if named is not None and named.critic is not None and stage.critic is None:
             yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
+        yield from sharing_problems(stage)
         if servers > pool.servers:
             yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 _SIGNS = re.compile(
     r"out of memory|OutOfMemoryError|\bMemoryError\b|(can't|cannot) allocate memory"
@@ -36,3 +39,15 @@ def kernel_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def tree_bytes(pid: int) -> int:
+    """Host memory that a process and those that it started hold for themselves, without what they
+    share with others; 0 when it is gone."""
+    total = 0
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += process.memory_full_info().uss
+    return total

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engines.devices.sharing import SeparateDevices, SharedDevices
 from engines.rollout.admission import Admission
 from engines.rollout.background_sampler import BackgroundSampler
 from engines.rollout.bounds import StopRule
@@ -58,7 +59,7 @@ async def train(
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
         (roles, fleet), (chat, domains) = await run_both(
-            _lease(stack, spec, context, model),
+            _lease(stack, spec, context, model, teachers),
             open_parts(
                 stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
@@ -74,9 +75,8 @@ async def train(
             steps=spec.settings.steps,
             notes=context.checkpoints,
         )
-        if teachers:
-            await roles.trainer.load_teachers(teachers)
-        policy = PublishedPolicy(roles.trainer, fleet, record.version)
+        devices = _devices(context, roles, fleet)
+        policy = PublishedPolicy(roles.trainer, fleet, record.version, devices)
         stack.push_async_callback(policy.close)
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
@@ -88,12 +88,17 @@ async def train(
         evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)
         stack.push_async_callback(evaluation.close)
         loop = _loop(spec, context, domains, roller, roles, policy, group_filter, evaluation.finish)
-        await _resume(context, record, loop, roles, policy, timeline)
+        await _resume(context, record, loop, roles, policy, devices, timeline)
         saving = await stack.enter_async_context(Saving(context, record.checkpointed))
         began = time.monotonic()
-        await _train(spec, context, record, loop, saving, roles, fleet, evaluation, timeline)
+        await _train(
+            spec, context, record, loop, saving, roles, fleet, evaluation, devices, timeline
+        )
         worked = time.monotonic() - began
-        await roles.export(context.out, model)
+        if devices.are_shared:
+            await evaluation.finish()
+        async with devices.keeping():
+            await roles.export(context.out, model)
         await evaluation.finish()
         await _write_records(context, record, loop, timeline)
         return {**record.summary(), "work_seconds": worked}
@@ -115,15 +120,33 @@ async def _write_records(
 
 
 async def _lease(
-    stack: AsyncExitStack, spec: RlSpec, context: StageContext, model: Path
+    stack: AsyncExitStack,
+    spec: RlSpec,
+    context: StageContext,
+    model: Path,
+    teachers: Mapping[str, Path],
 ) -> tuple[Roles, Fleet]:
-    """Ranks first, then servers: every stage in this order, or two could wait for each other."""
+    """Ranks first, then servers: every stage in this order, or two could wait for each other. Where
+    they share devices the ranks sleep before servers see how much memory there is."""
     if not spec.settings.fleet.external:
         # An owner of devices that hangs is given a time of its own before it is replaced.
         with context.pulse.waiting():
             await prewarm(context.pool.servers)
     roles = await lease_roles(stack, spec.settings, spec.seed, context, model)
-    return roles, await lease_fleet(stack, context, spec.settings.fleet, model)
+    if teachers:
+        await roles.trainer.load_teachers(teachers)
+    shares = None
+    if context.resources.share:
+        shares = roles.devices
+        for group in roles.groups.values():
+            await group.hold(())
+    return roles, await lease_fleet(stack, context, spec.settings.fleet, model, shares)
+
+
+def _devices(context: StageContext, roles: Roles, fleet: Fleet) -> SeparateDevices:
+    if not context.resources.share:
+        return SeparateDevices()
+    return SharedDevices(roles.groups, fleet, context.reporter.warn)
 
 
 def _loop(
@@ -170,6 +193,7 @@ async def _resume(
     loop: Loop,
     roles: Roles,
     policy: PublishedPolicy,
+    devices: SeparateDevices,
     timeline: Timeline,
 ) -> None:
     """Continue from the newest checkpoint, if there is one: the fleet gets its weights too."""
@@ -180,7 +204,8 @@ async def _resume(
         loop.buffer.restore(folder)
         loop.sampler.restore(folder)
         timeline.restore(folder)
-        await roles.load(folder)
+        async with devices.keeping():
+            await roles.load(folder)
         await policy.go_on(record.version)
     await loop.takes.recover(record.step + 1)
     takes = loop.takes.from_step(record.step + 1)
@@ -196,6 +221,7 @@ async def _train(
     roles: Roles,
     fleet: Fleet,
     evaluation: EvaluationSchedule,
+    devices: SeparateDevices,
     timeline: Timeline,
 ) -> None:
     """Run the loop from where the record stands to the end of the stage."""
@@ -212,31 +238,47 @@ async def _train(
     async def after_step(result: StepResult) -> bool:
         for group in result.dropped:
             mark(TAKES, f"drops ticket {group.ticket}", step=result.step)
-        record.observe(result, in_flight.since_last())
+        record.observe(result, in_flight.since_last(), devices.since_last())
         over = record.solved or record.step == settings.steps
-        await evaluation.begin_if_due(is_over=over)
+        if not devices.are_shared:
+            await evaluation.begin_if_due(is_over=over)
         stopping = context.stop.requested and not over
         if stopping or (record.step % settings.checkpoint_every == 0 and not over):
-            snapshot = partial(_snapshot, record, loop, roles, timeline)
+            snapshot = partial(_snapshot, record, loop, roles, devices, timeline)
             await saving.begin(record.step, record.score, snapshot, loop.sampler.first_open)
         if stopping:
             raise Stopped(
                 f"stopped after step {record.step}; the stage continues from this checkpoint"
             )
+        if devices.are_shared:  # the next to use them are the servers
+            await saving.wait_for_snapshot()
+            await devices.generate()
+            await evaluation.begin_if_due(is_over=over)
         return over
 
+    async def before_update() -> None:
+        if devices.are_shared:
+            await evaluation.finish()
+        await saving.wait_for_snapshot()
+
+    await devices.generate()
     await evaluation.begin_if_due()
     async with counting(timeline, depths):
         await loop.run(
             first=record.step + 1,
             last=settings.steps,
             after_step=after_step,
-            before_update=saving.wait_for_snapshot,
+            before_update=before_update,
         )
 
 
 def _snapshot(
-    record: RlRecord, loop: Loop, roles: Roles, timeline: Timeline, folder: Path
+    record: RlRecord,
+    loop: Loop,
+    roles: Roles,
+    devices: SeparateDevices,
+    timeline: Timeline,
+    folder: Path,
 ) -> Coroutine[Any, Any, object]:
     """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
@@ -244,4 +286,9 @@ def _snapshot(
     timeline.save(folder)
     loop.buffer.save(folder)
     loop.sampler.save(folder)
-    return run_both(roles.save(folder), asyncio.to_thread(write_rollouts))
+
+    async def save_roles() -> None:
+        async with devices.keeping():
+            await roles.save(folder)
+
+    return run_both(save_roles(), asyncio.to_thread(write_rollouts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -91,13 +91,18 @@ class RlRecord:
         self.version = 0
         self.solved = False
 
-    def observe(self, result: StepResult, servers: ServerUse) -> None:
-        """Take one step in and report it. Raises TrainingStopped when a bound is broken."""
-        metrics = step_metrics(result) | {
-            "servers_idle_seconds": servers.idle_seconds,
-            "turns_in_flight_mean": servers.mean_turns,
-            "turns_in_flight_max": float(servers.most_turns),
-        }
+    def observe(self, result: StepResult, servers: ServerUse, devices: Mapping[str, float]) -> None:
+        """Take one step in and report it, with what is to be said of its devices. Raises
+        TrainingStopped when a bound is broken."""
+        metrics = (
+            step_metrics(result)
+            | dict(devices)
+            | {
+                "servers_idle_seconds": servers.idle_seconds,
+                "turns_in_flight_mean": servers.mean_turns,
+                "turns_in_flight_max": float(servers.most_turns),
+            }
+        )
         self.step, self.version = result.step, result.version
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 from engines.megatron.ranks import critic_group
 from engines.megatron.ranks.critic_group import CriticGroup
 from engines.megatron.ranks.rank import TrainerJob
+from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from engines.rollout.consumer import BeforePublish, Consumer, at_once
 from engines.rollout.protocols import PublishedWeights
+from engines.sglang.servers.server_units import TrainerDevices
 from engines.weights.spec import WeightTransport
 from infra.run_both import run_both
 from tasks.rl.spec import RlSettings
@@ -29,6 +32,18 @@ class Roles:
 
     trainer: TrainerGroup
     critic: CriticGroup | None = None
+
+    @property
+    def groups(self) -> Mapping[str, RankGroup]:
+        """By name."""
+        of_critic = {} if self.critic is None else {"critic": self.critic}
+        return {"trainer": self.trainer, **of_critic}
+
+    @property
+    def devices(self) -> TrainerDevices:
+        """Of the ranks of all roles, each once."""
+        gpus = (number for group in self.groups.values() for number in group.gpus)
+        return TrainerDevices(tuple(dict.fromkeys(gpus)))
 
     async def save(self, folder: Path) -> None:
         """Into a checkpoint's folder, side by side."""
@@ -86,7 +101,9 @@ async def lease_roles(
         weights=_weights(context),
     )
     if critic is None:
-        return Roles(await lease_trainer(stack, context, policy_job))
+        return Roles(
+            await lease_trainer(stack, context, policy_job, shares=context.resources.share)
+        )
     critic_job = TrainerJob(
         settings.trainer,
         critic.optimizer_beside(settings.optimizer),
@@ -113,7 +130,11 @@ async def _lease_with_critic(
     """Lease and load the ranks of both roles together; released with the stack."""
     with context.pulse.waiting():
         groups = await critic_group.lease_with_critic(
-            policy, critic, pool_ranks=context.pool.trainer_ranks, holder=context.holder
+            policy,
+            critic,
+            pool_ranks=context.pool.trainer_ranks,
+            holder=context.holder,
+            shares=context.resources.share,
         )
     stack.push_async_callback(groups[0].release)
     return groups

@@ -36,6 +36,7 @@ async def lease_with_critic(
     pool_ranks: int,
     holder: str,
     *,
+    shares: bool = False,
     wait_s: float = 3600.0,
     owner: Any = None,
 ) -> tuple[TrainerGroup, CriticGroup]:
@@ -51,6 +52,7 @@ async def lease_with_critic(
         what=f"trainer and critic need {of_policy} + {of_critic}",
         wait_s=wait_s,
         owner=owner,
+        is_sole=shares,
     )
     groups = TrainerGroup(lease, 0, of_policy), CriticGroup(lease, of_policy, of_critic)
     try:

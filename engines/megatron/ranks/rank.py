@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
+from engines.devices.kinds import TRAINER_PARTS, TrainerPart
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
 from engines.rendezvous import listen
@@ -32,6 +33,16 @@ from infra.user_files import UserFiles, install_hooks
 
 if TYPE_CHECKING:
     from engines.megatron.train.training import Training
+
+
+_NEEDED: Mapping[str, frozenset[TrainerPart]] = {
+    "hold": frozenset(),
+    "publish": frozenset({"weights"}),
+    "export": frozenset({"weights"}),
+    "save": frozenset({"weights", "optimizer"}),
+    "load": frozenset({"weights", "optimizer"}),
+}
+"""what has to be awake for a method; for all others, everything"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,8 @@ class RunningRank:
 
     actor: Any
     place: ProcessAddress
+    gpu: int | None = None
+    """its number on the host"""
 
 
 RankUse = tuple[RunningRank, ...]
@@ -148,8 +161,11 @@ class TrainerRank:
     ) -> Any:
         if self._trainer is None:
             raise EngineError(f"rank {self._rank} has no Trainer: its lease was not started")
-        if self._trainer.is_asleep and method not in ("sleep", "wake"):
-            raise EngineError(f"rank {self._rank} is asleep: `{method}` has to wait for `wake`")
+        if missing := self._trainer.asleep & _NEEDED.get(method, TRAINER_PARTS):
+            raise EngineError(
+                f"rank {self._rank} is asleep ({', '.join(sorted(missing))}): `{method}` has to"
+                " wait until `hold` wakes it"
+            )
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():

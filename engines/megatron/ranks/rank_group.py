@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
+from engines.devices.kinds import TrainerPart
 from engines.devices.stage_lease import CALL_S
+from engines.devices.units import Held
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
@@ -42,6 +45,8 @@ class RankGroup:
         """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]
         self._places = [rank.place for rank in use]
+        self.gpus = [rank.gpu for rank in use if rank.gpu is not None]
+        """their numbers on the host, one a rank; none on a CPU"""
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,14 +66,10 @@ class RankGroup:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
         await self._call("export", folder, source, timeout_s=timeout_s or self._state_s)
 
-    async def sleep(self) -> int:
-        """Give back the memory of the ranks' devices; returns the bytes that rank 0 gave back. No
-        other call is answered until `wake`."""
-        return await self._call("sleep", timeout_s=self._state_s)
-
-    async def wake(self) -> None:
-        """Take the memory again, with the same bits in it."""
-        await self._call("wake", timeout_s=self._state_s)
+    async def hold(self, parts: Collection[TrainerPart]) -> Held:
+        """Have these parts on the ranks' devices, and no others, with the same bits as before;
+        returns what rank 0 gave back and still has. A call that needs another part is refused."""
+        return await self._call("hold", parts, timeout_s=self._state_s)
 
     async def release(self) -> None:
         """End the lease, and so every group on it. Safe to call twice."""

@@ -24,10 +24,18 @@ class RankLease(StageLease):
 
     @classmethod
     async def take_ranks(
-        cls, count: int, pool_ranks: int, holder: str, *, what: str, wait_s: float, owner: Any
+        cls,
+        count: int,
+        pool_ranks: int,
+        holder: str,
+        *,
+        what: str,
+        wait_s: float,
+        owner: Any,
+        is_sole: bool = False,
     ) -> RankLease:
         """Wait for `count` ranks; raises as `take` does."""
-        request = Request("rank", count, pool_ranks, holder, wait_s=wait_s)
+        request = Request("rank", count, pool_ranks, holder, wait_s=wait_s, is_sole=is_sole)
         return await cls.take(request, what=what, prepare_s=_START_S, owner=owner)
 
     def shipped(self, samples: Sequence[Sample]) -> Any:

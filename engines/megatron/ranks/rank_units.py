@@ -54,6 +54,16 @@ class RankUnits:
         warm_first = sorted(free, key=lambda name: self._ranks[name] is None)
         return sorted(warm_first[: request.count], key=free.index)
 
+    def gpus(self, name: str, request: Request) -> frozenset[int]:
+        gpu = self._gpu(name)
+        return frozenset() if gpu is None else frozenset({gpu})
+
+    def held_gpus(self, name: str) -> frozenset[int]:
+        return frozenset()  # one that nobody uses has no model
+
+    async def free_memory(self, name: str) -> None:
+        pass
+
     async def warm(self, name: str) -> None:
         rank = self._ranks[name]
         if rank is not None and not await _answers(rank):
@@ -92,14 +102,14 @@ class RankUnits:
 
     async def _started(self, name: str) -> RunningRank:
         """A new process for this rank; takes as long as its imports."""
-        number = int(name.removeprefix("rank-"))
-        device = rank_device(number, self._agent.num_gpus)
+        device = self._gpu(name)
         environment = dict(_CPU_ENV)
         if device is not None:
             environment = _GPU_ENV | {"CUDA_VISIBLE_DEVICES": self._agent.visible_gpu(device)}
         actor = self._agent.start_actor(self._class, environment)
         try:
-            return RunningRank(actor, await asyncio.wait_for(actor.place.remote(), _START_S))
+            place = await asyncio.wait_for(actor.place.remote(), _START_S)
+            return RunningRank(actor, place, device)
         except TimeoutError:
             reason = f"no process within {_START_S:.0f} s; see `ray status` for what it waits for"
         except Exception as error:  # whatever an import in the rank raised
@@ -108,6 +118,9 @@ class RankUnits:
             reason = f"{type(error).__name__}: {last_line}"
         self._agent.end_actor(actor)
         raise EngineError(f"trainer rank processes do not start: {reason}")
+
+    def _gpu(self, name: str) -> int | None:
+        return rank_device(int(name.removeprefix("rank-")), self._agent.num_gpus)
 
     def _end(self, name: str) -> None:
         rank, self._ranks[name] = self._ranks[name], None

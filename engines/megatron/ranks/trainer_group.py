@@ -32,17 +32,25 @@ class TrainerGroup(RankGroup):
         pool_ranks: int,
         holder: str,
         *,
+        shares: bool = False,
         wait_s: float = 3600.0,
         owner: Any = None,
     ) -> TrainerGroup:
         """Wait for the ranks of the job's layout, first come first served, and start a Trainer.
+        `shares`: on GPUs that no other stage uses meanwhile, as the stage's servers come there too.
 
         Raises InputError if the pool can never have that many ranks or the model cannot be used,
         EngineError if none came free within `wait_s` or a rank failed.
         """
         ranks = job.parallel.world_size
         lease = await RankLease.take_ranks(
-            ranks, pool_ranks, holder, what=f"the trainer needs {ranks}", wait_s=wait_s, owner=owner
+            ranks,
+            pool_ranks,
+            holder,
+            what=f"the trainer needs {ranks}",
+            wait_s=wait_s,
+            owner=owner,
+            is_sole=shares,
         )
         group = cls(lease, 0, ranks)
         try:

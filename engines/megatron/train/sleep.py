@@ -8,10 +8,11 @@ keep their addresses and lose their pages. All views of a memory work again afte
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -41,6 +42,11 @@ class SleepingMemory:
     file: IO[bytes] | None = None
 
     @property
+    def addresses(self) -> set[int]:
+        """Of storages that keep their addresses without their pages."""
+        return {x.data_ptr() for x in (*self.in_file, *(storage for storage, _ in self.zeroed))}
+
+    @property
     def num_bytes(self) -> int:
         """What the device got back."""
         kept = [held.numel() for _, held in self.in_host_memory]
@@ -62,9 +68,12 @@ class SleepingMemory:
             _bytes_of(storage).zero_()
 
 
-def put_to_sleep(kept: Iterable[Tensor], zeroed: Iterable[Tensor]) -> SleepingMemory:
-    """Empty these tensors: `kept` come back as they are, `zeroed` come back as zeros."""
-    memory, seen = SleepingMemory(), set[int]()
+def put_to_sleep(
+    kept: Iterable[Tensor], zeroed: Iterable[Tensor], besides: Iterable[Tensor] = ()
+) -> SleepingMemory:
+    """Empty these tensors: `kept` come back as they are, `zeroed` come back as zeros. What they
+    share with `besides` stays."""
+    memory, seen = SleepingMemory(), {x.untyped_storage().data_ptr() for x in besides}
     for storage in _storages(kept, seen):
         if storage.device.type == "cpu":
             # On a disk: the folder of temporary files may be memory itself.
@@ -123,3 +132,29 @@ def _read(file: IO[bytes], into: memoryview) -> None:
             raise OSError(f"the file of a sleeping rank ends {len(into) - start} bytes early")
         into[start : start + len(part)] = part
         start += len(part)
+
+
+def on_device(emptied: Collection[int], shown: int = 5) -> tuple[int, tuple[str, ...]]:
+    """Bytes of all live tensors of this process on its device, and the largest of them. Those
+    count nothing whose storage lies at one of the addresses `emptied`, which have no pages.
+
+    On a GPU the bytes are what torch's allocator says; a CUDA context and NCCL's buffers come on
+    top of them, some hundred MiB that only the end of the process gives back.
+    """
+    place = "cuda" if torch.cuda.is_initialized() else "cpu"
+    sizes = dict[int, tuple[int, str]]()
+    for thing in gc.get_objects():
+        # Of its type: a dead proxy raises when it is asked what it is.
+        if issubclass(type(thing), Tensor) and thing.device.type == place:
+            storage = thing.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in emptied:
+                sizes[storage.data_ptr()] = (storage.nbytes(), _described(thing))
+    largest = sorted(sizes.values(), reverse=True)
+    seen = sum(size for size, _ in largest)
+    total = torch.cuda.memory_allocated() if place == "cuda" else seen
+    return total, tuple(f"{size / 1e6:.1f} MB {text}" for size, text in largest[:shown])
+
+
+def _described(tensor: Tensor) -> str:
+    """Example: "float32[4096, 2048]" """
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

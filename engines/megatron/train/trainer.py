@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engines.devices.kinds import TrainerPart
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
@@ -74,11 +75,11 @@ class RlTrainer(SftTrainer):
 
     # Weights
 
-    def kept_tensors(self) -> Iterator[Tensor]:
-        yield from super().kept_tensors()
-        if self._reference is not None:
+    def tensors_of(self, part: TrainerPart) -> Iterator[Tensor]:
+        yield from super().tensors_of(part)
+        if part == "frozen" and self._reference is not None:
             yield from self._reference.weights
-        if self.teachers is not None:
+        if part == "frozen" and self.teachers is not None:
             yield from self.teachers.weights()
 
     def publish(

@@ -11,7 +11,7 @@ weight changed. How one step goes:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.batching import plan_micro_batches
+from engines.devices.kinds import TRAINER_PARTS, TrainerPart
+from engines.devices.units import Held
 from engines.families.common.config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device
@@ -45,7 +47,7 @@ from engines.megatron.train.checkpoint import TrainingState, seed_all
 from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
-from engines.megatron.train.sleep import SleepingMemory, put_to_sleep
+from engines.megatron.train.sleep import SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
 from engines.weights.buckets import TrainedWeights
 from engines.weights.ranks import Ranks
@@ -103,7 +105,7 @@ class Training:
         self._optimizer = build_optimizer(self._ddp, optimizer, DTYPES[spec.precision])
         self._scheduler = build_scheduler(self._optimizer, optimizer, total_steps)
         self._run_schedule = get_forward_backward_func()
-        self._asleep: SleepingMemory | None = None
+        self._asleep: dict[TrainerPart, SleepingMemory] = {}
 
     def _load_model(self) -> None:
         weights = HfWeights(self._model)
@@ -249,35 +251,51 @@ class Training:
     # Device memory
 
     @property
-    def is_asleep(self) -> bool:
-        return self._asleep is not None
+    def asleep(self) -> frozenset[TrainerPart]:
+        return frozenset(self._asleep)
 
-    def sleep(self) -> int:
-        """Give back the memory of weights, optimizer state and gradients; returns the bytes."""
-        if self._asleep is None:
-            self._asleep = put_to_sleep(self.kept_tensors(), self._gradients())
-        return self._asleep.num_bytes
+    def hold(self, parts: Collection[TrainerPart]) -> Held:
+        """Have these parts on the device, and no others: first the others give their memory back.
 
-    def wake(self) -> None:
-        """Take it again. Weights and state have the same bits; gradients are zero, as every step
-        begins by making them."""
-        if self._asleep is not None:
-            self._asleep.wake()
-            self._asleep = None
+        What wakes has the same bits as before, but gradients: those are zero, as every step begins
+        by making them.
+        """
+        given_back = 0
+        for part in sorted(TRAINER_PARTS.difference(parts, self._asleep)):
+            self._asleep[part] = self._put_to_sleep(part)
+            given_back += self._asleep[part].num_bytes
+        for part in self._asleep.keys() & set(parts):
+            self._asleep.pop(part).wake()
+        # Their pages are gone, which a walk over all tensors cannot see.
+        emptied = set[int]().union(*(memory.addresses for memory in self._asleep.values()))
+        left, largest = on_device(emptied)
+        asleep = sum(memory.num_bytes for memory in self._asleep.values())
+        return Held(given_back, asleep, left, largest)
 
-    def kept_tensors(self) -> Iterator[Tensor]:
-        """All tensors that outlive a step, except gradients; several may share memory."""
-        yield from self._ddp.parameters()
-        yield from self.network.buffers()
-        yield from (x.param_data for x in self._flat_memory if x.param_data is not None)
-        for part in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
-            for group in part.optimizer.param_groups:
-                yield from group["params"]
-            for state in part.optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+    def _put_to_sleep(self, part: TrainerPart) -> SleepingMemory:
+        tensors = self.tensors_of(part)
+        if part == "gradients":
+            return put_to_sleep((), tensors)
+        # In fp32 the optimizer steps on the weights themselves.
+        return put_to_sleep(tensors, (), self.tensors_of("weights") if part != "weights" else ())
 
-    def _gradients(self) -> Iterator[Tensor]:
-        yield from (x.grad_data for x in self._flat_memory)
+    def tensors_of(self, part: TrainerPart) -> Iterator[Tensor]:
+        """All tensors of a part that outlive a step; several may share memory."""
+        match part:
+            case "weights":
+                yield from self._ddp.parameters()
+                yield from self.network.buffers()
+                yield from (x.param_data for x in self._flat_memory if x.param_data is not None)
+            case "gradients":
+                yield from (x.grad_data for x in self._flat_memory)
+            case "optimizer":
+                for each in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
+                    for group in each.optimizer.param_groups:
+                        yield from group["params"]
+                    for state in each.optimizer.state.values():
+                        yield from (value for value in state.values() if isinstance(value, Tensor))
+            case "frozen":
+                return
 
     @property
     def _flat_memory(self) -> list[Any]:

@@ -19,7 +19,7 @@ from engines.sglang.external.found_server import find_servers, look_at
 from engines.sglang.external.held_servers import HeldServers, forget_keys, note_keys
 from engines.sglang.external.served_weights import ServedWeights
 from engines.sglang.servers.router import Router
-from engines.sglang.servers.server_units import ServerTerms, ServerUse
+from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUse
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost
 from infra.home import home
@@ -75,9 +75,9 @@ class ExternalLease:
             raise
         return lease
 
-    async def prepare(self, terms: ServerTerms, timeout_s: float) -> None:
+    async def prepare(self, terms: ServerTerms | HeldParts, timeout_s: float) -> None:
         """Let the servers serve other terms. Raises EngineError if that takes too long."""
-        if terms.is_asleep:
+        if isinstance(terms, HeldParts):
             raise EngineError("servers of others do not sleep: they are not ours")
         try:
             async with asyncio.timeout(timeout_s):

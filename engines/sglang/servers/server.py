@@ -9,7 +9,7 @@ from typing import Any
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.devices.waiting_time import SilentWork
-from engines.sglang.arguments import server_options
+from engines.sglang.arguments import MEMORY_SAVER, server_options
 from engines.sglang.http import call, order, read_text
 from engines.sglang.spec import FleetSpec
 from infra.access import reachable
@@ -47,13 +47,18 @@ class Server:
         tp: int = 1,
         port: int | None = None,
         first_device: int = 0,
+        *,
+        saves_memory: bool = False,
     ) -> None:
-        """Start it with the weights in `model`; returns before it is ready."""
+        """Start it with the weights in `model`; returns before it is ready. `saves_memory`: it can
+        give its device's memory back."""
         self.name = name
         self.port = free_ports(1)[0] if port is None else port
         self.log = children.logs / f"{name}.log"
         self._children = children
         options = server_options(spec, model, self.port, tp, first_device)
+        if saves_memory:
+            options |= MEMORY_SAVER
         self._host = reachable(options["host"])
         self.pid = children.serve(options, self.log)
 

@@ -16,16 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.host_agent import HostAgent
+from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
-from engines.sglang.servers.slots import ServerSlots, Slot, architecture
+from engines.sglang.servers.slots import Place, ServerSlots, Slot, architecture
 from engines.sglang.spec import FleetSpec
 from engines.weights.disk import load_folder
-from infra.errors import EngineError, OutOfMemory
+from infra.errors import EngineError, InputError, OutOfMemory
 
 _ASK_EVERY_S = 5.0
 _LOOK_S = 0.05
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDevices:
+    """Example: TrainerDevices((0, 1))"""
+
+    gpus: tuple[int, ...]
+    """their numbers on the host, one a rank; none on a CPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,24 @@ class ServerTerms:
     tp: int
     version: int = 0
     """what the servers call the weights in `model`"""
-    is_asleep: bool = False
-    """whether they give back the memory of their devices, and serve nothing"""
+    shares: TrainerDevices | None = None
+    """those of a trainer that they take turns with; None: devices of their own"""
+
+    def place(self, index: int) -> Place:
+        """Of the lease's server with this number. Raises InputError if the trainer's devices have
+        no room for it."""
+        if self.shares is None or not self.shares.gpus:
+            return Place(self.tp)
+        first = index * self.tp
+        own = self.shares.gpus[first : first + self.tp]
+        if len(own) < self.tp or own[-1] - own[0] != self.tp - 1:
+            raise InputError(
+                f"server {index} of {self.tp} GPUs has to share those of the trainer's ranks, which"
+                f" are {', '.join(map(str, self.shares.gpus))}, and a server takes neighbours:"
+                " lower `servers` or `tp_per_server` in the stage's resources, or set"
+                " `share: false`"
+            )
+        return Place(self.tp, own[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,18 @@ class ServerUse:
     server_urls: tuple[str, ...]
     takes_batches: bool = True
     """whether a request may have several sequences with a seed each: the servers have our plugin"""
+    given_back: int = 0
+    """bytes of their devices, when they last were told what to have there"""
+    held: int = 0
+    """what they had afterwards"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParts:
+    """What a lease's servers have on their devices from now on; whatever they serve stays so. They
+    generate while they have all parts. Weights that slept have to be published or loaded again."""
+
+    parts: frozenset[ServerPart]
 
 
 @dataclass(slots=True)
@@ -62,6 +99,9 @@ class _Fleet:
     """slots that the router leaves out"""
     asked: set[str] = field(default_factory=set[str])
     """slots that are being asked whether they still work"""
+    parts: frozenset[ServerPart] = SERVER_PARTS
+    """what is awake"""
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
 
 
 class ServerUnits:
@@ -89,23 +129,56 @@ class ServerUnits:
         fitting_first = sorted(free, key=lambda name: not self._slots[name].fits(wanted))
         return sorted(fitting_first[: request.count], key=free.index)
 
+    def gpus(self, name: str, request: Request) -> frozenset[int]:
+        terms: ServerTerms = request.terms
+        if terms.shares is not None:
+            return frozenset(terms.shares.gpus)
+        return self._slots[name].gpus(Place(terms.tp))
+
+    def held_gpus(self, name: str) -> frozenset[int]:
+        return self._slots[name].held_gpus
+
+    async def free_memory(self, name: str) -> None:
+        await asyncio.to_thread(self._slots[name].free_memory)
+
     async def warm(self, name: str) -> None:
         """The parent of servers runs already; what a server has to be, only a lease knows."""
 
-    async def prepare(self, lease: Lease, terms: ServerTerms) -> ServerUse:
+    async def prepare(self, lease: Lease, terms: ServerTerms | HeldParts) -> ServerUse:
         """Raises EngineError with the end of a log if a server does not come up or refuses."""
+        if isinstance(terms, HeldParts):
+            return await self._hold(lease, terms.parts)
         self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
         await self._until_restarted(lease.units)
-        slots = [self._slots[name] for name in lease.units]
-        use = ServerUse("", tuple(slot.url for slot in slots))
-        if terms.is_asleep:
-            await asyncio.gather(*(asyncio.to_thread(slot.stop) for slot in slots))
-            return use
+        places = {name: terms.place(index) for index, name in enumerate(lease.units)}
         router = await asyncio.to_thread(
-            self._slots.prepare, lease.units, terms.spec, terms.model, terms.tp, terms.version
+            self._slots.prepare, places, terms.spec, terms.model, terms.version
         )
-        self._fleets[lease.id] = _Fleet(terms, terms.version)
-        return ServerUse(router.url, use.server_urls)
+        self._fleets[lease.id] = _Fleet(terms, terms.version, places=places)
+        return ServerUse(router.url, tuple(self._slots[name].url for name in lease.units))
+
+    async def _hold(self, lease: Lease, parts: frozenset[ServerPart]) -> ServerUse:
+        if (fleet := self._fleets.get(lease.id)) is None:
+            raise EngineError("the servers of this lease serve nothing that could sleep or wake")
+        fleet.parts = frozenset()  # nobody repairs it meanwhile
+        await self._until_restarted(lease.units)
+        slots = [self._slots[name] for name in lease.units]
+        before = await asyncio.to_thread(_held_bytes, slots)
+        terms = fleet.terms
+        await asyncio.gather(
+            *(
+                asyncio.to_thread(slot.hold, parts, terms.spec, terms.model, place)
+                for slot, place in zip(slots, fleet.places.values(), strict=True)
+            )
+        )
+        after = await asyncio.to_thread(_held_bytes, slots)
+        router = await asyncio.to_thread(self._slots.router, lease.units)
+        if parts == SERVER_PARTS:
+            fleet.down.clear()
+            await asyncio.to_thread(router.set_servers, [slot.url for slot in slots])
+        fleet.parts = parts
+        urls = tuple(slot.url for slot in slots)
+        return ServerUse(router.url, urls, given_back=max(before - after, 0), held=after)
 
     def end_lease(self, lease: Lease) -> None:
         self._fleets.pop(lease.id, None)
@@ -117,7 +190,9 @@ class ServerUnits:
     async def repair(self, leases: Sequence[Lease], idle: Sequence[str]) -> Sequence[str]:
         """Take dead servers out, restart them, put them back when they serve what others do."""
         for lease in leases:
-            if (fleet := self._fleets.get(lease.id)) is not None:
+            fleet = self._fleets.get(lease.id)
+            # Without weights it serves nothing, and one that ended is started when they wake.
+            if fleet is not None and "weights" in fleet.parts:
                 await self._repair(lease, fleet)
         return ()
 
@@ -168,7 +243,7 @@ class ServerUnits:
         slot, terms = self._slots[name], fleet.terms
         _log.warning("%s died; restarting it", name)
         try:
-            await asyncio.to_thread(slot.ensure, terms.spec, terms.model, terms.tp)
+            await asyncio.to_thread(slot.ensure, terms.spec, terms.model, fleet.places[name])
             await asyncio.to_thread(load_folder, terms.model, [slot.url], terms.version)
             self.restarts += 1
         except (EngineError, OutOfMemory):
@@ -199,7 +274,11 @@ class ServerUnits:
 
 
 def _architecture(terms: ServerTerms) -> str:
-    return architecture(terms.spec, terms.model, terms.tp)
+    return architecture(terms.spec, terms.model, terms.place(0))
+
+
+def _held_bytes(slots: Sequence[Slot]) -> int:
+    return sum(slot.held_bytes for slot in slots)
 
 
 async def _version(slot: Slot) -> int:

@@ -10,20 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
+from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.placement import first_server_device
+from engines.sglang.servers import sleeping
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
 from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
+from infra.cuda import used_bytes
 from infra.errors import EngineError, InputError
+from infra.processes.memory import tree_bytes
 from infra.processes.ports import free_ports
 
 _LAUNCHER = "engines.sglang.servers.launcher"
@@ -33,12 +38,23 @@ ROUTER_TRIES = 3
 _PROVENANCE = ("_name_or_path", "transformers_version")
 
 
-def architecture(spec: FleetSpec, model: Path, tp: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs, whatever it serves."""
+
+    tp: int
+    """devices of the server"""
+    shared_gpu: int | None = None
+    """the first of them, where it takes turns with a trainer there; None: its own GPUs, by the
+    number of its slot, or none"""
+
+
+def architecture(spec: FleetSpec, model: Path, place: Place) -> str:
     """Equal for models that one running server can take in turn by loading weights.
 
     Raises InputError if the folder has no readable config.json.
     """
-    parts: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "tp": tp}
+    parts: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "place": asdict(place)}
     for name in ("config.json", "generation_config.json"):
         path = model / name
         try:
@@ -59,6 +75,9 @@ class Slot:
         self._index, self._num_gpus = index, num_gpus
         self._host, self._port = reachable(listening_host()), free_ports(1)[0]
         self._architecture = ""
+        self._place = Place(tp=1)
+        self._asleep: frozenset[ServerPart] = frozenset()
+        """what SGLang has given back"""
 
     @property
     def url(self) -> str:
@@ -72,26 +91,101 @@ class Slot:
         """Whether a model of this architecture needs no new server."""
         return self._architecture == wanted
 
-    def ensure(self, spec: FleetSpec, model: Path, tp: int) -> None:
+    def ensure(self, spec: FleetSpec, model: Path, place: Place) -> None:
         """A ready server that can take `model`'s weights; its weights are not those yet."""
-        wanted = architecture(spec, model, tp)
+        wanted = architecture(spec, model, place)
         if self.server is not None and self._architecture == wanted and self.server.is_alive:
             try:
+                self._wake(SERVER_PARTS)
                 self.server.recover()
                 return
             except EngineError:
                 pass  # it lives but does not work: a new one takes its place
-        self.stop()
-        first = first_server_device(self._index, tp, self._num_gpus)
-        self.server = Server(self._children, self.name, spec, model, tp, self._port, first)
-        self.server.wait_ready()
-        self._architecture = wanted
+        self._start(spec, model, place)
+
+    def hold(
+        self, parts: frozenset[ServerPart], spec: FleetSpec, model: Path, place: Place
+    ) -> None:
+        """Have these parts on the device, and no others. Weights that woke are not `model`'s yet.
+
+        A server that cannot sleep, as on a CPU, ends when it has to give its weights back, and has
+        its cache as long as it has its weights.
+        """
+        if parts and not self.is_alive:
+            self._start(spec, model, place)
+        self._sleep(SERVER_PARTS - parts)
+        if self.is_alive:
+            self._wake(parts)
+
+    def gpus(self, place: Place) -> frozenset[int]:
+        """Those that a server at this place uses; none on a CPU."""
+        first = self._first_gpu(place)
+        return frozenset(range(first, first + place.tp) if self._num_gpus else ())
+
+    @property
+    def held_gpus(self) -> frozenset[int]:
+        """Those of which the server here holds memory."""
+        is_empty = self.server is None or self._asleep == SERVER_PARTS
+        return frozenset() if is_empty else self.gpus(self._place)
+
+    @property
+    def held_bytes(self) -> int:
+        """What its first GPU holds, for whomever; on a CPU, what its processes hold of memory."""
+        if self.server is None:
+            return 0
+        gpus = self.gpus(self._place)
+        return used_bytes(min(gpus)) if gpus else tree_bytes(self.server.pid)
+
+    def free_memory(self) -> None:
+        """Of a server that nobody uses: it sleeps if it can, and ends if not."""
+        try:
+            self._sleep(SERVER_PARTS)
+        except EngineError:
+            self.stop()
+
+    def _sleep(self, parts: frozenset[ServerPart]) -> None:
+        if not self._can_sleep:
+            if "weights" in parts:
+                self.stop()
+        elif self.is_alive:
+            sleeping.put_to_sleep(self.url, parts - self._asleep)
+            self._asleep |= parts
 
     def stop(self) -> None:
-        self._architecture = ""
+        self._architecture, self._asleep = "", frozenset()
         if self.server is not None:
             self.server.stop()
             self.server = None
+
+    def _start(self, spec: FleetSpec, model: Path, place: Place) -> None:
+        self.stop()
+        self._place = place
+        self.server = Server(
+            self._children,
+            self.name,
+            spec,
+            model,
+            place.tp,
+            self._port,
+            self._first_gpu(place),
+            saves_memory=self._can_sleep,
+        )
+        self.server.wait_ready()
+        self._architecture = architecture(spec, model, place)
+
+    def _wake(self, parts: frozenset[ServerPart]) -> None:
+        sleeping.wake(self.url, parts & self._asleep)
+        self._asleep -= parts
+
+    def _first_gpu(self, place: Place) -> int:
+        if place.shared_gpu is not None:
+            return place.shared_gpu
+        return first_server_device(self._index, place.tp, self._num_gpus)
+
+    @property
+    def _can_sleep(self) -> bool:
+        """Whether SGLang can give back the memory of the server that runs here."""
+        return self._place.shared_gpu is not None
 
 
 class ServerSlots:
@@ -117,17 +211,17 @@ class ServerSlots:
             return tuple(self._slots)
 
     def prepare(
-        self, names: Sequence[str], spec: FleetSpec, model: Path, tp: int, version: int
+        self, places: Mapping[str, Place], spec: FleetSpec, model: Path, version: int
     ) -> Router:
         """Servers in these slots that serve `model` as `version`, and the router before them.
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
-        slots = [self._slots[name] for name in names]
+        slots = {self._slots[name]: place for name, place in places.items()}
         with ThreadPoolExecutor(len(slots) + 1, thread_name_prefix="slots") as pool:
-            ready_router = pool.submit(self.router, names)
-            for future in [pool.submit(slot.ensure, spec, model, tp) for slot in slots]:
-                future.result()
+            ready_router = pool.submit(self.router, places)
+            for started in [pool.submit(x.ensure, spec, model, at) for x, at in slots.items()]:
+                started.result()
             load_folder(model, [slot.url for slot in slots], version)
             router = ready_router.result()
         router.set_servers([slot.url for slot in slots])

@@ -16,6 +16,7 @@ import torch
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import TokenSequence
+from engines.devices.kinds import TRAINER_PARTS
 from engines.families.common.registry import family_names
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.one_rank import one_rank
@@ -349,15 +350,27 @@ def test_a_sleeping_rank_returns_its_memory_and_wakes_with_the_same_bits(tmp_pat
     for each in (trainer, twin):
         each.sft_steps([sequences(LENGTHS)])
     before, held = weights_of(trainer), psutil.Process().memory_info().rss
-    returned = trainer.sleep()
+    did = trainer.hold(())
     # Weights, gradients and two moments, each a float32 a parameter.
-    assert returned >= 16 * sum(tensor.numel() for tensor in before.values())
-    assert held - psutil.Process().memory_info().rss >= 0.8 * returned
-    assert trainer.is_asleep
-    trainer.wake()
+    assert did.given_back == did.asleep >= 16 * sum(tensor.numel() for tensor in before.values())
+    assert held - psutil.Process().memory_info().rss >= 0.8 * did.given_back
+    assert trainer.asleep == TRAINER_PARTS
+    # Weights alone, as for a publish, and with the optimizer, as for a checkpoint.
+    did = trainer.hold({"weights"})
+    assert (did.given_back, trainer.asleep) == (0, TRAINER_PARTS - {"weights"})
+    after = weights_of(trainer)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trainer.hold({"weights", "optimizer"}).asleep < did.asleep
+    trainer.save(tmp_path / "saved")
+    trainer.hold({"weights"})
+    trainer.hold(TRAINER_PARTS)
+    assert not trainer.asleep
     after = weights_of(trainer)
     assert all(torch.equal(before[name], after[name]) for name in before)
     # Moments, master weights and the schedule came back as well: the next steps are the same.
     for each in (trainer, twin):
         each.sft_steps([sequences(LENGTHS)])
     assert largest_difference(weights_of(trainer), weights_of(twin)) == 0.0
+    twin.load(tmp_path / "saved")
+    twin.sft_steps([sequences(LENGTHS)])
+    assert largest_difference(weights_of(trainer), weights_of(twin)) == 0.0, "saved half asleep"

@@ -16,6 +16,7 @@ import ray
 
 from engines.devices.cluster import driver_id
 from engines.devices.find_owner import open_owner
+from engines.devices.kinds import SERVER_PARTS
 from engines.devices.owner import KindStatus
 from engines.devices.units import OwnerSettings, Request
 from engines.sglang.fleet import Fleet
@@ -141,18 +142,27 @@ def _routed(fleet: Fleet) -> list[str]:
     return [worker["url"] for worker in workers if worker["is_healthy"]]
 
 
-async def test_sleeping_servers_hold_no_memory_and_wake_with_the_same_weights(
+async def test_sleeping_servers_hold_no_memory_and_take_weights_when_they_wake(
     owner: Any, models: list[Path]
 ) -> None:
+    """On a CPU: there a server without weights ends, and is one with its cache again."""
     async with await _lease(owner, models[0], "sleeper", servers=1) as fleet:
         await fleet.load(models[1], 3)
         before = await fleet.client.generate([1, 2, 3], _GREEDY)
         pids = (await _status(owner)).running
-        await fleet.sleep()
+        did = await fleet.hold(())
+        assert did.given_back == did.asleep > 1e8, "of its processes' own"
+        assert did.left == 0
         asleep = await _status(owner)
         assert asleep.leases == (("sleeper", 1),)
         assert len(asleep.running) < len(pids)
-        await fleet.wake()
+        await fleet.hold({"weights"})
+        assert set((await fleet.versions()).values()).isdisjoint({"0", "3"}), "nobody knows which"
+        await fleet.load(models[1], 3)
+        running = (await _status(owner)).running
+        did = await fleet.hold(SERVER_PARTS)
+        assert (did.given_back, did.asleep) == (0, 0)
+        assert (await _status(owner)).running == running
         after = await fleet.client.generate([1, 2, 3], _GREEDY)
     assert after.token_ids.tolist() == before.token_ids.tolist()
     assert after.logprobs.tolist() == before.logprobs.tolist()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.devices.host_agent import HostAgent
-from engines.sglang.servers.slots import ServerSlots
+from engines.sglang.servers.slots import Place, ServerSlots
 from engines.sglang.spec import FleetSpec
 
 
@@ -19,7 +19,7 @@ class Servers:
     def serve(self, model: Path, count: int) -> tuple[str, Sequence[str]]:
         """`count` servers with these weights as version 0; the router's URL and theirs."""
         names = self.slots.grow(count)[:count]
-        router = self.slots.prepare(names, FleetSpec(), model, 1, 0)
+        router = self.slots.prepare(dict.fromkeys(names, Place(tp=1)), FleetSpec(), model, 0)
         return router.url, [self.slots[name].url for name in names]
 
 

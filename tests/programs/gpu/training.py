@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.devices.kinds import TRAINER_PARTS
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.trainer import RlTrainer
 from infra.cuda import has_cuda
@@ -127,21 +128,24 @@ def saving() -> list[Row]:
 
 
 def sleeping() -> list[Row]:
-    """Sleep, then wake: what the device gets back, and whether every tensor is as it was."""
+    """Sleep, then wake, the weights first as for a publish: what the device gets back, and whether
+    every tensor is as it was."""
     with _model() as (size, model), trainer(model, _fast()) as trained:
         trained.sft_steps([sequences(size.vocab, 4, 64)])
         wanted, state = _copies(trained), _bytes_of(trained)
         before = _held()
-        asleep = _seconds(trained.sleep)
+        asleep = _seconds(lambda: trained.hold(()))
         given_back = (before - _held()) / state
-        awake = _seconds(trained.wake)
+        weights = _seconds(lambda: trained.hold({"weights"}))
+        awake = _seconds(lambda: trained.hold(TRAINER_PARTS))
         equal = _equal(trained, wanted)
     note = f"Qwen3 {size.name}, {_fast()}, state of {state / GB:.3f} GB"
     return [
         Row("sleep: memory given back", given_back, "of the state", 0.8, note=note),
         Row("wake: equal tensors", equal, "share", 1.0, note=note),
         Row("sleep", asleep, "s", note=note),
-        Row("wake", awake, "s", note=note),
+        Row("wake, weights", weights, "s", note=note),
+        Row("wake, the rest", awake, "s", note=note),
     ]
 
 
@@ -176,18 +180,24 @@ def _load() -> tuple[int, int]:
 
 
 def _copies(trained: RlTrainer) -> list[Tensor]:
-    return [tensor.detach().cpu().clone() for tensor in trained.kept_tensors()]
+    return [tensor.detach().cpu().clone() for tensor in _kept(trained)]
+
+
+def _kept(trained: RlTrainer) -> list[Tensor]:
+    """What outlives a step, except gradients; several may share memory."""
+    parts = sorted(TRAINER_PARTS - {"gradients"})
+    return [tensor for part in parts for tensor in trained.tensors_of(part)]
 
 
 def _equal(trained: RlTrainer, wanted: list[Tensor]) -> float:
     """Share of the tensors that have the same bits."""
-    pairs = list(zip(trained.kept_tensors(), wanted, strict=True))
+    pairs = list(zip(_kept(trained), wanted, strict=True))
     return sum(torch.equal(now.cpu(), before) for now, before in pairs) / len(pairs)
 
 
 def _bytes_of(trained: RlTrainer) -> int:
     """Of what outlives a step, gradients included, each memory once."""
-    memories = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in trained.kept_tensors()}
+    memories = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _kept(trained)}
     gradients = sum(p.numel() * (4 if p.requires_grad else 0) for p in trained.network.parameters())
     return sum(memory.nbytes() for memory in memories.values()) + gradients
 

@@ -31,6 +31,7 @@ LOOP = (
         )
     ),
     ROOT / "infra/timeline.py",
+    ROOT / "engines/devices/sharing.py",
     *(ROOT / f"engines/megatron/train/{name}.py" for name in ("training", "trainer", "critic")),
 )
 

@@ -74,12 +74,12 @@ def step(number, *samples, teacher_kl=None):
 def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     notes = Notes()
     first = record(Reporter(), notes, whole_steps=0)
-    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
-    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
+    first.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse(), {})
+    first.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse(), {})
     first.checkpointed(0.5)
     write_rollouts = first.save(tmp_path)
     before = first.summary()
-    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)), ServerUse())
+    first.observe(step(3, sample(0, 0.5), sample(1, 0.0)), ServerUse(), {})
     write_rollouts()
     reporter = Reporter()
     second = record(reporter, notes, whole_steps=0)
@@ -87,7 +87,7 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
     assert sorted(reporter.steps) == [1, 2], "points that were on their way are sent again"
     assert (second.step, second.version) == (2, 2)
     assert second.summary() == before, "what came after it was begun is not in it"
-    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)), ServerUse())
+    second.observe(step(3, sample(0, 1.0), sample(1, 1.0)), ServerUse(), {})
     second.checkpointed(0.25)
     summary = second.summary()
     assert summary["checkpoint_seconds"] == 0.75
@@ -111,10 +111,10 @@ def test_a_restored_record_goes_on_where_the_checkpoint_was_taken(tmp_path):
 def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
     notes = Notes()
     torn = record(Reporter(), notes, whole_steps=0)
-    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)), ServerUse())
+    torn.observe(step(1, sample(0, 0.25), sample(1, 0.0)), ServerUse(), {})
     torn.save(tmp_path)()
     rest = record(Reporter(), notes, whole_steps=0)
-    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse())
+    rest.observe(step(1, sample(0, 1.0), sample(1, 0.0)), ServerUse(), {})
     rest.save(tmp_path)()
     rest.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
@@ -122,7 +122,7 @@ def test_of_rollouts_noted_twice_the_newest_attempt_s_are_shown(tmp_path):
 
 def test_the_gallery_shows_the_best_and_the_worst_of_a_group(tmp_path):
     made = record(Reporter(), whole_steps=0)
-    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)), ServerUse())
+    made.observe(step(1, sample(0, 0.5), sample(1, 0.0), sample(2, 1.0)), ServerUse(), {})
     made.write_rollouts(tmp_path)
     assert [r.reward for r in read_rollouts(tmp_path / "rollouts.parquet")] == [1.0, 0.0]
 
@@ -131,7 +131,7 @@ def test_a_shown_rollout_has_the_trainers_logprobs_if_it_was_scored(tmp_path):
     made = record(Reporter())
     result = step(1, sample(0, 1.0), sample(1, 0.0))
     result.logprobs = {("g#0", 0): np.array([0, 0, 0, -0.25], np.float32)}
-    made.observe(result, ServerUse())
+    made.observe(result, ServerUse(), {})
     made.write_rollouts(tmp_path)
     rows = {r.rollout_id: r.trainer_logprobs for r in read_rollouts(tmp_path / "rollouts.parquet")}
     assert rows == {"g#0": [0, 0, 0, -0.25], "g#1": []}
@@ -142,11 +142,11 @@ def test_what_became_of_rollouts_and_groups_is_counted_over_attempts(tmp_path):
     result = step(1, sample(0, 1.0), sample(1, 0.0, Status.TRUNCATED))
     result.sampled.filtered["too_easy"] = 2
     result.sampled.stale = 1
-    first.observe(result, ServerUse())
+    first.observe(result, ServerUse(), {})
     first.save(tmp_path)()
     second = record(Reporter())
     second.restore(tmp_path)
-    second.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse())
+    second.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse(), {})
     second.counts.write(tmp_path)
     second.series.write(tmp_path)
     assert json.loads((tmp_path / RL_COUNTS_FILE).read_text()) == {
@@ -165,13 +165,13 @@ def test_a_failed_sample_is_a_warning_and_too_many_stop_the_run():
     reporter = Reporter()
     made = record(reporter)
     failed = sample(1, 0.0, Status.FAILED, "reward 'x' raised ValueError: no")
-    made.observe(step(1, sample(0, 1.0), failed), ServerUse())
+    made.observe(step(1, sample(0, 1.0), failed), ServerUse(), {})
     assert reporter.warnings == [
         "step 1: samples failed: reward 'x' raised ValueError: no (1 of 1, the first on p)"
     ]
     assert reporter.steps[1]["failed_share"] == 0.5
     with pytest.raises(TrainingStopped, match=r"100%.*ValueError: no \(2 of 2, the first on p\)"):
-        made.observe(step(2, failed, failed), ServerUse())
+        made.observe(step(2, failed, failed), ServerUse(), {})
     assert 2 in reporter.steps
 
 
@@ -179,19 +179,19 @@ def test_three_solved_steps_solve_the_run():
     made = record(Reporter())
     for number in (1, 2, 3):
         assert not made.solved
-        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)), ServerUse())
+        made.observe(step(number, sample(0, 1.0), sample(1, 1.0)), ServerUse(), {})
     assert made.solved
 
 
 def test_the_distance_to_the_teachers_is_summed_up_at_either_end_over_attempts(tmp_path):
     first = record(Reporter())
     for number in (1, 2):
-        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number), ServerUse())
+        first.observe(step(number, sample(0, 1.0), teacher_kl=8.0 / number), ServerUse(), {})
     first.save(tmp_path)()
     second = record(Reporter())
     second.restore(tmp_path)
     for number in (3, 4):
-        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0), ServerUse())
+        second.observe(step(number, sample(0, 1.0), teacher_kl=1.0), ServerUse(), {})
     summary = second.summary()
     assert summary["teacher_kl_first"] == (8 + 4 + 1) / 3
     assert summary["teacher_kl_last"] == (4 + 1 + 1) / 3
@@ -202,12 +202,12 @@ def test_all_rollouts_of_the_last_steps_are_kept_and_of_the_others_a_sample(tmp_
     notes = Notes()
     first = record(Reporter(), notes)
     for number in (1, 2, 3, 4):
-        first.observe(step(number, *(sample(i, i / 4) for i in range(5))), ServerUse())
+        first.observe(step(number, *(sample(i, i / 4) for i in range(5))), ServerUse(), {})
     first.save(tmp_path)()
     second = record(Reporter(), notes)
     second.restore(tmp_path)
     for made in (first, second):
-        made.observe(step(5, *(sample(i, i / 4) for i in range(5))), ServerUse())
+        made.observe(step(5, *(sample(i, i / 4) for i in range(5))), ServerUse(), {})
     out = [tmp_path / name for name in ("first", "second")]
     for made, folder in zip((first, second), out, strict=True):
         folder.mkdir()

@@ -24,6 +24,7 @@ class NotedUnits:
     """Units that start at once; giving one back waits for `may_return`."""
 
     last: NotedUnits
+    made: list[NotedUnits]
 
     def __init__(self, agent: HostAgent, settings: OwnerSettings) -> None:
         self.names: list[str] = []
@@ -32,7 +33,19 @@ class NotedUnits:
         self.may_return = asyncio.Event()
         self.may_return.set()
         self.restarts = 0
+        self.freed: list[str] = []
         NotedUnits.last = self
+        NotedUnits.made.append(self)
+
+    def gpus(self, name: str, request: Request) -> frozenset[int]:
+        return frozenset({self.names.index(name)})
+
+    def held_gpus(self, name: str) -> frozenset[int]:
+        return frozenset({self.names.index(name)}) if name in self.started else frozenset()
+
+    async def free_memory(self, name: str) -> None:
+        self.freed.append(name)
+        await asyncio.sleep(0)
 
     def grow(self, count: int) -> Sequence[str]:
         self.names += [f"unit-{index}" for index in range(len(self.names), count)]
@@ -73,6 +86,7 @@ class NotedUnits:
 def owner(monkeypatch: pytest.MonkeyPatch) -> DeviceOwner:
     monkeypatch.setattr(owner_module, "resolve", lambda *_: NotedUnits)
     monkeypatch.setattr(owner_module, "_WATCH_S", 0.01)
+    monkeypatch.setattr(NotedUnits, "made", [], raising=False)
     monkeypatch.setattr(owner_module, "dead_drivers", lambda drivers: drivers & {"dead"})
     return DeviceOwner(OwnerSettings(Path(os.devnull), 0, ttl_s=60.0))
 
@@ -120,3 +134,35 @@ async def test_a_kind_ends_only_when_nobody_uses_it(owner: DeviceOwner) -> None:
     assert await owner.end_idle("rank") is True
     assert units.started == set()
     assert await owner.end_idle("server") is True
+
+
+async def test_a_stage_that_shares_its_gpus_with_itself_has_them_alone(owner: DeviceOwner) -> None:
+    def ask(kind: str, holder: str, **more: Any) -> Request:
+        return Request(kind, 1, 1, holder, **{"wait_s": 5.0, "driver": "alive", **more})  # type: ignore[arg-type]  # pyright: ignore
+
+    sole = {"is_sole": True}
+    first = await owner.lease(ask("rank", "a", **sole))
+    servers = await owner.lease(ask("server", "a", **sole))
+    await owner.release("server", servers.lease_id, is_clean=True)
+    with pytest.raises(EngineError, match="1 of 1 servers did not come free"):
+        await owner.lease(ask("server", "b", wait_s=0.05))
+    waiting = asyncio.create_task(owner.lease(ask("server", "b")))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await owner.release("rank", first.lease_id, is_clean=True)
+    await waiting
+    with pytest.raises(EngineError, match="1 of 1 ranks did not come free"):
+        await owner.lease(ask("rank", "a", wait_s=0.05, **sole))
+    await owner.lease(ask("rank", "c"))  # two that do not share with themselves may meet
+
+
+async def test_idle_units_on_the_gpus_of_a_lease_give_their_memory_back_first(
+    owner: DeviceOwner,
+) -> None:
+    servers = await owner.lease(Request("server", 1, 2, "a", driver="alive"))
+    held = NotedUnits.made[0]
+    await owner.lease(Request("rank", 2, 2, "b", driver="alive"))
+    assert held.freed == ["unit-1"], "the other is in use"
+    await owner.release("server", servers.lease_id, is_clean=True)
+    await owner.lease(Request("rank", 1, 3, "c", driver="alive"))
+    assert held.freed == ["unit-1"], "it is on another GPU"

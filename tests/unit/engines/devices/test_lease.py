@@ -116,3 +116,17 @@ def test_who_comes_with_a_lease_that_ended_can_neither_renew_nor_release() -> No
 def test_a_lease_of_nothing_is_a_programming_error() -> None:
     with pytest.raises(ValueError, match="at least one unit"):
         LeaseBook().grant([], "h", "d", 10, 0)
+
+
+def test_a_sole_lease_excludes_others_on_its_gpus_and_none_of_its_own_holder() -> None:
+    book = LeaseBook()
+    sole = book.grant(["rank-0"], "a", "", 60, 0, frozenset({0, 1}), is_sole=True)
+    plain = book.grant(["rank-1"], "b", "", 60, 0, frozenset({2}))
+    assert sole is not None
+    assert plain is not None
+    assert sole.excludes("b", frozenset({1}), is_sole=False)
+    assert not sole.excludes("a", frozenset({1}), is_sole=True)
+    assert not sole.excludes("b", frozenset({2}), is_sole=True)
+    assert plain.excludes("a", frozenset({2}), is_sole=True)
+    assert not plain.excludes("a", frozenset({2}), is_sole=False)
+    assert not sole.excludes("b", frozenset(), is_sole=True), "on a CPU"

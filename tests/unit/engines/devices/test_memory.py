@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.devices.address import ProcessAddress
 from engines.devices.answers import translated
+from engines.devices.kinds import TrainerPart
 from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
@@ -54,7 +56,13 @@ def test_a_cause_counts_too() -> None:
 class Greedy:
     """A Trainer whose step needs a petabyte."""
 
-    is_asleep = False
+    asleep: frozenset[TrainerPart] = frozenset()
+
+    def __init__(self) -> None:
+        self.saved = 0
+
+    def save(self) -> None:
+        self.saved += 1
 
     def step(self) -> None:
         import torch
@@ -77,6 +85,19 @@ def test_a_rank_that_runs_out_of_memory_is_no_engine_error() -> None:
     assert not caught.value.retryable
     with pytest.raises(EngineError, match="the loss is nan"):
         _rank().call("fault", ())
+
+
+def test_a_rank_refuses_what_needs_a_part_that_sleeps() -> None:
+    rank = _rank()
+    trainer: Any = rank._trainer  # pyright: ignore[reportPrivateUsage]
+    trainer.asleep = frozenset({"frozen", "gradients"})
+    rank.call("save", ())
+    assert trainer.saved == 1
+    with pytest.raises(EngineError, match=r"asleep \(frozen, gradients\): `step` has to wait"):
+        rank.call("step", ())
+    trainer.asleep = frozenset({"optimizer"})
+    with pytest.raises(EngineError, match=r"asleep \(optimizer\): `save`"):
+        rank.call("save", ())
 
 
 def test_what_ray_says_of_a_rank_is_told_apart() -> None:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from engines.megatron.train.sleep import put_to_sleep
+from engines.megatron.train.sleep import on_device, put_to_sleep
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +32,30 @@ def test_what_is_not_worth_keeping_comes_back_as_zeros() -> None:
     asleep.wake()
     assert gradients.tolist() == [0.0] * 1000
     assert kept.tolist() == [1.0] * 5
+
+
+def test_what_is_shared_with_something_that_stays_stays() -> None:
+    weights, moments = torch.ones(1000), torch.full((1000,), 2.0)
+    asleep = put_to_sleep([weights[:10], moments], [], besides=[weights[500:]])
+    assert asleep.num_bytes == 4000
+    assert weights.tolist() == [1.0] * 1000
+    asleep.wake()
+    assert moments.tolist() == [2.0] * 1000
+
+
+def test_what_is_left_is_named_with_the_largest_first() -> None:
+    before, _ = on_device(())
+    kept = [torch.zeros(3_000_000), torch.zeros(1000, 7_000, dtype=torch.bfloat16)]
+    view = kept[0][:5]
+    left, largest = on_device(())
+    assert left - before == 12_000_000 + 14_000_000
+    assert largest[:2] == ("14.0 MB bfloat16[1000, 7000]", "12.0 MB float32[3000000]") or (
+        largest[1] == "12.0 MB float32[5]"
+    )
+    asleep = put_to_sleep(kept, [])
+    assert on_device(asleep.addresses)[0] == before
+    asleep.wake()
+    assert view.tolist() == [0.0] * 5
 
 
 def test_at_least_four_fifths_of_the_memory_goes_back_to_the_system() -> None:

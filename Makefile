@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu chaos rounds soak proof sandbox mutants fresh lock down clean
+.PHONY: install demo test lint bench scale gpu chaos rounds soak proof sandbox layouts mutants fresh lock down clean
 
 install: $(STAMP)
 
@@ -67,6 +67,10 @@ proof: install
 # The sandbox under each confinement that a kernel may offer; `make test` has the main ones.
 sandbox: install
 	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/infra/test_sandbox.py tests/integration/infra/test_sandbox_attacks.py
+
+# Every layout and recomputation against one process, with up to four; `make test` has a few.
+layouts: install
+	TRIBUTARY_TEST_EACH_LAYOUT=1 $(BIN)/pytest -q tests/integration/megatron/test_megatron_parity.py
 
 mutants: install
 	$(BIN)/python -m tests.programs.mutants

@@ -8,8 +8,7 @@ has to be told.
           -> equally many micro-batches on every rank -> each rank's heaviest first
 
 Ranks come first: a step lasts as long as its slowest rank, and equal tokens are not equal time,
-because attention costs the square of a length. Within a rank first fit also keeps long sequences
-together; micro-batches of equal cost would mix them with short ones, which attention pads.
+because attention costs the square of a length.
 """
 
 from __future__ import annotations

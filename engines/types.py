@@ -326,7 +326,7 @@ class Curriculum(Protocol):
 
 @runtime_checkable
 class RowCurriculum(Curriculum, Protocol):
-    """One whose problems are rows of a user's own files."""
+    """One whose problems are rows of a user's own files; they are read when first needed."""
 
     @property
     def left_out(self) -> Iterable[str]:

@@ -184,6 +184,9 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     base = data.get("base")
     if isinstance(base, dict) and isinstance(base.get("folder"), str):
         data["base"] = base | {"folder": beside(base["folder"], folder)}
+    lm_eval = data.get("lm_eval")
+    if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
+        data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
     for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):

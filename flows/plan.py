@@ -23,12 +23,15 @@ from infra.user_files import install_hooks, read_hooks
 from tasks.base.spec import BaseSettings, BaseSpec
 from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.registry import is_own, spec_of
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
-BASE, EVALUATE = "base", "evaluate"
+BASE, EVALUATE, LM_EVAL = "base", "evaluate", "lm-eval"
+SCORING = (EVALUATE, LM_EVAL)
+"""stages that score every model, and that nothing follows"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ class Plan:
         nothink: Sequence[str] = (),
     ) -> None:
         """Models by name; `home` are the domains in which each is sampled in full. Without a domain
-        there is nothing to score them by."""
+        there is nothing to score them by but lm-eval's tasks."""
+        self._lm_eval(models)
         if not domains:
             return
         spec = EvaluateSpec(
@@ -184,6 +188,13 @@ class Plan:
             nothink=list(nothink),
         )
         self.add(EVALUATE, spec, models, where=EVALUATE)
+
+    def _lm_eval(self, models: Mapping[str, str]) -> None:
+        settings = self.recipe.lm_eval
+        if settings.tasks:
+            version = installed_version()
+            spec = LmEvalSpec(seed=self.recipe.seed, settings=settings, version=version)
+            self.add(LM_EVAL, spec, models, where="lm_eval")
 
 
 def _settings(kind: type[StageSpec], written: Config | Mapping[str, Any], at: str) -> Any:

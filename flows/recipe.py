@@ -14,9 +14,10 @@ from infra.hooks import did_you_mean
 from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
+from tasks.lm_eval.spec import LmEvalSettings
 from tasks.stage import Resources
 
-RESERVED = ("base", "unified", "evaluate", "model")
+RESERVED = ("base", "unified", "evaluate", "lm-eval", "model")
 """names of stages and of inputs"""
 NAME_PATTERN, MAX_NAME = r"^[a-z0-9][a-z0-9-]*$", 60
 """what names of recipes and runs look like: they become folders, pages and stages"""
@@ -72,6 +73,8 @@ class Recipe(Config):
     unified: Unified | None = None
     """optional; without it the recipe ends with its experts"""
     evaluate: EvaluateSettings = EvaluateSettings()
+    lm_eval: LmEvalSettings = LmEvalSettings()
+    """tasks of lm-evaluation-harness, on which every model is scored too; needs `lm-eval`"""
     rounds: RoundsSettings = RoundsSettings()
     """how `distill-rounds` goes on"""
     determinism: Literal["exact", "close"] = "close"

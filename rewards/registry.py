@@ -12,8 +12,9 @@ from infra.errors import InputError
 from infra.hooks import check_options, construct, resolve
 from rewards.built_in import BUILT_IN
 
-QUICK = frozenset(BUILT_IN) - {"reasoning-gym"}
-"""pure, or with bounds of their own: they are called where the rollout is, without a time limit"""
+QUICK = frozenset(BUILT_IN) - {"reasoning-gym", "regex"}
+"""pure, or with bounds of their own: they are called where the rollout is, without a time limit;
+a pattern of the user's may search a reply for ever"""
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:

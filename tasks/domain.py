@@ -40,12 +40,12 @@ class CurriculumSpec(HookSpec):
             PromptFiles.model_validate(options)
         return options
 
-    @classmethod
-    def sources_of(cls, curriculum: CurriculumSpec) -> list[str]:
+    @property
+    def sources(self) -> list[str]:
         """Names of the sources of `files`; none of another curriculum."""
-        if curriculum.name != "files":
+        if self.name != "files":
             return []
-        return [source.name for source in PromptFiles.model_validate(curriculum.options).sources]
+        return [source.name for source in PromptFiles.model_validate(self.options).sources]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class Domain(Config):
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Domain:
-        known = CurriculumSpec.sources_of(self.curriculum)
+        known = self.curriculum.sources
         for term in self.rewards:
             if unknown := [name for name in term.sources if name not in known]:
                 raise ValueError(

@@ -1,7 +1,8 @@
 """The kinds of stage: ours by name, and the user's own by dotted path.
 
 Each of ours is a package `tasks.<kind>` with `spec.py` and `body.py`. Those of `PATH_KINDS` stand
-in paths; `base` and `evaluate` begin and end every plan, and `replay` is a plan of its own. One of
+in paths; `base` begins every plan, `evaluate` and `lm_eval` end
+it, and `replay` is a plan of its own. One of
 the user's is a class `module:Class` with the body `run` beside it (docs/add-a-stage.md).
 """
 
@@ -18,6 +19,7 @@ from infra.hooks import resolve
 from tasks.base.spec import BaseSpec
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.lm_eval.spec import LmEvalSpec
 from tasks.offline.spec import OfflineSpec
 from tasks.opd.spec import OpdSpec
 from tasks.replay.spec import ReplaySpec
@@ -32,7 +34,7 @@ SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec
     for spec in (
         *(BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec, OfflineSpec),
-        *(EvaluateSpec, ReplaySpec),
+        *(EvaluateSpec, LmEvalSpec, ReplaySpec),
     )
 }
 PATH_KINDS = ("sft", "rl", "opd", "distill", "rollout", "offline")

@@ -126,11 +126,13 @@ def context_length(spec: FleetSpec, model: Path) -> int:
     return length
 
 
-def say_left_out(context: StageContext, domains: Sequence[LiveDomain]) -> None:
-    """Which rows of the user's own files are no problems, in the stage's log."""
+async def read_rows(context: StageContext, domains: Sequence[LiveDomain]) -> None:
+    """Have the user's own files read, in a thread: they may be large. Which rows are no problems is
+    said in the stage's log. Raises InputError, StorageError, and TrainingStopped for too many bad
+    rows."""
     from engines.types import RowCurriculum
 
     for domain in domains:
-        if isinstance(domain.curriculum, RowCurriculum):
-            for line in domain.curriculum.left_out:
+        if isinstance(rows := domain.curriculum, RowCurriculum):
+            for line in await asyncio.to_thread(lambda rows=rows: list(rows.left_out)):
                 context.reporter.warn(f"{domain.name}: {line}")

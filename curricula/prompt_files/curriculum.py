@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 from curricula.prompt_files.build import SPLITS, Counts
 from curricula.prompt_files.contamination import HeldOutWords
-from curricula.prompt_files.index import open_index
+from curricula.prompt_files.index import RowIndex, open_index
 from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptFiles
@@ -29,14 +29,15 @@ class Files:
     """Problems by split and position; an epoch ends when all rows of its source were drawn.
 
     A problem's id is SOURCE/SPLIT/ID, with @2 in the second epoch and so on; its metadata name the
-    source. The held-out split ends with its last row.
+    source. The held-out split ends with its last row. The files are read when something of them is
+    first asked for, so that a process which only judges needs none; that raises InputError,
+    StorageError, and TrainingStopped for too many bad rows.
     """
 
     name = "files"
 
     def __init__(self, **options: Any) -> None:
-        """`options`: `curricula.prompt_files.spec.PromptFiles`. Raises InputError, StorageError,
-        and TrainingStopped for too many bad rows."""
+        """`options`: `curricula.prompt_files.spec.PromptFiles`. Raises InputError."""
         try:
             self._settings = PromptFiles.model_validate(options)
         except ValidationError as error:
@@ -44,9 +45,14 @@ class Files:
             raise InputError(
                 f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
             ) from None
-        self._index = open_index(self._settings)
         self._sources = self._settings.sources
         self._mixtures: dict[Split, tuple[list[int], Mixture]] = {}
+        self._orders: dict[tuple[Split, int], tuple[str, array[int]]] = {}
+        """by split and source: of the epoch that was asked for last"""
+
+    @cached_property
+    def _index(self) -> RowIndex:
+        return open_index(self._settings)
 
     @property
     def counts(self) -> Sequence[Counts]:
@@ -140,7 +146,7 @@ class Files:
         rows = self._index.num_rows(number, split)
         epoch, place = divmod(ordinal, rows)
         name = self._sources[number].name
-        order = _order(f"{seed}/{split}/{name}/{epoch}", rows)
+        order = self._order(split, number, f"{seed}/{split}/{name}/{epoch}")
         its_id, row = self._index.row(number, split, order[place])
         prompt = read_prompt(row, self._sources[number])
         metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}
@@ -164,7 +170,11 @@ class Files:
             self._mixtures[split] = numbers, Mixture(weights, most if split == "heldout" else None)
         return self._mixtures[split]
 
-
-@lru_cache(maxsize=8)
-def _order(seed: str, rows: int) -> array[int]:
-    return array("q", random.Random(seed).sample(range(rows), rows))
+    def _order(self, split: Split, source: int, seed: str) -> array[int]:
+        """The places of a source's rows in the order in which an epoch draws them."""
+        kept = self._orders.get((split, source))
+        if kept is None or kept[0] != seed:
+            rows = self._index.num_rows(source, split)
+            kept = seed, array("q", random.Random(seed).sample(range(rows), rows))
+            self._orders[split, source] = kept
+        return kept[1]

@@ -18,6 +18,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,5 +120,6 @@ def _save(folder: Path, places: Mapping[str, Sequence[int]], counts: Sequence[Co
 
 def _forget_unused(folder: Path) -> None:
     for old in folder.iterdir():
-        if time.time() - old.stat().st_mtime > _UNUSED_S:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process's draft, which has its own name by now
+            if time.time() - old.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(old, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,12 @@ def _messages(row: Mapping[str, Any], source: PromptSource) -> tuple[Message, ..
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return next((name for name in names if name in row), names[0])
+    return next((name for name in names if not _is_missing(row.get(name))), names[0])
+
+
+def _is_missing(value: Any) -> bool:
+    """Null, or what a column of numbers has in its place."""
+    return value is None or value != value
 
 
 def _fault(messages: Sequence[Message]) -> str:
@@ -118,12 +123,11 @@ def _reference(row: Mapping[str, Any], source: PromptSource) -> Json:
     """An object as it is; anything else as `{"answer": ...}`; without one, an empty object."""
     name = source.columns.reference
     if not name:
-        found = [each for each in REFERENCES if row.get(each) is not None]
-        if not found:
+        name = _first(row, REFERENCES)
+        if _is_missing(row.get(name)):
             return {}
-        name = found[0]
     value = column(row, name)
-    if value is None or value == "":
+    if _is_missing(value) or value == "":
         raise BadRow(Reason.REFERENCE, f"{name}: is empty")
     if source.reference_pattern:
         value = _matched(value, source.reference_pattern, name)
@@ -140,10 +144,6 @@ def _matched(value: Any, pattern: str, name: str) -> str:
 def _solution(row: Mapping[str, Any], name: str, reference: Json) -> str:
     if name:
         return text_of(column(row, name), name)
-    return next(_texts(reference), "")
-
-
-def _texts(reference: Json) -> Iterator[str]:
     answer = reference.get("answer") if isinstance(reference, dict) else None
-    if isinstance(answer, str | int | float) and not isinstance(answer, bool):
-        yield str(answer)
+    is_shown = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    return str(answer) if is_shown else ""

@@ -32,7 +32,16 @@ class PromptColumns(Config):
     """a worked answer, to show the model; empty: the reference itself, where it is a text or a
     number"""
     metadata: list[str] = Field(default_factory=list)
-    """columns that go into the problem's `metadata`, for your reward"""
+    """columns that go into the problem's `metadata`, for your reward; `source` is there already"""
+
+    @field_validator("metadata")
+    @classmethod
+    def _leave_the_source(cls, names: list[str]) -> list[str]:
+        if "source" in names:
+            raise ValueError(
+                "the metadata's `source` is the name of the row's source; rename the column"
+            )
+        return names
 
 
 class PromptSource(Config):

@@ -48,9 +48,9 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     name = columns.messages or ("conversations" if "conversations" in row else "messages")
     messages = _objects(column(row, name), name)
     if _is_sharegpt(messages, layout):
-        read = _sharegpt(row, messages, columns)
+        read = _sharegpt(row, messages, name, columns)
     else:
-        read = _openai(messages)
+        read = _openai(messages, name)
         if columns.system:
             read = _with_system(read, column(row, columns.system))
     if fault := fault_of_order(read.messages):
@@ -108,9 +108,9 @@ def _weight(row: Mapping[str, Any], columns: Columns) -> float:
     return float(value)
 
 
-def _openai(messages: list[dict[str, Any]]) -> Conversation:
-    untrained = {at for at, m in enumerate(messages) if _is_untrained(m, f"messages[{at}]")}
-    read = tuple(_openai_message(m, f"messages[{at}]") for at, m in enumerate(messages))
+def _openai(messages: list[dict[str, Any]], name: str) -> Conversation:
+    untrained = {at for at, m in enumerate(messages) if _is_untrained(m, f"{name}[{at}]")}
+    read = tuple(_openai_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
     return Conversation(read, untrained=frozenset(untrained))
 
 
@@ -139,9 +139,9 @@ def _is_untrained(message: Mapping[str, Any], where: str) -> bool:
 
 
 def _sharegpt(
-    row: Mapping[str, Any], messages: list[dict[str, Any]], columns: Columns
+    row: Mapping[str, Any], messages: list[dict[str, Any]], name: str, columns: Columns
 ) -> Conversation:
-    read = tuple(_sharegpt_message(m, f"conversations[{at}]") for at, m in enumerate(messages))
+    read = tuple(_sharegpt_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
     system = column(row, columns.system) if columns.system else row.get("system")
     return _with_system(Conversation(read), system)
 

@@ -57,13 +57,12 @@ def _by_marks(
     thinking: bool,
     turns: Sequence[int],
 ) -> TrainingText:
-    if any(mark in message.content for message in messages for mark in (START, END)):
-        raise InputError(f"a message holds {START!r} or {END!r}, which mark the assistant's text")
     text = pieces.template.render(messages, tools=tools, thinking=thinking, marked=True)
     prompt, *parts = text.split(START)
-    if len(parts) != len(turns):
+    if any(part.count(END) != 1 for part in parts) or END in prompt or len(parts) != len(turns):
         raise InputError(
-            f"{pieces.template.name}: `generation` marks {len(parts)} turns of {len(turns)}"
+            f"{pieces.template.name}: `generation` marks {len(parts)} turns of {len(turns)}; or a"
+            f" message holds {START!r} or {END!r}, which mark the assistant's text"
         )
     exchanges = [tuple(part.split(END, 1)) for part in parts]
     return TrainingText(prompt, [(said, after) for said, after in exchanges])

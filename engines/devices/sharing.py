@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class SharedDevices(SeparateDevices):
         self.phase = GENERATE
         self._changing = asyncio.Lock()
         """held by who begins a phase, or needs the present one"""
-        self._metrics: Counter[str] = Counter()
+        self._metrics: defaultdict[str, float] = defaultdict(float)
         self._warned: set[str] = set()
 
     async def train(self) -> None:
@@ -142,8 +142,8 @@ class SharedDevices(SeparateDevices):
         return "weights" not in self.phase.servers
 
     def since_last(self) -> dict[str, float]:
-        told, self._metrics = dict(self._metrics), Counter()
-        return {name: float(value) for name, value in told.items()}
+        told, self._metrics = dict(self._metrics), defaultdict[str, float](float)
+        return told
 
     async def _begin(self, phase: Phase) -> None:
         """Sleep, then wake."""

@@ -45,10 +45,10 @@ class Request:
     """what the units have to serve, in the words of their kind"""
     wait_s: float = 3600.0
     """for units that other stages hold"""
-    is_sole: bool = False
-    """whether no other stage may use the GPUs of its units meanwhile: its two sides share them"""
     driver: str = ""
     """the Ray job whose end also ends the lease; whoever sends the request fills it in"""
+    is_sole: bool = False
+    """whether no other stage may use the GPUs of its units meanwhile: its two sides share them"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Our own core attention and norm, as parts of Megatron's plain layer spec.
 
-They run wherever torch's scaled_dot_product_attention and rms_norm do, so CPU and GPU share
-parameter names, maps and checkpoints. Axes: T tokens of this rank's pack, N heads, G KV heads,
-D head size, B sequences, S longest of them.
+They run wherever torch's attention and rms_norm do, so CPU and GPU share parameter names, maps and
+checkpoints. Axes: T tokens of this rank's pack, N heads, G KV heads, D head size.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
@@ -20,6 +18,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from engines.megatron.attention import attend
+from engines.megatron.rotary import Rotate
 from engines.megatron.train.pack import Pack
 
 
@@ -54,37 +54,15 @@ class PackedAttention(MegatronModule):
         packed_seq_params: Pack,
         **_: Any,
     ) -> Tensor:
-        """[T, N * D]. Sequences are right-padded to [B, S]: harmless under a causal mask."""
+        """[T, N * D]."""
         pack = packed_seq_params
-        query_TND = _Rotate.apply(query_TND, pack.cos, pack.sin)
-        key_TGD = _Rotate.apply(key_TGD, pack.cos, pack.sin)
-        query = _pad(query_TND, pack.q_slots, pack.q_shape)
-        if pack.mask is None:
-            key = _pad(key_TGD, pack.q_slots, pack.q_shape)
-            value = _pad(value_TGD, pack.q_slots, pack.q_shape)
-        else:
+        query_TND = Rotate.apply(query_TND, pack.cos, pack.sin)
+        key_TGD = Rotate.apply(key_TGD, pack.cos, pack.sin)
+        if pack.key_rows is not None:
             # One gather for both halves the number of collectives.
             both = _GatherTokens.apply(torch.cat([key_TGD, value_TGD], -1), self.cp_group)
-            key, value = _pad(both, pack.k_slots, pack.k_shape).chunk(2, -1)
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=pack.mask,
-            is_causal=pack.mask is None,
-            scale=self.scale,
-            enable_gqa=query.size(1) != key.size(1),
-        )
-        flat = out.transpose(1, 2).reshape(-1, out.size(1) * out.size(3))
-        return flat if pack.q_slots is None else flat.index_select(0, pack.q_slots)
-
-
-def _pad(x_TND: Tensor, slots: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """[T, N, D] -> [B, N, S, D], zeros where a sequence is shorter than S."""
-    rows, longest = shape
-    if slots is not None:
-        x_TND = x_TND.new_zeros(rows * longest, *x_TND.shape[1:]).index_copy(0, slots, x_TND)
-    return x_TND.reshape(rows, longest, *x_TND.shape[1:]).transpose(1, 2)
+            key_TGD, value_TGD = both.index_select(0, pack.key_rows).chunk(2, -1)
+        return attend(query_TND, key_TGD, value_TGD, pack, self.scale).flatten(1)
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -102,29 +80,6 @@ class _GatherTokens(torch.autograd.Function):
         local = gradients[0].new_empty(ctx.shape)
         dist.reduce_scatter_single(local, gradients[0].contiguous(), group=ctx.group)
         return local, None
-
-
-class _Rotate(torch.autograd.Function):
-    """Rotary embedding of [T, N, D] by its halves; half the passes that autograd would make."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x_TND, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        # A rotation's gradient is the rotation back.
-        return _rotated(gradients[0], cos, -sin), None, None
-
-
-def _rotated(x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = sin.size(-1)
-    out = x_TND * cos
-    out[..., :half].addcmul_(x_TND[..., half:], sin, value=-1)
-    out[..., half:].addcmul_(x_TND[..., :half], sin)
-    return out
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -21,6 +21,7 @@ from engines.families.common.family import ModelShape
 from engines.megatron import device
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.parallel import Layout
+from engines.megatron.rotary import rotary_factors
 from engines.megatron.train.pack import Pack
 from infra.errors import InputError
 
@@ -39,10 +40,8 @@ class PackedModel(GPTModel):
 
     def hidden_states(self, *args: Any, packed_seq_params: Pack, **kwargs: Any) -> Tensor:
         """[R, H] of the pack's trained rows on the last stage; [T, 1, H] on other stages."""
-        pack, dtype = packed_seq_params, self.config.params_dtype
-        angles = pack.positions[:, None, None].float() * self.rope_speeds
-        cos = angles.cos().to(dtype)
-        pack.cos, pack.sin = torch.cat([cos, cos], -1), angles.sin().to(dtype)
+        pack = packed_seq_params
+        pack.cos, pack.sin = rotary_factors(pack.positions, self.rope_speeds)
         return super().forward(*args, packed_seq_params=pack, **kwargs)
 
     def _postprocess(

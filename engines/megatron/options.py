@@ -150,7 +150,7 @@ def check_layout(
 
 
 def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None:
-    """Combinations that Megatron-core 0.16 accepts and then computes wrong gradients with."""
+    """What Megatron-core 0.16 accepts and then computes wrong gradients with, or fails at."""
     if options.get("multi_latent_attention") and parallel.tp > 1:
         raise InputError(
             "trainer.megatron: multi_latent_attention with tp > 1 gives wrong gradients without"
@@ -161,6 +161,11 @@ def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None
         raise InputError(
             f"trainer.megatron: expert_tensor_parallel_size {expert_tp} with tp {parallel.tp} and"
             " ep 1 gives wrong expert gradients; make it equal to tp, or ep larger than 1"
+        )
+    if "layernorm" in (options.get("recompute_modules") or []):
+        raise InputError(
+            "trainer.megatron: recompute_modules: layernorm needs Transformer Engine, which is not"
+            " in our locks; leave it out, or set recompute_granularity: full"
         )
     if options.get("virtual_pipeline_model_parallel_size"):
         raise InputError(

@@ -25,6 +25,13 @@ class NoAnswerInTime(EngineError):
 class Refused(EngineError):
     """The answer is a status of 400 or more."""
 
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, status)  # both, for pickling
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 class UnknownRequest(Refused):
     """The process does not know the path: a status of 404."""
@@ -100,5 +107,6 @@ def _exchange(
         connection.close()
     if response.status >= 400:
         error = UnknownRequest if response.status == 404 else Refused
-        raise error(f"{origin} was refused ({response.status}): {text[:500]}")
+        told = f"{origin} was refused ({response.status}): {text[:500]}"
+        raise error(told, response.status)
     return text, origin

@@ -7,8 +7,3 @@ returns, each server serves the new weights under the new version with an empty 
 raises, no server is left paused, and each whose weights may be half new calls them "broken", which
 no client accepts: the next push, which is a full one, repairs it.
 """
-
-from engines.weights.report import PublishReport
-from engines.weights.transport import Target, Transport
-
-__all__ = ["PublishReport", "Target", "Transport"]

@@ -14,7 +14,7 @@ from flows.command.output import duration
 from flows.plan import PlannedStage
 from flows.reports.curve_chart import curve_table
 from flows.reports.page import report_path
-from flows.reports.report import build_report, notes, score_table, training_table
+from flows.reports.report import build_report, notes, score_table, task_table, training_table
 from flows.running.records import RunRecord, StageRecord
 
 STYLES = {
@@ -95,6 +95,12 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     if report.gains:
         header, rows = training_table(report)
         table = Table(*header, title="first and last version, with 95% intervals")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    if report.tasks:
+        header, rows = task_table(report.tasks)
+        table = Table(*header, title="tasks of lm-eval")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -46,6 +46,9 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     scores = asked.scores | _problems(asked, domain) if domain else {}
     if scores:
         data["evaluate"] = scores
+    if asked.lm_tasks:
+        folder_of = {"folder": asked.lm_folder} if asked.lm_folder else {}
+        data["lm_eval"] = {"tasks": list(asked.lm_tasks), **folder_of}
     if hooks:
         data["hooks"] = hooks
     for change in asked.changes:
@@ -67,6 +70,7 @@ def _placed(asked: OneStage, folder: Path) -> OneStage:
         asked,
         data=[beside(file, folder) for file in asked.data],
         held_out=[beside(file, folder) for file in asked.held_out],
+        lm_folder=beside(asked.lm_folder, folder) if asked.lm_folder else "",
     )
 
 

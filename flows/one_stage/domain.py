@@ -74,10 +74,13 @@ def expert_name(asked: OneStage) -> str:
 
 def _none(asked: OneStage) -> None:
     """Raises InputError where the stage needs problems."""
+    if asked.lm_tasks:
+        return
     if asked.kind != "sft":
         raise InputError(
             f"{asked.kind} needs problems: give --domain ({', '.join(OURS)}, or your own as"
             " file.py:Class) or --data with files of prompts and references"
+            + (", or --lm-eval with tasks of lm-eval" if asked.kind == "evaluate" else "")
         )
     if not asked.data:
         raise InputError(

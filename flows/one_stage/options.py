@@ -33,6 +33,10 @@ class OneStage:
     """passes over the files, where `settings` have no steps"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """how the models are evaluated, as a recipe writes it"""
+    lm_tasks: Sequence[str] = ()
+    """of lm-eval"""
+    lm_folder: str = ""
+    """of the user's own tasks of lm-eval"""
     seed: int = 0
     name: str = ""
     changes: Sequence[str] = ()

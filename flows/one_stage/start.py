@@ -11,7 +11,7 @@ from rich.console import Console
 from flows.command.run import start_flow
 from flows.one_stage.build import as_yaml, recipe_data, validated
 from flows.one_stage.options import OneStage
-from flows.plan import EVALUATE
+from flows.plan import SCORING
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
@@ -43,7 +43,7 @@ def start_one(
 
 def _last(recipe: Recipe) -> str:
     """The stage itself, without what scores it."""
-    return [stage.name for stage in plan_post_train(recipe) if stage.name != EVALUATE][-1]
+    return [stage.name for stage in plan_post_train(recipe) if stage.name not in SCORING][-1]
 
 
 def _written(asked: OneStage, data: dict[str, Any], save: str, chosen: ChosenStages) -> str:

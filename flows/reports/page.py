@@ -19,14 +19,16 @@ from flows.reports.report import (
     Report,
     context_notes,
     markdown_table,
+    read_task_scores,
     score_table,
     stage_table,
+    task_table,
     training_table,
 )
 from flows.reports.reproduce import origin_of
 from flows.reports.sample_files import read_pieces, read_samples
 from flows.reports.samples import sample_set
-from flows.reports.score_cells import score_tables
+from flows.reports.score_cells import score_tables, task_tables
 from flows.reports.seconds import WHAT, seconds_of
 from flows.reports.stage_view import StageView, stage_views
 from flows.reports.timeline_picture import timeline_picture
@@ -69,7 +71,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         notes=context_notes(report, recipe),
         rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),
-        tables=tables,
+        tables=[*tables, *task_tables(read_task_scores(record))],
         charts=charts_of(views, report.curves),
         spans=_spans(views),
         what=WHAT,
@@ -122,6 +124,7 @@ def markdown(report: Report, said: list[str]) -> str:
             markdown_table(*score_table(report.greedy)),
             "#### First and last version, with 95% intervals",
             markdown_table(*training_table(report)),
+            *_markdown_tasks(report),
             *_markdown_rounds(report),
             *_markdown_curves(report),
             "#### Stages",
@@ -129,6 +132,12 @@ def markdown(report: Report, said: list[str]) -> str:
             "\n".join(f"- {note}" for note in said),
         ]
     )
+
+
+def _markdown_tasks(report: Report) -> list[str]:
+    if not report.tasks:
+        return []
+    return ["#### Tasks of lm-eval", markdown_table(*task_table(report.tasks))]
 
 
 def _markdown_rounds(report: Report) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from curricula.registry import BUILT_IN
-from flows.plan import BASE, EVALUATE, PlannedStage, versions_of
+from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
 from flows.rounds.promotion import Round, rounds_of
@@ -21,6 +21,7 @@ from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.evaluate.statistics import paired_gain
+from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve
 
 Scores = dict[str, dict[str, float]]
@@ -63,6 +64,8 @@ class Report(Config):
     """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
     intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
     """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
+    tasks: Scores = Field(default_factory=dict[str, dict[str, float]])
+    """model -> task and metric of lm-eval -> its value, e.g. `arc_easy acc`"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
     """by expert: its last version against its first, on the same problems of its domain"""
     versions: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
@@ -100,6 +103,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         greedy=content.get("greedy", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
+        tasks=read_task_scores(record).get("scores", {}),
         gains=_gains(content, recipe, versions) if content else {},
         versions=versions,
         curves={
@@ -124,6 +128,12 @@ def read_scores(record: RunRecord, stage: StageRecord | None) -> dict[str, Any]:
             f"create it again with `tributary resume {record.run}`"
         )
     return json.loads((artifacts.local(found) / "scores.json").read_text())
+
+
+def read_task_scores(record: RunRecord) -> dict[str, Any]:
+    """Content of the lm-eval stage's `task_scores.json`; empty while it is not done."""
+    data = read_file(record, record.stages().get(LM_EVAL), TASK_SCORES_FILE)
+    return {} if data is None else json.loads(data)
 
 
 def read_file(record: RunRecord, stage: StageRecord | None, name: str) -> bytes | None:
@@ -184,6 +194,12 @@ def score_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
         for model, row in scores.items()
     ]
     return ["model", *domains, "mean"], rows
+
+
+def task_table(tasks: Scores) -> tuple[list[str], list[list[str]]]:
+    """Header and rows as text: tasks by row, as there may be many."""
+    rows = [[task, *(_cell(row.get(task)) for row in tasks.values())] for task in domains_of(tasks)]
+    return ["lm-eval task", *tasks], rows
 
 
 def training_table(report: Report) -> tuple[list[str], list[list[str]]]:

@@ -35,6 +35,11 @@ class ScoreTable:
     rows: dict[str, dict[str, ScoreCell]]
     """model -> domain, or `mean`, -> cell"""
 
+    @property
+    def columns(self) -> list[str]:
+        has_mean = any(MEAN in row for row in self.rows.values())
+        return [*self.domains, *([MEAN] if has_mean else [])]
+
 
 def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
     """At temperature 1, greedy, and best of each k; `scores` is the content of `scores.json`."""
@@ -58,6 +63,15 @@ def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
         }
         tables.append(ScoreTable(title, domains, rows))
     return tables
+
+
+def task_tables(content: Mapping[str, Any]) -> list[ScoreTable]:
+    """Of the content of `task_scores.json`; none where there is none."""
+    rows: dict[str, dict[str, ScoreCell]] = {}
+    for cell in content.get("cells", []):
+        shown = ScoreCell(cell["value"], cell["low"], cell["high"], cell["documents"], 1)
+        rows.setdefault(cell["model"], {})[f"{cell['task']} {cell['metric']}"] = shown
+    return [ScoreTable("lm-eval", list(next(iter(rows.values()))), rows)] if rows else []
 
 
 def _row(

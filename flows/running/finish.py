@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flows.plan import EVALUATE, PlannedStage
 from flows.reports.page import report_path, write_page
-from flows.reports.report import Report, build_report, read_scores
+from flows.reports.report import Report, build_report, read_scores, read_task_scores
 from flows.rounds.promotion import best_of_rounds, rounds_of
 from flows.running.run import RecipeRun
 from infra.store.artifacts import ArtifactRecord
@@ -19,6 +19,7 @@ def conclude(
     content = read_scores(run.record, run.record.stage(EVALUATE))
     scores = content.get("scores", {})
     run.tracked.scores(plan, scores)
+    run.tracked.task_scores(plan, read_task_scores(run.record).get("scores", {}))
     rounds = rounds_of(run.record.head(), run.recipe, plan, content)
     run.tracked.rounds(rounds)
     best = best_of_rounds(rounds)

@@ -57,7 +57,7 @@ def stage_note(
 
 
 def _outcome(record: ArtifactRecord) -> str:
-    scores = {k: v for k, v in sorted(record.metrics.items()) if k.startswith("score/")}
+    scores = {k: v for k, v in sorted(record.metrics.items()) if k.startswith(("score/", "task/"))}
     shown = {name: record.metrics[name] for name in _HEADLINES if name in record.metrics}
     shown |= dict(list(scores.items())[:_MOST_SCORES])
     if not shown:

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 COMPARED = ("outcome_mean", "entropy")
 """curves that tell how experts learn, of every stage that trains a policy"""
+LEARNED = ("loss",)
+"""the curve of stages that learn from data, for runs without a policy"""
 BEST = "best"
 """alias of a model's best version"""
 BY_ROUNDS = {"tributary.best_by": "distill-rounds"}
@@ -48,6 +50,8 @@ class TrackedRun:
         self._curves: dict[str, str] = {}
         """runs with the curves of stages that train a policy on its own samples: a cached stage's
         are in the run that made it"""
+        self._losses: dict[str, str] = {}
+        """the same of stages that learn from data"""
         if tracker is not None:
             params = {
                 "recipe": recipe.name,
@@ -127,6 +131,8 @@ class TrackedRun:
         self._runs[planned.name] = run
         if planned.spec.policy is not None:
             self._curves[planned.name] = curves or run
+        elif planned.spec.trained_roles:
+            self._losses[planned.name] = curves or run
 
     def register(
         self,
@@ -183,12 +189,13 @@ class TrackedRun:
         """The run, the experts' curves in one picture, and all runs with their scores."""
         if self.tracker is None:
             return {}
-        curves = list(dict.fromkeys(self._curves.values()))
+        curves = list(dict.fromkeys((self._curves or self._losses).values()))
+        shown = COMPARED if self._curves else LEARNED
         with _tolerated("links"):
             everything = self.tracker.url()
             return {
                 "MLflow run": self.tracker.url(self.parent),
-                "MLflow comparison": self.tracker.curves_url(curves, COMPARED)
+                "MLflow comparison": self.tracker.curves_url(curves, shown)
                 if curves
                 else everything,
                 "MLflow scores": everything,
@@ -225,6 +232,17 @@ class TrackedRun:
             models = [p.scored_as for p in versions if p.scored_as == p.model]
             columns = [f"metrics.score/{model}" for model in models]
             self.tracker.show_columns([*columns, "params.seed"], last)
+
+    def task_scores(self, plan: Sequence[PlannedStage], tasks: Scores) -> None:
+        """Those of lm-eval, as metrics of the parent run and of the stage that made each model."""
+        if self.tracker is None:
+            return
+        stages = {p.scored_as: p.name for p in plan if p.scored_as}
+        for model, row in tasks.items():
+            named = {task.replace(" ", "/"): value for task, value in row.items()}
+            self.tracker.log(self.parent, 0, {f"task/{model}/{t}": v for t, v in named.items()})
+            if run := self._runs.get(stages.get(model, "")):
+                self.tracker.log(run, 0, {f"task/{t}": v for t, v in named.items()})
 
     def rounds(self, rounds: Sequence[Round]) -> None:
         """The curve of a series, as metrics of the parent run with the round as step."""

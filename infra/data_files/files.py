@@ -113,6 +113,18 @@ def fingerprint(patterns: Sequence[str]) -> dict[str, list[Any]]:
     return {f"{number}: {file.name}": _hashed(file) for number, file in _numbered(patterns)}
 
 
+def files_below(folder: str) -> dict[str, str]:
+    """sha256 of every file of a local folder, by its path there; what Python leaves is left out.
+    Raises InputError for a folder that is missing or empty."""
+    root = Path(folder)
+    found = [p for p in sorted(root.rglob("*")) if p.is_file() and "__pycache__" not in p.parts]
+    if not found:
+        raise InputError(f"{folder} is no folder with files; give one that the stages reach, too")
+    return {
+        p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in found
+    }
+
+
 def _numbered(patterns: Sequence[str]) -> Iterator[tuple[int, DataFile]]:
     """With their places: the order of the rows follows from the order of the files."""
     yield from enumerate(find_files(patterns), 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
@@ -51,13 +50,14 @@ def import_model(url: str, folder: Path) -> dict[str, float]:
 
 
 def _convert(files: ModelFiles, folder: Path) -> None:
-    """From Megatron's dist_checkpointing, which only a folder of this machine can be read as."""
+    """From Megatron's dist_checkpointing, which is read where it is, or as a temporary copy."""
     from engines.megatron.convert.write_hf import write_hf_folder
 
-    with TemporaryDirectory(prefix="tributary-dist-") as scratch:
-        for name in files.sizes:
-            files.copy(name, Path(scratch))
-        write_hf_folder(Path(scratch), Path(scratch), folder)
+    with files.on_this_machine(list(files.sizes)) as local:
+        try:
+            write_hf_folder(local, local, folder)
+        except InputError as error:
+            raise InputError(f"base.folder: {error}") from error
 
 
 def _is_finite(folder: Path, tensor: StoredTensor) -> bool:

@@ -24,7 +24,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
-    say_left_out,
+    read_rows,
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
@@ -49,7 +49,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             ),
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
-        say_left_out(context, domains)
+        await read_rows(context, domains)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []

@@ -21,12 +21,13 @@ from engines.sglang.spec import FleetSpec
 from infra.code.digest import NeutralKeys, content_of, digest_of
 from infra.code.identity import CodeIdentity, LookedUp, code_identity
 from infra.config import Config
-from infra.data_files.files import fingerprint
+from infra.data_files.files import files_below, fingerprint
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
 from infra.hub import hub_name, is_hub_name, pinned
 from infra.user_files import InstalledFiles
 from tasks.domain import CurriculumSpec
+from tasks.lm_eval.spec import LmEvalSettings
 from tasks.message_files.spec import MessageFiles
 from tasks.model_folder.location import expanded
 from tasks.registry import module_of, name_of
@@ -138,6 +139,8 @@ def _put_file_contents(value: Any, content: Any) -> None:
     """In place of the names of the user's own files, what they hold."""
     if isinstance(value, MessageFiles | PromptSource):
         content["files"] = fingerprint(value.files)
+    elif isinstance(value, LmEvalSettings):
+        content["folder"] = files_below(value.folder) if value.folder else {}
     elif isinstance(value, CurriculumSpec):
         if value.name == "files":
             options = PromptFiles.model_validate(value.options)

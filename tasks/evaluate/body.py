@@ -18,7 +18,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
-    say_left_out,
+    read_rows,
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
@@ -41,7 +41,7 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
             ),
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
-        say_left_out(context, domains)
+        await read_rows(context, domains)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
         began = time.monotonic()

@@ -31,7 +31,7 @@ from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
 from infra.trace_file import write_trace
-from tasks.resources import lease_fleet, open_parts, say_left_out
+from tasks.resources import lease_fleet, open_parts, read_rows
 from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
@@ -64,7 +64,7 @@ async def train(
                 stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
             ),
         )
-        say_left_out(context, domains)
+        await read_rows(context, domains)
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())

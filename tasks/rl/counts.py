@@ -28,12 +28,14 @@ class RlCounts:
     def observe(self, result: StepResult) -> None:
         """Take one step in."""
         sampled = result.sampled
+        trained = len(result.groups) if result.trained or result.critic else 0
         self._rollouts.update(str(s.status) for s in first_samples(sampled.groups))
         self._groups.update(
             {
                 "sampled": len(sampled.groups),
-                "trained on": len(result.groups),
-                "trained on again": result.reused,
+                "trained on": trained,
+                "trained on again": result.reused if trained else 0,
+                "of skipped steps": len(result.groups) - trained,
                 "too old to train on": sampled.stale + len(result.dropped),
             }
         )

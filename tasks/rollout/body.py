@@ -19,7 +19,7 @@ from tasks.resources import (
     keep_rollouts,
     lease_fleet,
     open_parts,
-    say_left_out,
+    read_rows,
     unless_stopped,
 )
 from tasks.rollout.spec import RolloutSpec
@@ -43,7 +43,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         roller = await rollers.of(model, chat)
-        say_left_out(context, domains)
+        await read_rows(context, domains)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []

@@ -12,10 +12,12 @@ from engines.devices.host_agent import HostAgent
 from engines.sglang.http import call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.slots import ServerSlots
+from engines.sglang.servers.slots import Place, ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.integration.megatron.megatron_ranks import Ranks
 from tests.parts.tiny import tiny_model
+
+PLACES = dict.fromkeys(("server-0", "server-1"), Place(tp=1))
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class SglangPair:
     other_model: Path
     """same architecture, other weights"""
 
-    names = ("server-0", "server-1")
+    names = tuple(PLACES)
 
     @property
     def urls(self) -> list[str]:
@@ -46,7 +48,7 @@ class SglangPair:
 
     def reset(self, version: int = 0) -> None:
         """Both servers alive, in the router, serving `model` as `version`."""
-        self.slots.prepare(self.names, FleetSpec(), self.model, 1, version)
+        self.slots.prepare(PLACES, FleetSpec(), self.model, version)
 
 
 @pytest.fixture(scope="package")
@@ -65,7 +67,7 @@ def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPai
     slots = ServerSlots(HostAgent(folder / "logs", 0))
     try:
         slots.grow(2)
-        router = slots.prepare(SglangPair.names, FleetSpec(), model, 1, 0)
+        router = slots.prepare(PLACES, FleetSpec(), model, 0)
         yield SglangPair(slots, router, model, other)
     finally:
         slots.close()

@@ -14,7 +14,7 @@ from engines.rollout.loop import Loop
 from engines.rollout.records.take_log import Take, TakeLog
 from engines.rollout.records.trained_rollouts import TrainedRollouts
 from engines.step_inputs import TrainedStep
-from engines.weights import PublishReport
+from engines.weights.report import PublishReport
 from tests.parts.rollout_parts import Policy, domain, producer_of, roller
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.weights import PublishReport, Transport
 from engines.weights.broadcast import Broadcast
 from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.model_folder import WholeTensor
+from engines.weights.report import PublishReport
 from engines.weights.shared_memory import SharedMemory
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 
 TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "shared memory": lambda _: SharedMemory(),

@@ -6,7 +6,6 @@ Both in one process, which holds the whole model.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
 from engines.megatron import device
 from engines.megatron.convert.dist_folder import DistWeights, parameters
-from engines.megatron.convert.write_hf import write_hf_folder
+from engines.megatron.convert.write_hf import copy_descriptions
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import load_weights
 from engines.megatron.model import PackedModel, build_model, transformer_config
@@ -31,9 +30,6 @@ from engines.megatron.spec import Parallel
 from engines.megatron.train.checkpoint import FULLY_RESHARDABLE, seed_all
 from engines.megatron.train.pack import FlatSequences, build_pack
 
-__all__ = ["largest_difference", "write_dist_folder", "write_hf_folder"]
-
-_NOT_COPIED = (".safetensors", ".parquet", ".jsonl")
 _SEQUENCES, _LONGEST = 4, 64
 
 
@@ -50,9 +46,7 @@ def write_dist_folder(source: Path, folder: Path) -> None:
             state = model.sharded_state_dict(metadata=dict(FULLY_RESHARDABLE))
             strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
             dist_checkpointing.save(state, str(folder), strategy)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix not in _NOT_COPIED:
-            shutil.copyfile(path, folder / path.name)
+    copy_descriptions(source, folder)
 
 
 def largest_difference(dist: Path, hf: Path) -> float:

@@ -57,16 +57,28 @@ class DistWeights:
         tensors = {name: entry for name, entry in stored.items() if hasattr(entry, "size")}
         self.sizes: dict[str, tuple[int, ...]] = {n: tuple(e.size) for n, e in tensors.items()}
         self._types = {name: entry.properties.dtype for name, entry in tensors.items()}
+        self._stack: tuple[str, Tensor] | None = None
+        """of all layers' parameters of a kind, the one that was read last"""
 
     def read(self, name: str, layer: int | None, num_layers: int) -> Tensor:
-        """A parameter; `name` is that of one layer, without its prefix, where `layer` is given."""
+        """A parameter; `name` is that of one layer, without its prefix, where `layer` is given. Ask
+        for all layers of one name, as `parameters` does: what is stored in one is then read once.
+        """
+        key, is_stacked = self._key(name, layer, num_layers)
+        if not is_stacked:
+            return self._load(key)
+        if self._stack is None or self._stack[0] != key:
+            self._stack = None  # before another one is in memory
+            self._stack = key, self._load(key)
+        return self._stack[1][layer]
+
+    def _load(self, key: str) -> Tensor:
         import torch
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        key, is_stacked = self._key(name, layer, num_layers)
         whole = torch.empty(self.sizes[key], dtype=self._types[key])
         load({key: whole}, storage_reader=self._reader, no_dist=True)
-        return whole[layer] if is_stacked else whole
+        return whole
 
     def _key(self, name: str, layer: int | None, num_layers: int) -> tuple[str, bool]:
         """What it is stored as, and whether with all other layers."""
@@ -88,10 +100,10 @@ class DistWeights:
 
 
 def parameters(shape: ModelShape) -> Iterator[tuple[str, int | None]]:
-    """Name and layer of every parameter of an unsplit model."""
+    """Name and layer of every parameter of an unsplit model; all layers of one name in a row."""
     for name, tensor in shape.family.tensors.top.items():
         if tensor.name != OUTPUT or not shape.is_tied:
             yield name, None
-    for layer in range(shape.num_layers):
-        for name in shape.family.tensors.layer:
+    for name in shape.family.tensors.layer:
+        for layer in range(shape.num_layers):
             yield name, layer

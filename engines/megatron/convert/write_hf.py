@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 from engines.families.common.config import read_config
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
-from engines.families.common.tensors import HfTensor
+from engines.families.common.tensors import INDEX, HfTensor
 from engines.megatron.convert.dist_folder import DistWeights, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COPIED = (".json", ".jinja", ".txt", ".model", ".md")
-_NOT_COPIED = ("metadata.json", "model.safetensors.index.json")
+_COPIED = (".json", ".jinja", ".txt", ".model", ".md", "LICENSE")
+"""ends of the names of files that say what a model is"""
+_NOT_COPIED = ("metadata.json", INDEX)
+"""of these, what says how one folder stores the weights"""
 
 
 def write_hf_folder(source: Path, like: Path, folder: Path) -> None:
@@ -29,8 +31,13 @@ def write_hf_folder(source: Path, like: Path, folder: Path) -> None:
     weights = DistWeights(source)
     folder.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(dict(_tensors(weights, shape)), folder)
-    for path in sorted(like.iterdir()):
-        if path.is_file() and path.suffix in _COPIED and path.name not in _NOT_COPIED:
+    copy_descriptions(like, folder)
+
+
+def copy_descriptions(source: Path, folder: Path) -> None:
+    """Copy a model's configuration and tokenizer, and what a person may read about it."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name.endswith(_COPIED) and path.name not in _NOT_COPIED:
             shutil.copyfile(path, folder / path.name)
 
 

@@ -1,11 +1,7 @@
 """Laying sequences end to end for one forward pass of one rank.
 
 Everything a layer needs to know about the layout is computed here once per micro-batch, with
-numpy, and not once per layer. Axes: T tokens of this rank's pack, R trained rows, B sequences,
-S longest sequence.
-
-Context parallelism cuts each sequence in 2 x cp chunks; rank r holds chunks r and 2cp-1-r
-("zigzag"), so that causal attention weighs about the same on every rank.
+numpy, and not once per layer. Axes: T tokens of this rank's pack, R trained rows, B sequences.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ from torch import Tensor
 
 from engines.batching import MicroBatch
 from engines.megatron.parallel import Layout
+from engines.megatron.train.spans import Block, Ints, Spans
 
-Ints = NDArray[np.int64]
 Values: TypeAlias = "Sequence[Any] | NDArray[Any]"
 """one for each token"""
 
@@ -89,15 +85,12 @@ class Pack(PackedSeqParams):
     """[B] indices of the pack's sequences in the FlatSequences, on the host"""
     num_sequences: int = 0
     """how many of `sequences` are there to be trained: 0 in a pack of padding"""
-    q_slots: Tensor | None = None
-    """[T] where each token goes in a right-padded [B, S]; None if the pack is that already"""
-    q_shape: tuple[int, int] = (0, 0)
-    """(B, S) of this rank's queries"""
-    k_slots: Tensor | None = None
-    """[cp * T] the same for the keys of all context-parallel ranks, gathered; None without cp"""
-    k_shape: tuple[int, int] = (0, 0)
-    mask: Tensor | None = None
-    """[B, 1, S_q, S_k] which keys a query may see; None without cp: plainly causal"""
+    blocks: Sequence[Block] = ()
+    """what attention takes in one call each"""
+    slots: Tensor | None = None
+    """where each token of the first block goes when its sequences are padded; None: they are not"""
+    key_rows: Tensor | None = None
+    """[K] the spans' keys among the tokens of all context-parallel ranks; None without cp"""
 
 
 def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack:
@@ -113,7 +106,8 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
     padded = -(-lengths // align) * align
     # Sequence parallelism splits the pack's tokens over the tensor-parallel ranks.
     padded[-1] += -int(padded.sum()) % (align * tp)
-    segment, offset, position = _local_tokens(padded, cp, layout.cp_rank)
+    spans = Spans.of(padded, cp, layout.cp_rank)
+    segment, position = spans.tokens()
 
     last = lengths[segment] - 1
     source = starts[segment] + np.minimum(position, last)
@@ -122,16 +116,16 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
     rows = np.flatnonzero(is_trained)
     targets = successor[rows]
 
-    cu = _to_device(np.concatenate([[0], np.cumsum(padded)]).astype(np.int32))
-    longest = int(padded.max())
-    pack = Pack(
+    ends_q, ends_k = (_to_device(_ends(sizes)) for sizes in (spans.queries, spans.keys))
+    blocks = spans.blocks()
+    return Pack(
         qkv_format="thd",
-        cu_seqlens_q=cu,
-        cu_seqlens_kv=cu,
-        cu_seqlens_q_padded=cu,
-        cu_seqlens_kv_padded=cu,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        cu_seqlens_q=ends_q,
+        cu_seqlens_kv=ends_k,
+        cu_seqlens_q_padded=ends_q,
+        cu_seqlens_kv_padded=ends_k,
+        max_seqlen_q=int(spans.queries.max()),
+        max_seqlen_kv=int(spans.keys.max()),
         input_ids=_to_device(flat.tokens[source])[None],
         positions=_to_device(position),
         rows=_to_device(rows),
@@ -141,44 +135,15 @@ def build_pack(flat: FlatSequences, indices: MicroBatch, layout: Layout) -> Pack
         segment_of_row=segment[rows],
         sequences=chosen,
         num_sequences=len(indices),
+        blocks=blocks,
+        slots=_to_device(spans.slots(blocks[0])) if blocks[0].is_padded else None,
+        key_rows=_to_device(spans.key_rows(padded, cp)) if cp > 1 else None,
     )
-    _lay_out_attention(pack, padded, segment, offset, position, layout)
-    return pack
 
 
-def _local_tokens(padded: Ints, cp: int, cp_rank: int) -> tuple[Ints, Ints, Ints]:
-    """Of each token this rank holds: its sequence, its index among the rank's tokens of that
-    sequence, and its position in the whole sequence. Each [T]."""
-    held = padded // cp
-    segment = np.repeat(np.arange(len(padded)), held)
-    offset = np.arange(int(held.sum())) - np.repeat(np.cumsum(held) - held, held)
-    if cp == 1:
-        return segment, offset, offset
-    chunk = (padded // (2 * cp))[segment]
-    position = np.where(
-        offset < chunk, cp_rank * chunk + offset, (2 * cp - 2 - cp_rank) * chunk + offset
-    )
-    return segment, offset, position
-
-
-def _lay_out_attention(
-    pack: Pack, padded: Ints, segment: Ints, offset: Ints, position: Ints, layout: Layout
-) -> None:
-    cp = layout.parallel.cp
-    num, longest = len(padded), int(padded.max())
-    longest_held = longest // cp
-    pack.q_shape = (num, longest_held)
-    if num * longest_held != len(segment):
-        pack.q_slots = _to_device(segment * longest_held + offset)
-    if cp == 1:
-        return
-    pack.k_shape = (num, longest)
-    positions = [_local_tokens(padded, cp, rank)[2] for rank in range(cp)]
-    pack.k_slots = _to_device(np.concatenate([segment * longest + p for p in positions]))
-    # Padding queries see the first key only: their output is dropped, but must not be NaN.
-    query_position = np.zeros((num, longest_held), np.int64)
-    query_position[segment, offset] = position
-    pack.mask = _to_device(np.arange(longest) <= query_position[:, None, :, None])
+def _ends(sizes: Ints) -> NDArray[np.int32]:
+    """0 and the running sums of sizes, as the kernels want them."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def _to_device(array: NDArray[Any]) -> Tensor:

@@ -149,6 +149,7 @@ def on_device(emptied: Collection[int], shown: int = 5) -> tuple[int, tuple[str,
             storage = thing.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in emptied:
                 sizes[storage.data_ptr()] = (storage.nbytes(), _described(thing))
+    ctypes.CDLL(None).malloc_trim(0)  # the list of all objects has megabytes
     largest = sorted(sizes.values(), reverse=True)
     seen = sum(size for size, _ in largest)
     total = torch.cuda.memory_allocated() if place == "cuda" else seen

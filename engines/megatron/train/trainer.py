@@ -19,11 +19,11 @@ from engines.megatron.train.rl_step import token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs, TrainedStep
-from engines.weights import PublishReport, Transport
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import gpu_of
+from engines.weights.report import PublishReport
 from engines.weights.spec import WeightTransport
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 from infra.errors import EngineError
 
 __all__ = ["RlTrainer", "start_parallel", "stop_parallel"]

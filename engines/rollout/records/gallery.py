@@ -115,7 +115,7 @@ class Gallery:
         """Its text, and the positions where the loss mask changes in it."""
         start, text, cuts = sample.num_prompt_tokens, "", list[int]()
         mask = sample.loss_mask[start:]
-        edges = [i + 1 for i in range(len(mask) - 1) if mask[i] != mask[i + 1]]
+        edges = ((mask[1:] != mask[:-1]).nonzero()[0] + 1).tolist()
         for begin, end in pairwise([0, *edges, len(mask)]):
             text += self.chat.decode(sample.tokens[start + begin : start + end])
             cuts.append(len(text))

@@ -14,7 +14,7 @@ from infra.errors import EngineError
 from infra.processes.ports import free_ports
 from infra.server_keys import key_of
 
-START_S = 60.0
+START_S = 180.0
 _CHANGE_S = 30.0
 _CONTROL_S = 10.0
 _NO_FLAGS: Mapping[str, object] = {}

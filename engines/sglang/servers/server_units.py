@@ -260,7 +260,8 @@ class ServerUnits:
                 await asyncio.to_thread(server.answer, self._hung_s)
                 await asyncio.sleep(_ASK_EVERY_S)
         except EngineError as error:
-            is_current = self._fleets.get(lease.id) is fleet
+            is_awake = "weights" in fleet.parts
+            is_current = self._fleets.get(lease.id) is fleet and is_awake
             if server is not None and is_current and server.is_alive:
                 _log.warning("%s hangs: %s", name, error)
                 await asyncio.to_thread(server.stop)  # not its slot: that may have another by now

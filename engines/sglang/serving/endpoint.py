@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -76,6 +77,8 @@ class Endpoint:
         self._parents: list[ChildProcesses] = []
         self._parts: list[Server | Router] = []
         self._gateway: Gateway | None = None
+        self._devices = 0
+        """that servers have, from the first one on"""
 
     @property
     def server_urls(self) -> list[str]:
@@ -123,8 +126,8 @@ class Endpoint:
     def _servers(self, engines: ChildProcesses, model: ServedModel) -> list[Server]:
         made: list[Server] = []
         for number in range(model.servers):
-            taken = sum(isinstance(part, Server) for part in self._parts)
-            device = taken * model.tp if has_cuda() else 0
+            device = self._devices if has_cuda() else 0
+            self._devices += model.tp
             name = f"{_file_name(model.name)}-{number}"
             made.append(Server(engines, name, model.spec(), model.folder, model.tp, None, device))
             self._parts.append(made[-1])
@@ -144,12 +147,14 @@ class Endpoint:
 
     def close(self) -> None:
         """End every process of it; doing it twice is harmless."""
-        if self._gateway is not None:
-            self._gateway.close()
-        if self._key:
-            forget_key(self.url)
-        while self._parents:
-            self._parents.pop().close()
+        with ExitStack() as stack:  # what cannot be ended keeps nothing else from ending
+            for parent in self._parents:
+                stack.callback(parent.close)
+            if self._key:
+                stack.callback(forget_key, self.url)
+            if self._gateway is not None:
+                stack.callback(self._gateway.close)
+        self._parents.clear()
 
     def _children(self, preloaded: str) -> ChildProcesses:
         self._parents.append(ChildProcesses(self._logs, preloaded))

@@ -46,9 +46,11 @@ class Gateway:
     def close(self) -> None:
         """End it, with the requests that it is about; doing it twice is harmless."""
         if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_END_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_END_S)
+            try:
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_END_S)
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_END_S)
             self._loop.close()
 
     async def _listen(self, host: str, port: int) -> None:
@@ -96,9 +98,10 @@ class Gateway:
         """What the router answers, piece by piece as it comes."""
         assert self._session is not None
         kind = {"Content-Type": "application/json"}
+        answer = web.StreamResponse()
         try:
             async with self._session.post(router + request.path, data=body, headers=kind) as found:
-                answer = web.StreamResponse(status=found.status)
+                answer.set_status(found.status)
                 answer.content_type = found.content_type
                 await answer.prepare(request)
                 async for piece in found.content.iter_any():
@@ -106,7 +109,12 @@ class Gateway:
                 await answer.write_eof()
                 return answer
         except aiohttp.ClientError as error:
-            return _error(502, f"the model's router does not answer: {error}", "unavailable")
+            if not answer.prepared:
+                return _error(502, f"the model's router does not answer: {error}", "unavailable")
+            # A part of the answer is sent: that the rest is missing shows in a broken connection.
+            if request.transport is not None:
+                request.transport.abort()
+            return answer
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.types import Curriculum, Environment
+from engines.types import Curriculum, Environment, RowCurriculum
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.imported import imported
 from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
@@ -76,4 +76,15 @@ def try_changed(placed: PlacedCurriculum, attempts: Attempts) -> None:
     from curricula.registry import build
 
     named = placed.curriculum
-    attempts.call(placed.where, named.name, lambda: build(named.name, named.options))
+    fine, made = attempts.call(placed.where, named.name, lambda: build(named.name, named.options))
+    if fine:
+        read_rows(placed.where, named.name, made, attempts)
+
+
+def read_rows(where: str, name: str, curriculum: Curriculum, attempts: Attempts) -> bool:
+    """Whether a user's own files can be read, if the curriculum has any; cautions of their rows."""
+    if not isinstance(curriculum, RowCurriculum):
+        return True
+    fine, left_out = attempts.call(where, name, lambda: list(curriculum.left_out))
+    attempts.cautions += [f"{where}: {line}" for line in left_out or ()]
+    return fine

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from engines.draws import draw_examples
-from engines.types import RowCurriculum
 from flows.checks.trial.bounded_steps import Attempts, Observer
 from flows.checks.trial.custom import try_custom
 from flows.checks.trial.demonstrations import render
 from flows.checks.trial.driver import try_driver
 from flows.checks.trial.environment import try_environment
-from flows.checks.trial.live_parts import build_parts, try_changed
+from flows.checks.trial.live_parts import build_parts, read_rows, try_changed
 from flows.checks.trial.problems import try_problems
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
@@ -41,9 +40,9 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     live = build_parts(placed, attempts)
     if live is None:
         return
+    if not read_rows(f"{live.where}.curriculum", live.name, live.curriculum, attempts):
+        return
     try_problems(live, placed.counts, request.seed, attempts)
-    if isinstance(live.curriculum, RowCurriculum):
-        attempts.cautions += [f"{live.where}.curriculum: {x}" for x in live.curriculum.left_out]
     count = min(_SHOWN, placed.counts.get("sft", _SHOWN))
     fine, shown = attempts.call(
         f"{live.where}.curriculum",

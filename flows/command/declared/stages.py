@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -70,6 +71,38 @@ Print = Annotated[
 ]
 Save = Annotated[str, Parameter(help="write the recipe to this file, too")]
 Here = Annotated[bool, Parameter(negative=(), help="run without the Prefect server")]
+LmTasks = Annotated[
+    list[str],
+    Parameter(name="--lm-eval", negative=(), help="a task of lm-eval; may be repeated"),
+]
+LmFolder = Annotated[str, Parameter(help="folder of your own tasks of lm-eval")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all four commands take beside their data."""
+
+    model: Model
+    domain: Domain = ""
+    reward: Reward | None = None
+    columns: Columns | None = None
+    max_new_tokens: Tokens | None = None
+    seed: Seed = 0
+    name: Name = ""
+    set_: Set | None = None
+    print_: Print = False
+    save: Save = ""
+    in_process: Here = False
+    root: Root = ""
+
+    def asked(self) -> dict[str, Any]:
+        """Fields of `OneStage`."""
+        return {
+            "model": self.model, "domain": self.domain, "rewards": self.reward or [],
+            "columns": self.columns or [], "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed, "name": self.name, "changes": self.set_ or [], "root": self.root,
+        }  # fmt: skip
 
 
 @app.command(
@@ -81,34 +114,20 @@ Here = Annotated[bool, Parameter(negative=(), help="run without the Prefect serv
 )
 def sft(
     *,
-    model: Model,
     data: Chats | None = None,
-    domain: Domain = "",
-    reward: Reward | None = None,
-    columns: Columns | None = None,
     steps: Steps | None = None,
     epochs: Annotated[float, Parameter(help="passes over the files, without --steps")] = 1.0,
     batch_size: Annotated[int, Parameter(help="sequences per optimizer step")] = 16,
     lr: Lr = 1e-5,
-    max_new_tokens: Tokens | None = None,
     evaluate: Evaluate = True,
-    seed: Seed = 0,
-    name: Name = "",
-    set_: Set | None = None,
-    print_: Print = False,
-    save: Save = "",
-    in_process: Here = False,
-    root: Root = "",
+    shared: Shared,
 ) -> int:
     """Train a model on conversations: your own files, or a domain's demonstrations.
 
     Prints the recipe that this stands for, and runs it.
     """
     settings = _given(steps=steps, batch_size=batch_size) | {"optimizer": {"lr": lr}}
-    asked: dict[str, Any] = {"model": model, "data": data, "domain": domain, "rewards": reward}
-    asked |= {"columns": columns, "max_new_tokens": max_new_tokens, "settings": settings}
-    asked |= {"epochs": epochs, "seed": seed, "name": name, "changes": set_, "root": root}
-    return _start("sft", asked, print_, save, evaluate, in_process)
+    return _start("sft", shared, evaluate, data=data, settings=settings, epochs=epochs)
 
 
 @app.command(
@@ -120,26 +139,15 @@ def sft(
 )
 def rl(
     *,
-    model: Model,
     data: Prompts | None = None,
     held_out: HeldOut | None = None,
-    domain: Domain = "",
-    reward: Reward | None = None,
-    columns: Columns | None = None,
     steps: Steps | None = None,
     problems_per_step: Annotated[int | None, Parameter(help="problems of one step")] = None,
     group_size: Annotated[int | None, Parameter(help="rollouts per problem")] = None,
     preset: Annotated[str, Parameter(help="the algorithm, e.g. grpo, dapo, gspo")] = "grpo",
     lr: Lr = 1e-6,
-    max_new_tokens: Tokens | None = None,
     evaluate: Evaluate = True,
-    seed: Seed = 0,
-    name: Name = "",
-    set_: Set | None = None,
-    print_: Print = False,
-    save: Save = "",
-    in_process: Here = False,
-    root: Root = "",
+    shared: Shared,
 ) -> int:
     """Train a model on its own answers to problems, as a reward judges them.
 
@@ -147,10 +155,7 @@ def rl(
     """
     settings = _given(steps=steps, problems_per_step=problems_per_step, group_size=group_size)
     settings |= {"algorithm": {"preset": preset}, "optimizer": {"lr": lr}}
-    asked: dict[str, Any] = {"model": model, "data": data, "held_out": held_out, "domain": domain}
-    asked |= {"rewards": reward, "columns": columns, "max_new_tokens": max_new_tokens}
-    asked |= {"settings": settings, "seed": seed, "name": name, "changes": set_, "root": root}
-    return _start("rl", asked, print_, save, evaluate, in_process)
+    return _start("rl", shared, evaluate, data=data, held_out=held_out, settings=settings)
 
 
 @app.command(
@@ -161,74 +166,53 @@ def rl(
 )
 def distill(
     *,
-    model: Model,
     data: Prompts | None = None,
-    domain: Domain = "",
-    reward: Reward | None = None,
-    columns: Columns | None = None,
     problems: Problems | None = None,
     samples: Samples | None = None,
-    max_new_tokens: Tokens | None = None,
-    seed: Seed = 0,
-    name: Name = "",
-    set_: Set | None = None,
-    print_: Print = False,
-    save: Save = "",
-    in_process: Here = False,
-    root: Root = "",
+    shared: Shared,
 ) -> int:
     """Make a dataset of a model's answers to problems, those that a reward finds right.
 
     Prints the recipe that this stands for, and runs it.
     """
-    asked: dict[str, Any] = {"model": model, "data": data, "domain": domain, "rewards": reward}
-    asked |= {"columns": columns, "max_new_tokens": max_new_tokens, "seed": seed, "name": name}
-    asked |= {"settings": _given(problems=problems, samples=samples), "changes": set_}
-    return _start("distill", asked | {"root": root}, print_, save, False, in_process)
+    settings = _given(problems=problems, samples=samples)
+    return _start("distill", shared, False, data=data, settings=settings)
 
 
 @app.command(
     help_epilogue=examples(
         "evaluate --model ./qwen --data test.jsonl --reward math",
         "evaluate --model cpu-demo/unified-rl --domain reasoning --samples 8",
+        "evaluate --model agent-rl --lm-eval arc_easy --lm-eval gsm8k",
     )
 )
 def evaluate(
     *,
-    model: Model,
     data: Prompts | None = None,
-    domain: Domain = "",
-    reward: Reward | None = None,
-    columns: Columns | None = None,
     problems: Problems | None = None,
     samples: Samples | None = None,
-    max_new_tokens: Tokens | None = None,
-    seed: Seed = 0,
-    name: Name = "",
-    set_: Set | None = None,
-    print_: Print = False,
-    save: Save = "",
-    in_process: Here = False,
-    root: Root = "",
+    lm_eval: LmTasks | None = None,
+    lm_eval_folder: LmFolder = "",
+    shared: Shared,
 ) -> int:
-    """Score a model on held-out problems of a domain, or on all of your own files.
+    """Score a model on held-out problems of a domain, on all of your own files, or on lm-eval's
+    tasks.
 
     Prints the recipe that this stands for, and runs it.
     """
-    asked: dict[str, Any] = {"model": model, "data": data, "domain": domain, "rewards": reward}
-    asked |= {"columns": columns, "max_new_tokens": max_new_tokens, "seed": seed, "name": name}
-    asked |= {"scores": _given(problems=problems, samples=samples), "changes": set_, "root": root}
-    return _start("evaluate", asked, print_, save, True, in_process)
+    scores = _given(problems=problems, samples=samples)
+    return _start(
+        "evaluate", shared, True, data=data, scores=scores, lm_tasks=lm_eval,
+        lm_folder=lm_eval_folder,
+    )  # fmt: skip
 
 
-def _start(
-    kind: Any, asked: dict[str, Any], print_: bool, save: str, evaluates: bool, in_process: bool
-) -> int:
+def _start(kind: Any, shared: Shared, evaluates: bool, **more: Any) -> int:
     from flows.one_stage.options import OneStage
     from flows.one_stage.start import start_one
 
-    stage = OneStage(kind=kind, **_given(**asked))
-    return start_one(stage, print_, save, evaluates, in_process, console)
+    stage = OneStage(kind=kind, **shared.asked(), **_given(**more))
+    return start_one(stage, shared.print_, shared.save, evaluates, shared.in_process, console)
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -48,11 +48,8 @@ def convert(source: str, folder: str, like: str, root: str, console: Console) ->
 
 
 def _converted(dist: Path | None, hf: Path, draft: Path) -> float:
-    from engines.megatron.convert.convert import (
-        largest_difference,
-        write_dist_folder,
-        write_hf_folder,
-    )
+    from engines.megatron.convert.convert import largest_difference, write_dist_folder
+    from engines.megatron.convert.write_hf import write_hf_folder
 
     if dist is None:
         write_dist_folder(hf, draft)

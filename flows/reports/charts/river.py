@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from flows.plan import EVALUATE
+from flows.plan import SCORING
 
 _MARKS = {
     "completed": "✓",
@@ -116,9 +116,9 @@ def _shown_inputs(stage: RiverStage, stages: Sequence[RiverStage]) -> list[str]:
     """The evaluation scores every version of every model: only what nothing else follows is drawn
     to it."""
     known = dict.fromkeys(s for s in stage.inputs if any(o.name == s for o in stages))
-    if stage.kind != EVALUATE:
+    if stage.name not in SCORING:
         return list(known)
-    followed = {s for other in stages if other.kind != EVALUATE for s in other.inputs}
+    followed = {s for other in stages if other.name not in SCORING for s in other.inputs}
     return [source for source in known if source not in followed] or list(known)
 
 

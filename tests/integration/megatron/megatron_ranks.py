@@ -24,6 +24,25 @@ LAYOUTS = {
 }
 TP2_PP2 = Parallel(tp=2, pp=2)
 """two more processes, for what has to be shown of both together"""
+COMBINED = {
+    "tp2-pp2": TP2_PP2,
+    "tp2-cp2": Parallel(tp=2, cp=2),
+    "dp2-cp2": Parallel(dp=2, cp=2),
+}
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "attention": {"recompute_granularity": "selective"},
+    "attention-mlp": {
+        "recompute_granularity": "selective",
+        "recompute_modules": ["core_attn", "mlp"],
+    },
+    "layers": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+"""trainer.megatron: which activations are computed again in the backward pass"""
 LENGTHS = [40, 7, 23, 12, 31, 18, 5, 9]
 """of the sequences that are trained in each of them"""
 SPEC = TrainerSettings(micro_batch_tokens=96)

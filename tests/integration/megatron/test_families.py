@@ -15,7 +15,7 @@ from engines.families.common.config import read_config
 from engines.families.common.registry import family_names, model_shape
 from engines.megatron.hf.folder import HfWeights
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.slots import ServerSlots
+from engines.sglang.servers.slots import Place, ServerSlots
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from tests.integration.megatron.megatron_models import make_model
@@ -106,7 +106,7 @@ def test_logprobs_of_sglang_are_those_of_transformers(
 
     folder = tiny_model(tmp_path / family, family)
     reference: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-    router = slots.prepare(("server-0",), FleetSpec(), folder, 1, 0)
+    router = slots.prepare({"server-0": Place(tp=1)}, FleetSpec(), folder, 0)
     prompts = [[(11 * i + j) % 256 for j in range(3 + 5 * i)] for i in range(6)]
     for prompt, said in zip(prompts, asyncio.run(generate(router.url, prompts)), strict=True):
         expected = logprobs_of(reference, [*prompt, *said.token_ids.tolist()])[len(prompt) - 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 from engines.algorithms.spec import Algorithm
 from engines.step_inputs import StepInputs
 from tests.integration.megatron.megatron_models import make_model, samples, sequences, varied
-from tests.integration.megatron.megatron_ranks import LAYOUTS, LENGTHS, Ranks, TrainerArgs
+from tests.integration.megatron.megatron_ranks import (
+    ALONE,
+    COMBINED,
+    LAYOUTS,
+    LENGTHS,
+    RECOMPUTE,
+    SPEC,
+    Ranks,
+    TrainerArgs,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -88,20 +98,44 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)
 
 
-@pytest.mark.parametrize(
-    ("layout", "case"),
-    [(layout, "qwen3 token_mean") for layout in LAYOUTS]
-    + [("cp2", "qwen3 sequence_mean"), ("dp2", "qwen3 sequence_mean")]
-    + [("tp2", "qwen2 token_mean"), ("pp2", "qwen2 token_mean")]
-    + [("cp2", "qwen3 gspo"), ("dp2", "qwen3 gspo"), ("cp2", "qwen3 opsm")]
-    + [(layout, "qwen3 corrected") for layout in LAYOUTS]
-    + [("dp2", "qwen3 opd"), ("tp2", "qwen3 opd"), ("pp2", "qwen3 opd")],
-)
+EACH = bool(os.environ.get("TRIBUTARY_TEST_EACH_LAYOUT"))
+"""all combinations (`make layouts`), or those that say most"""
+TELLING = [
+    *[(layout, "qwen3 token_mean", "kept") for layout in LAYOUTS],
+    *[("cp2", "qwen3 sequence_mean", "kept"), ("dp2", "qwen3 sequence_mean", "kept")],
+    *[("tp2", "qwen2 token_mean", "kept"), ("pp2", "qwen2 token_mean", "kept")],
+    *[("cp2", "qwen3 gspo", "kept"), ("dp2", "qwen3 gspo", "kept"), ("cp2", "qwen3 opsm", "kept")],
+    *[(layout, "qwen3 corrected", "kept") for layout in LAYOUTS],
+    *[("dp2", "qwen3 opd", "kept"), ("tp2", "qwen3 opd", "kept"), ("pp2", "qwen3 opd", "kept")],
+    ("tp2-pp2", "qwen3 token_mean", "layers"),
+    ("tp2-cp2", "qwen3 corrected", "attention"),
+    ("dp2-cp2", "qwen3 gspo", "kept"),
+]
+ALL = [
+    *[(layout, f"qwen3 {how}", "kept") for layout in (*LAYOUTS, *COMBINED) for how in ALGORITHMS],
+    *[(layout, "qwen2 token_mean", "kept") for layout in (*LAYOUTS, *COMBINED)],
+    *[
+        (layout, "qwen3 token_mean", activations)
+        for layout in ("alone", *LAYOUTS, *COMBINED)
+        for activations in RECOMPUTE
+        if activations != "kept"
+    ],
+]
+
+
+@pytest.mark.parametrize(("layout", "case", "activations"), ALL if EACH else TELLING)
 def test_a_layout_trains_like_one_process(
-    layout: str, case: str, ranks: Ranks, folders: dict[str, Path], alone: dict[str, Any]
+    layout: str,
+    case: str,
+    activations: str,
+    ranks: Ranks,
+    folders: dict[str, Path],
+    alone: dict[str, Any],
 ) -> None:
     name, how = case.split()
-    args = TrainerArgs(folders[name], LAYOUTS[layout])
+    parallel = {"alone": ALONE, **LAYOUTS, **COMBINED}[layout]
+    spec = SPEC.model_copy(update={"megatron": RECOMPUTE[activations]})
+    args = TrainerArgs(folders[name], parallel, spec)
     here = ranks.run(train, args, ALGORITHMS[how], folders["teacher"])
     there = alone[case]
     for mine, theirs in zip(here["logprobs"], there["logprobs"], strict=True):

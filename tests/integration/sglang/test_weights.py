@@ -15,12 +15,13 @@ from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
+from engines.sglang.servers.slots import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from engines.weights import Transport, update
+from engines.weights import update
 from engines.weights.disk import load_folder
 from engines.weights.server_weights import ServerWeights, server_weights
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
 from tests.integration.conftest import SglangPair
@@ -131,7 +132,7 @@ def of_two_ranks(running_pair: SglangPair) -> Iterator[str]:
     slots = running_pair.slots
     slot = slots[slots.grow(3)[-1]]
     try:
-        slot.ensure(FleetSpec(), running_pair.model, 2)
+        slot.ensure(FleetSpec(), running_pair.model, Place(tp=2))
         yield slot.url
     finally:
         slot.stop()

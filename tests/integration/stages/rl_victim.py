@@ -20,14 +20,14 @@ from tests.parts.stage_parts import STEADY, ListReporter, stage_context
 
 MOMENTS = ("mid-generation", "mid-checkpoint", "beside-checkpoint", "after-training")
 """of step 3; of step 4, whose checkpoint is torn; of step 5, while the store still takes in that of
-step 4; of step 5"""
+step 4; of the last step"""
 LIMIT_S = 120.0
 
 # Scores on held-out problems; a critic that is alone in the first step; sampling beside training;
 # a coarser engine.
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"evaluate": {"every": 2, "problems": 8}},
-    "ppo": {"algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
+    "ppo": {"steps": 3, "algorithm": {"preset": "ppo"}, "critic": {"warmup_steps": 1}},
     "stale": {"max_staleness": 2, "algorithm": {"preset": "icepop"}},
     "bf16": {
         "algorithm": {"preset": "icepop", "agreement_gate": 0.05},
@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def rl_spec(variant: str = "grpo") -> RlSpec:
-    """Five steps, a checkpoint after every second."""
+    """Five steps or, with a critic, three; a checkpoint after every second."""
     settings: dict[str, Any] = {
         "steps": 5,
         "problems_per_step": 4,
@@ -55,14 +55,14 @@ def _die() -> None:
 
 
 class Reporter(ListReporter):
-    """Dies at the end of step 5."""
+    """Dies at the end of the last step."""
 
-    def __init__(self, may_die: threading.Event) -> None:
+    def __init__(self, may_die: threading.Event, last_step: int) -> None:
         super().__init__()
-        self.may_die = may_die
+        self.may_die, self.last_step = may_die, last_step
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step == 5 and self.may_die.wait(LIMIT_S):
+        if step == self.last_step and self.may_die.wait(LIMIT_S):
             _die()
 
 
@@ -103,9 +103,10 @@ def main(root: Path, model: Path, moment: str, variant: str) -> None:
     attempt = int((root / name / "attempts").read_text())
     store = DyingStore(f"file://{root / name / 'store'}", moment)
     context.checkpoints = StageCheckpoints(store, "test", "0" * 64, attempt, context.scratch)
+    spec = rl_spec(variant)
     if moment in ("beside-checkpoint", "after-training"):
-        context.reporter = Reporter(store.may_die)
-    asyncio.run(run_rl(rl_spec(variant), context))
+        context.reporter = Reporter(store.may_die, spec.settings.steps)
+    asyncio.run(run_rl(spec, context))
 
 
 if __name__ == "__main__":

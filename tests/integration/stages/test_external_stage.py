@@ -9,6 +9,7 @@ import pytest
 
 from engines.rollout.records.gallery import read_rollouts
 from engines.sglang.external.held_servers import forget_keys
+from engines.sglang.servers.slots import Place
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
 from infra.home import home
@@ -35,7 +36,7 @@ def theirs(cluster: None, running_pair: SglangPair, small_base: Path) -> Iterato
     try:
         for name in NAMES:
             note_key(slots[name].url, KEY)
-            slots[name].ensure(keyed, small_base, 1)
+            slots[name].ensure(keyed, small_base, Place(tp=1))
         yield urls
     finally:
         for name in NAMES:

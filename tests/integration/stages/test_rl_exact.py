@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -123,13 +122,13 @@ async def test_a_critic_killed_with_its_policy_goes_on_with_it_to_the_same_bits(
     await run_rl(rl_spec("ppo"), whole)
     _, _, steps = result(whole)
     assert [f.parent.name for f in sorted(whole.out.rglob("*.safetensors"))] == ["critic", "out"]
-    assert [steps[n]["version"] for n in range(1, 6)] == [0, 1, 2, 3, 4], "alone in step 1"
+    assert [steps[n]["version"] for n in (1, 2, 3)] == [0, 1, 2], "alone in step 1"
     for step in steps.values():
         assert step["groups_kept"] == step["groups_rolled"] == 4, "no group is replaced"
         assert step["value_loss"] > 0
         assert step["critic_lr"] == pytest.approx(1.5e-2)
     assert steps[1]["explained_variance"] == 0
-    assert steps[5]["explained_variance"] != 0
+    assert steps[3]["explained_variance"] != 0
     assert "mismatch_mean" not in steps[1]
     assert steps[2]["mismatch_mean"] <= 2e-5
 
@@ -165,25 +164,6 @@ async def test_beside_training_a_stage_can_be_repeated_from_its_notes_to_the_sam
     inputs = {"model": small_base, "rollouts": again.out}
     replay = stage_context(stage_root, "replay-stale", inputs, pool=again.pool)
     assert (await run_replay(ReplaySpec.of(spec), replay))["tensors_differing"] == 0
-
-
-async def test_killed_beside_training_it_repeats_what_was_taken_to_the_same_bits(
-    cluster: None, stage_root: Path, small_base: Path
-) -> None:
-    """The second kill comes when all takes are logged: from then on there is one way to the end."""
-    for moment in ("mid-generation", "after-training"):
-        await asyncio.to_thread(die, stage_root, small_base, moment, "stale")
-    shutil.copytree(stage_root / "cut-stale", stage_root / "copy-stale")
-    ends = [context_of(stage_root, name, small_base) for name in ("cut-stale", "copy-stale")]
-    for context in ends:
-        await run_rl(rl_spec("stale"), context)
-    assert result(ends[0])[0] == result(ends[1])[0]
-    for context in ends:
-        assert isinstance(context.reporter, ListReporter)
-        steps = context.reporter.steps
-        assert sorted(steps) == [1, 2, 3, 4, 5]
-        assert sum(steps[n]["rollouts_recovered"] for n in (3, 4, 5)) > 0
-        assert max(steps[n]["staleness_max"] for n in (3, 4, 5)) <= 2
 
 
 def _changed(before: Path, after: Path) -> bool:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report",
-    "worker_news", "memory",
+    "report", "worker_news", "attention", "memory",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -63,6 +62,7 @@ def main(wanted: Sequence[str]) -> int:
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
     from tests.programs.bench import (
+        attention,
         batching,
         delta,
         driver,
@@ -85,6 +85,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         message_files.measure,
         report.measure,
         worker_news.measure,
+        attention.measure,
         memory.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):

@@ -32,7 +32,7 @@ from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.step_inputs import StepInputs, TrainedStep, Values
 from engines.types import Transcript
-from engines.weights import PublishReport
+from engines.weights.report import PublishReport
 from rewards.rubric import RubricJudgement
 from tests.parts.rollout_parts import producer_of
 from tests.parts.stage_parts import stage_context

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from engines.weights import PublishReport, Transport
 from engines.weights.broadcast import Broadcast
 from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta.transport import DiskDelta
+from engines.weights.report import PublishReport
 from engines.weights.server_weights import server_weights
 from engines.weights.shared_memory import SharedMemory
-from engines.weights.transport import find_targets
+from engines.weights.transport import Transport, find_targets
 from infra.processes.ports import free_ports
 from tests.parts.tiny import tiny_model
 from tests.parts.whole_weights import whole_weights

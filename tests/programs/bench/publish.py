@@ -7,7 +7,7 @@ import statistics
 import torch
 
 from engines.megatron.train.trainer import RlTrainer
-from engines.weights import PublishReport
+from engines.weights.report import PublishReport
 from tests.programs.bench.clock import timed
 from tests.programs.bench.rows import Row
 from tests.programs.bench.servers import Servers

@@ -51,6 +51,7 @@ PARTS = (
     Part("parity.measure", needs_gpu=True),
     Part("training.scoring"),
     Part("training.low_precision"),
+    Part("kernels.packed_attention"),
     Part("kernels.fused_loss"),
     Part("training.recomputation"),
     Part("training.speed"),

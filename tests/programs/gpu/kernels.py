@@ -1,4 +1,4 @@
-"""The operations whose speed and memory decide a step: the loss over a large vocabulary."""
+"""What decides the speed and memory of a step: attention, and the loss of a large vocabulary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.megatron import device
+from engines.megatron.attention import attend, by_block, has_varlen
+from engines.megatron.parallel import Layout
+from engines.megatron.spec import Parallel
+from engines.megatron.train.pack import FlatSequences, Pack, build_pack
 from infra.cuda import has_cuda
 from tests.programs.bench.rows import Row
 
 VOCAB, HIDDEN = 152_000, 1_024
 ROWS = {"cuda": 16_384, "cpu": 256}
 PAIRS = 5
+LONG_TAIL = {
+    "cuda": ([200] * 20 + [8192] + [200] * 20, 16, 8, 128),
+    "cpu": ([20] * 4 + [300] + [33] * 4, 4, 2, 32),
+}
+"""lengths, heads, KV heads, head size"""
 GB = 1e9
 
 
@@ -70,6 +79,55 @@ def fused_loss() -> list[Row]:
             Row("fused loss, peak memory against log_softmax", less, "ratio", 0.5, True, note)
         )
     return found
+
+
+def packed_attention() -> list[Row]:
+    """The attention that this device takes for a long-tailed pack, there and back, against the one
+    that goes by block, in fp32."""
+    place = device.device()
+    lengths, heads, groups, size = LONG_TAIL[place.type]
+    tokens = torch.arange(sum(lengths)).split(lengths)
+    flat = FlatSequences.of([t.numpy() for t in tokens], [[1] * n for n in lengths])
+    pack = build_pack(flat, list(range(len(lengths))), Layout(Parallel(), 0, 0, 0, 0, 0))
+    torch.manual_seed(0)
+    drawn = [
+        torch.randn(sum(lengths), n, size, device=place) for n in (heads, groups, groups, heads)
+    ]
+    dtype = torch.bfloat16 if has_cuda() else torch.float32
+    found = [_attended(attend, pack, [x.to(dtype) for x in drawn])]
+    found += [_attended(_by_block, pack, [x.to(dtype).float() for x in drawn])]
+    apart = max(
+        float((a.float() - b).abs().max()) / float(b.abs().max())
+        for a, b in zip(*(values for _, values in found), strict=True)
+    )
+    kernel = "varlen" if has_varlen(place, dtype, size) else "by block"
+    note = f"{kernel}, {len(lengths)} sequences, longest {max(lengths)}, {heads} heads of {size}"
+    ratio = found[0][0] / found[1][0]
+    return [
+        Row("packed attention, against fp32 by block", apart, "of the largest", 0.02, True, note),
+        Row("packed attention, time against fp32 by block", ratio, "ratio", note=note),
+    ]
+
+
+def _by_block(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scale: float) -> Tensor:
+    return by_block(query, key, value, pack.blocks, pack.slots, scale)
+
+
+def _attended(
+    how: Callable[..., Tensor], pack: Pack, drawn: list[Tensor]
+) -> tuple[float, list[Tensor]]:
+    """Seconds of the second of two passes; the output and the gradients."""
+    *inputs, upstream = drawn
+    inputs = [x.requires_grad_() for x in inputs]
+    seconds, values = 0.0, list[Tensor]()
+    for _ in range(2):
+        _settle()
+        began = time.perf_counter()
+        out = how(*inputs, pack, inputs[0].size(-1) ** -0.5)
+        values = [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
+        _settle()
+        seconds = time.perf_counter() - began
+    return seconds, values
 
 
 def _fused(given: _Inputs) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,8 @@ def test_a_text_is_a_prompt_and_its_reference_is_an_answer():
         "unit": "m"
     }
     assert read_prompt({"prompt": "a"}, source()).reference == {}
+    found = read_prompt({"prompt": None, "problem": "b", "answer": None, "target": 3}, source())
+    assert (found.messages, found.reference) == ((Message("user", "b"),), {"answer": 3})
 
 
 def test_messages_are_a_prompt_up_to_the_last_question():
@@ -104,6 +108,12 @@ def test_messages_are_a_prompt_up_to_the_last_question():
         ({"prompt": 3}, {}, "prompt: is no list of messages"),
         ({"prompt": "x", "answer": ""}, {"columns": {"reference": "answer"}}, "answer: is empty"),
         ({"prompt": "x", "answer": "42"}, {"reference_pattern": "####"}, "has no match of '####'"),
+        ({"prompt": "x", "a": float("nan")}, {"columns": {"reference": "a"}}, "a: is empty"),
+        (
+            {"chat": [{"role": "boss", "content": "x"}]},
+            {"columns": {"prompt": "chat"}},
+            r"^chat\[0\]: the role is 'boss'",
+        ),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused(given: Any, fields: Any, said: str):
@@ -199,9 +209,9 @@ def test_bad_rows_are_named_and_too_many_stop(tmp_path: Path):
     assert [line.split(": ")[0] for line in counts.named] == ["a.jsonl:4", "a.jsonl:8"]
     assert {p.id.split("/")[-1] for p in every(made, "rl")} < {str(n) for n in range(100)}
     with pytest.raises(TrainingStopped, match=r"2 of the first 8 rows .* \(1 not_json, 1 same_id"):
-        Files(sources=given | {"max_bad_share": 0.01})
+        Files(sources=given | {"max_bad_share": 0.01}).num_rows("rl")
     with pytest.raises(InputError, match="source data: files: no file matches"):
-        Files(sources={"files": [str(tmp_path / "none.jsonl")]})
+        Files(sources={"files": [str(tmp_path / "none.jsonl")]}).num_rows("rl")
 
 
 def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_path: Path):
@@ -234,6 +244,56 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     assert words.shared_with("One two!") == ("one two", "x")
 
 
+def test_a_number_that_is_none_is_a_missing_reference(tmp_path: Path):
+    rows = {"question": ["1 and 1?", "2 and 2?"], "answer": pa.array([2.0, float("nan")])}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    bare = Files(sources={"files": [str(tmp_path / "a.parquet")]}, shares={"heldout": 0})
+    assert {p.messages[0].content: p.reference for p in every(bare, "rl")} == {
+        "1 and 1?": {"answer": 2.0},
+        "2 and 2?": {},
+    }
+    given = {"files": [str(tmp_path / "a.parquet")], "columns": {"reference": "answer"}}
+    made = Files(sources=given | {"max_bad_share": 1}, shares={"heldout": 0})
+    assert made.counts[0].bad == {"reference": 1}
+    assert asked(every(made, "rl")) == ["1 and 1?"]
+
+
+def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sources = [
+        {"name": f"s{n}", "files": [write(tmp_path / f"{n}.jsonl", [row(n), row(n + 20)])]}
+        for n in range(10)
+    ]
+    made = Files(sources=sources, shares={"heldout": 0})
+    shuffled: list[str] = []
+
+    class Counted(random.Random):
+        def __init__(self, seed: str) -> None:
+            shuffled.append(seed)
+            super().__init__(seed)
+
+    monkeypatch.setattr("curricula.prompt_files.curriculum.random.Random", Counted)
+    assert len(set(asked(made.problems("rl", 20, 0)))) == 20
+    assert sorted(shuffled) == [f"0/rl/s{n}/0" for n in range(10)]
+
+
+def test_a_column_cannot_take_the_place_of_the_source_s_name():
+    with pytest.raises(InputError, match=r"metadata: the metadata's `source` is the name of"):
+        Files(sources={"files": ["x.jsonl"], "columns": {"metadata": ["source"]}})
+
+
+def test_an_unused_folder_is_removed_and_a_draft_that_goes_away_is_no_fault(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", list(map(row, range(4))))
+    Files(sources={"files": [file]}).num_rows("rl")
+    (kept,) = (home() / "cache/prompts").iterdir()
+    os.utime(kept, (0, 0))
+    (kept.parent / ".gone").symlink_to(tmp_path / "gone")  # looked at, it is missing
+    write(tmp_path / "a.jsonl", list(map(row, range(5))))
+    assert Files(sources={"files": [file]}).counts[0].read == 5
+    assert not kept.exists()
+
+
 def test_parquet_gives_the_same_problems_as_jsonl(tmp_path: Path):
     rows = list(map(row, range(40)))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)
@@ -247,7 +307,7 @@ def test_the_files_are_read_once_a_machine_and_again_when_they_change(tmp_path: 
     file = write(tmp_path / "a.jsonl", list(map(row, range(20))))
     kept = home() / "cache/prompts"
     for _ in range(2):
-        Files(sources={"files": [file]})
+        Files(sources={"files": [file]}).num_rows("rl")
     assert len(list(kept.iterdir())) == 1
     write(tmp_path / "a.jsonl", list(map(row, range(21))))
     assert Files(sources={"files": [file]}).counts[0].read == 21
@@ -294,13 +354,29 @@ async def test_rows_are_rolled_out_and_judged_by_the_reward_of_their_source(tmp_
     )
     opened = open_domain(domain)
     assert opened.processes == []
+    problems = draw_problems(opened.live.curriculum, "rl", 8, seed=0)
+    for name in ("sums", "words"):
+        (tmp_path / f"{name}.jsonl").unlink()
+    elsewhere = open_domain(domain).live  # as a rollout worker on another host opens it
     policy: Any = Policy(lambda prompt, _: prompt.strip("<>").split()[-1])  # it repeats the number
     chat: Any = CharChat()
     roller = Roller(generate=policy.generate, chat=chat, context_length=99, seed=0)
     outcomes: dict[str, set[float]] = {"sums": set(), "words": set()}
-    for problem in draw_problems(opened.live.curriculum, "rl", 8, seed=0):
+    for problem in problems:
         rollouts = await roller.roll_group(
-            opened.live, problem, 2, temperature=1.0, group_id=problem.id, seed_name=problem.id
+            elsewhere, problem, 2, temperature=1.0, group_id=problem.id, seed_name=problem.id
         )
         outcomes[str(problem.metadata["source"])] |= {r.rewards["outcome"] for r in rollouts}
     assert outcomes == {"sums": {1.0}, "words": {0.0}}, "`math` wants a box"
+
+
+def test_a_pattern_of_the_user_s_searches_in_a_process_of_its_own():
+    domain = Domain.model_validate(
+        {
+            "name": "words",
+            "curriculum": {"name": "files", "options": {"sources": {"files": ["x.jsonl"]}}},
+            "rewards": [{"name": "regex", "options": {"pattern": r"(\w+\s?)+!"}, "outcome": True}],
+        }
+    )
+    (process,) = open_domain(domain).processes
+    assert process.name == "reward 'regex'"

@@ -147,17 +147,20 @@ def test_what_became_of_rollouts_and_groups_is_counted_over_attempts(tmp_path):
     second = record(Reporter())
     second.restore(tmp_path)
     second.observe(step(2, sample(0, 1.0), sample(1, 1.0)), ServerUse(), {})
+    skipped = step(3, sample(0, 1.0), sample(1, 1.0))
+    skipped.trained, skipped.reused = {}, 1
+    second.observe(skipped, ServerUse(), {})
     second.counts.write(tmp_path)
     second.series.write(tmp_path)
     assert json.loads((tmp_path / RL_COUNTS_FILE).read_text()) == {
-        "rollouts": {"completed": 3, "truncated": 1},
+        "rollouts": {"completed": 5, "truncated": 1},
         "groups": {
-            "sampled": 2, "trained on": 2, "trained on again": 0, "too old to train on": 1,
-            "filtered: too_easy": 2,
+            "sampled": 3, "trained on": 2, "trained on again": 0, "of skipped steps": 1,
+            "too old to train on": 1, "filtered: too_easy": 2,
         },
     }  # fmt: skip
     curves = json.loads((tmp_path / SERIES_FILE).read_text())
-    assert curves["outcome_mean"] == [[1, 0.5], [2, 1.0]]
+    assert curves["outcome_mean"] == [[1, 0.5], [2, 1.0], [3, 1.0]]
     assert not [name for name in curves if "seconds" in name], "times would differ in every run"
 
 

@@ -65,6 +65,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"defer_embedding_wgrad_compute": True}, "no effect"),
         ({"timers": None}, "Python object"),
         ({"virtual_pipeline_model_parallel_size": 2}, "corrupted"),
+        ({"recompute_modules": ["core_attn", "layernorm"]}, "Transformer Engine"),
         ({"expert_tensor_parallel_size": 2}, "wrong expert gradients"),
     ],
 )

@@ -37,6 +37,8 @@ class Upstream(Gateway):
         for letter in self.name:
             await answer.write(f"data: {letter}\n\n".encode())
             await asyncio.sleep(0.02)
+            if b'"torn"' in body and request.transport is not None:
+                request.transport.abort()
         await answer.write_eof()
         return answer
 
@@ -76,6 +78,14 @@ def test_an_answer_comes_in_pieces(url: str) -> None:
         pieces = list(answer.iter_raw())
     assert len(pieces) > 1
     assert b"".join(pieces) == b"".join(f"data: {letter}\n\n".encode() for letter in "second")
+
+
+def test_an_answer_that_breaks_off_is_cut_off_and_has_no_second_answer_in_it(url: str) -> None:
+    body = {"model": "second", "stream": True, "user": "torn"}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=KEYED) as answer:
+        assert answer.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message"):
+            list(answer.iter_raw())
 
 
 @pytest.mark.parametrize(

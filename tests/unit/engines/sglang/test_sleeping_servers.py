@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from engines.devices.kinds import SERVER_PARTS
+from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.sglang.http import Refused
 from engines.sglang.servers import sleeping, slots
 from engines.sglang.servers.server_units import ServerTerms, TrainerDevices
@@ -22,8 +22,8 @@ from engines.weight_versions import BROKEN_WEIGHTS
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
-NOTHING: frozenset[Any] = frozenset()
-WEIGHTS = frozenset({"weights"})
+NOTHING: frozenset[ServerPart] = frozenset()
+WEIGHTS: frozenset[ServerPart] = frozenset({"weights"})
 
 
 class Engine:

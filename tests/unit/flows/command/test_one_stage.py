@@ -108,6 +108,17 @@ def test_an_evaluation_alone_scores_the_model_and_trains_nothing(
     assert data["evaluate"] == {"problems": 9}
 
 
+def test_tasks_of_lm_eval_need_no_domain(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "own").mkdir()
+    asked = ("--lm-eval", "arc_easy", "--lm-eval", "mine", "--lm-eval-folder", "own")
+    data = printed(capsys, "evaluate", "--model", "model", *asked)
+    assert data["lm_eval"] == {"tasks": ["arc_easy", "mine"], "folder": str(folder / "own")}
+    stages = plan(data, folder)
+    assert list(stages) == ["base", "lm-eval"]
+    assert stages["lm-eval"].inputs == {"base": "base"}
+    assert "or --lm-eval" in refused(capsys, "evaluate", "--model", "model")
+
+
 def test_prompts_are_all_evaluated_but_partly_held_out_of_training(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:

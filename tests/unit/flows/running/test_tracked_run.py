@@ -52,6 +52,7 @@ def _use_all(tracked: TrackedRun) -> None:
     made = {"agent-sft": record, "agent-rl": record}
     tracked.register(plan_post_train(RECIPE), made, {})
     tracked.scores(plan_post_train(RECIPE), {"base": {"agent": 0.5}})
+    tracked.task_scores(plan_post_train(RECIPE), {"base": {"arc_easy acc": 0.5}})
     assert tracked.links() == {}
     assert tracked.stage_url("base") == ""
     tracked.finish("FINISHED")
@@ -71,3 +72,17 @@ def test_mlflow_that_goes_down_in_mid_run_costs_a_warning(
     monkeypatch.setattr(tracker, "flush", lambda: False)  # it would wait for its bound
     _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
     assert "stage base is not in MLflow" in caplog.text
+
+
+def test_a_run_without_a_policy_compares_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
+    monkeypatch.setattr(tracker, "url", lambda run="": f"page of {run}")
+    monkeypatch.setattr(tracker, "curves_url", lambda runs, names: f"{names} of {runs}")
+    plan = {stage.name: stage for stage in plan_post_train(RECIPE)}
+    made = ArtifactRecord(kind="sft", digest="d", url="", mlflow_run_id="one")
+    tracked = TrackedRun(tracker, RECIPE, "run", "post-train")
+    tracked.made(plan["reasoning-sft"], made)
+    assert tracked.links()["MLflow comparison"] == "('loss',) of ['one']"
+    tracked.made(plan["reasoning-rl"], made.model_copy(update={"mlflow_run_id": "two"}))
+    assert tracked.links()["MLflow comparison"] == "('outcome_mean', 'entropy') of ['two']"

@@ -1,0 +1,58 @@
+"""Rotation in fp32: the numbers, and what bf16 keeps of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from engines.megatron.rotary import Rotate, rotary_factors
+
+pytestmark = pytest.mark.unit
+
+SPEEDS = torch.tensor([1.0, 0.01])
+
+
+def test_a_pair_of_numbers_turns_by_its_angle() -> None:
+    """Position 2: the pair (x0, x2) turns by 2 radians, (x1, x3) by 0.02."""
+    cos, sin = rotary_factors(torch.tensor([2]), SPEEDS)
+    out = Rotate.apply(torch.tensor([[[1.0, 1.0, 0.0, 3.0]]]), cos, sin)
+    wanted = [
+        math.cos(2),
+        math.cos(0.02) - 3 * math.sin(0.02),
+        math.sin(2),
+        math.sin(0.02) + 3 * math.cos(0.02),
+    ]
+    assert out.flatten().tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_gradient_turns_back() -> None:
+    cos, sin = rotary_factors(torch.tensor([5, 9]), SPEEDS)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    upstream = torch.randn(2, 3, 4)
+    (grad,) = torch.autograd.grad(Rotate.apply(x, cos, sin), x, upstream)
+    assert torch.allclose(Rotate.apply(grad, cos, sin), upstream, atol=1e-6)
+
+
+def test_in_bf16_only_the_result_is_rounded() -> None:
+    """Half a unit in the last place, 2**-9 of the number; bf16 factors would err three times."""
+    positions = torch.arange(0, 30_000, 997)
+    speeds = 10_000.0 ** -(torch.arange(32) / 32)
+    factors = rotary_factors(positions, speeds)
+    torch.manual_seed(0)
+    x = torch.randn(len(positions), 4, 64).bfloat16()
+    exact = Rotate.apply(x.float(), *factors)
+    ours = Rotate.apply(x, *factors)
+    assert ours.dtype is torch.bfloat16
+    assert torch.equal(ours, exact.bfloat16())
+    assert ((ours.float() - exact).abs() <= exact.abs() * 2**-8 + 1e-30).all()
+
+
+def test_the_gradient_in_bf16_has_the_dtype_of_its_input() -> None:
+    factors = rotary_factors(torch.tensor([3]), SPEEDS)
+    x = torch.ones(1, 1, 4, dtype=torch.bfloat16, requires_grad=True)
+    Rotate.apply(x, *factors).sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype is torch.bfloat16

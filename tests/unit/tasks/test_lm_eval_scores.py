@@ -1,0 +1,108 @@
+"""Scores of lm-eval's results, and what `lm_eval` of a recipe plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.plan
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from flows.reports.score_cells import task_tables
+from infra.errors import InputError
+from tasks.durable.identity import spec_content
+from tasks.lm_eval.scores import scores_file, scores_of
+from tasks.lm_eval.spec import LmEvalSpec
+
+
+def _sample(document: int, taken_by: str, **metrics: float) -> dict[str, Any]:
+    return {"document": document, "filter": taken_by, "metrics": metrics}
+
+
+FOUND = {
+    "results": {
+        "sums": {"exact_match,none": 0.75, "exact_match_stderr,none": 0.25},
+        "texts": {"word_perplexity,none": 10.0, "word_perplexity_stderr,none": 1.0},
+        "facts": {"f1,last": 0.4},
+        "both": {"exact_match,none": 0.6, "exact_match_stderr,none": 0.1},
+    },
+    "samples": {
+        "sums": [_sample(n, "none", exact_match=float(n != 2)) for n in (3, 2, 1, 0)],
+        "texts": [_sample(0, "none"), _sample(1, "none")],
+        "facts": [_sample(0, "last", f1=0.1), _sample(1, "last", f1=0.2)],
+    },
+}
+
+
+def test_each_metric_has_the_interval_that_its_documents_allow() -> None:
+    sums, texts, facts, both = scores_of(FOUND)
+    assert (sums.name, sums.value, sums.documents) == ("sums exact_match", 0.75, 4)
+    assert sums.outcomes == [1.0, 1.0, 0.0, 1.0], "in the documents' order"
+    # Wilson's with the trials of the outcomes' own error: s^2 = 0.25, error^2 = 0.0625, so 3 of
+    # them. Middle (0.75 + 3.8415 / 6) / (1 + 3.8415 / 3) = 0.6096, half of the width
+    # 1.95996 / 2.2805 x sqrt(0.1875 / 3 + 3.8415 / 36) = 0.3535
+    assert sums.low == pytest.approx(0.2561, abs=5e-4)
+    assert sums.high == pytest.approx(0.9632, abs=5e-4)
+    # No mean over documents: of lm-eval's own error, 10 -+ 1.96
+    assert (texts.low, texts.high) == pytest.approx((8.040036, 11.959964))
+    assert texts.outcomes == []
+    assert (facts.name, facts.low, facts.high) == ("facts f1 last", None, None)
+    assert (both.documents, both.low) == (0, pytest.approx(0.4040036)), "a group"
+
+
+def test_the_file_has_tables_and_a_page_shows_them() -> None:
+    content = scores_file({"base": scores_of(FOUND), "agent": scores_of(FOUND)})
+    assert content["scores"]["agent"]["texts word_perplexity"] == 10.0
+    assert "facts f1 last" not in content["intervals"]["base"]
+    (table,) = task_tables(content)
+    assert table.columns == ["sums exact_match", "texts word_perplexity", "facts f1 last",
+                             "both exact_match"]  # fmt: skip
+    assert table.rows["base"]["sums exact_match"].problems == 4
+    assert task_tables({}) == []
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/sums.yaml").write_text("task: sums\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nextends: cpu-smoke\nlm_eval: {tasks: [sums], folder: own}\n")
+    return file
+
+
+def _planned(recipe: Path) -> LmEvalSpec:
+    plan = {stage.name: stage for stage in plan_post_train(load_recipe(str(recipe)))}
+    assert plan["lm-eval"].inputs == plan["evaluate"].inputs
+    spec = plan["lm-eval"].spec
+    assert isinstance(spec, LmEvalSpec)
+    return spec
+
+
+def test_the_content_of_own_tasks_counts_and_not_their_place(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.plan, "installed_version", lambda: "0.4.13")
+    spec = _planned(recipe)
+    assert spec.settings.folder == str(tmp_path / "own"), "relative to the recipe"
+    assert list(spec.problems()) == []
+    first = spec_content(spec)
+    (tmp_path / "own").rename(tmp_path / "moved")
+    recipe.write_text(recipe.read_text().replace("own", "moved"))
+    assert spec_content(_planned(recipe)) == first
+    (tmp_path / "moved/sums.yaml").write_text("task: sums\nnum_fewshot: 2\n")
+    assert spec_content(_planned(recipe)) != first
+    monkeypatch.setattr(flows.plan, "installed_version", lambda: "0.5")
+    assert spec_content(_planned(recipe))["version"] == "0.5"
+    (tmp_path / "moved/sums.yaml").unlink()
+    with pytest.raises(InputError, match="is no folder with files"):
+        spec_content(_planned(recipe))
+
+
+def test_a_missing_package_is_a_problem_with_a_remedy(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows.plan, "installed_version", lambda: "")
+    (problem,) = _planned(recipe).problems()
+    assert "pip install 'tributary[lm-eval]'" in problem

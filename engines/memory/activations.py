@@ -18,8 +18,8 @@ def kept_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
     hidden = size.hidden
     # A norm keeps its normalised input; the linear layer after it keeps the norm's output.
     norms = 2 * hidden
-    inputs = 0 if "layernorm" in recompute.modules else 2 * hidden
-    mlp = hidden if "mlp" in recompute.modules else mlp_values(size)
+    inputs = 2 * hidden
+    mlp = 0 if "mlp" in recompute.modules else mlp_values(size)
     return norms + inputs + attention_values(size, recompute, cp) + size.queries + mlp
 
 
@@ -32,8 +32,9 @@ def attention_values(size: ModelSize, recompute: Recompute, cp: int) -> float:
     if "core_attn" in recompute.modules:
         return head_norms + queries + keys + projected
     if cp > 1:
-        # Keys and values of all context-parallel ranks.
-        return head_norms + queries + cp * 2 * keys
+        # A sequence's two chunks r and 2cp-1-r of 2cp see r+1 and 2cp-r chunks of keys and values:
+        # together cp + 1/2 times their own length.
+        return head_norms + queries + (cp + 0.5) * 2 * keys
     return head_norms + queries + keys + projected
 
 
@@ -49,11 +50,11 @@ def mlp_values(size: ModelSize) -> float:
 def working_values(size: ModelSize, recompute: Recompute) -> float:
     """The most that the backward pass of one layer makes beside what is kept, per token.
 
-    That is in the feed-forward: gradients of the product, of silu and up, of gate and up in one.
-    Modules that are computed again have their values, too.
+    That is in the feed-forward, where silu and up get their gradients: before them the product's
+    gradient takes the product's place. Modules that are computed again have their values, too.
     """
     again = mlp_values(size) if "mlp" in recompute.modules else 0
-    return size.hidden + 5 * size.ffn + again
+    return size.hidden + 2 * size.ffn + again
 
 
 def micro_batches_in_flight(layout: Parallel, stage: int) -> int:

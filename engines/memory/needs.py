@@ -9,6 +9,8 @@ from engines.memory.loss import Place
 from engines.memory.recompute import NOTHING, Recompute
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
+GRADIENT_BYTES = 4
+"""gradients are summed in fp32, whatever the weights' type"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ class Recompute:
         if self.method == "uniform":
             return min(self.num_layers, layers)
         if self.method == "block":
-            # One of those that keep their input has all its values while it is computed again.
-            return min(self.untouched_layers(layers) + 1, layers)
+            # The first layers come last: when one is computed again, the others' values are gone.
+            return max(self.untouched_layers(layers), 1)
         return layers
 
     def untouched_layers(self, layers: int) -> int:

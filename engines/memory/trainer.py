@@ -7,12 +7,10 @@ from math import ceil
 
 from engines.memory.loss import Place
 from engines.memory.model_size import ModelSize
-from engines.memory.needs import VALUE_BYTES, TrainerNeeds
+from engines.memory.needs import GRADIENT_BYTES, VALUE_BYTES, TrainerNeeds
 from engines.memory.step import largest_moment
 from engines.memory.weights import rank_weights
 
-GRADIENT_BYTES = 4
-"""gradients are summed in fp32, whatever the weights' type"""
 MOMENT_BYTES = 8
 """two moments in fp32"""
 MAIN_BYTES = {"fp32": 0, "bf16": 4}

@@ -28,7 +28,7 @@ from engines.memory.model_size import ModelSize, size_of
 from engines.memory.needs import TrainerNeeds
 from engines.memory.server import ServerNeeds, server_memory
 from engines.memory.trainer import trainer_memory
-from engines.sglang.servers.slots import ServerSlots
+from engines.sglang.servers.slots import Place, ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.parts.tiny import tiny_model
 from tests.programs.bench.rows import Row
@@ -126,7 +126,9 @@ def _served_bytes(slots: ServerSlots, model: Path, cached: int) -> tuple[int, in
     """What a server's processes hold for themselves, and what is predicted of its weights and
     pools."""
     (name,) = slots.grow(1)
-    slots.prepare([name], FleetSpec(max_total_tokens=cached), model, 1, 0)
+    # Of the host's free memory: ours for small models, 0.05, does not hold the largest one.
+    spec = FleetSpec(max_total_tokens=cached, sglang={"mem_fraction_static": 0.5})
+    slots.prepare({name: Place(tp=1)}, spec, model, 0)
     server = slots[name].server
     assert server is not None, name
     process = psutil.Process(server.pid)

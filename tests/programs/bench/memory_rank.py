@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from engines.batching import TokenSequence
+from engines.devices.kinds import TRAINER_PARTS
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.trainer import start_parallel, stop_parallel
@@ -32,7 +33,7 @@ def main(folder: Path, tokens: int, length: int, options: str) -> dict[str, int]
         for _ in range(tokens // length)
     ]
     gc.collect()
-    state = [*trainer.kept_tensors(), *trainer._gradients()]  # pyright: ignore[reportPrivateUsage]
+    state = [tensor for part in TRAINER_PARTS for tensor in trainer.tensors_of(part)]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state}
     with LiveMemory(state) as live:
         trainer.sft_steps([batch])

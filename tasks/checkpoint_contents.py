@@ -62,6 +62,8 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "steps_done": "trainer",
         "scored_flops": "empty",
         "_asleep": "empty",
+        "_writing": "handle",
+        "_state": "trainer",
         "spec": "spec",
         "seed": "spec",
         "layout": "spec",

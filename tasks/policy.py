@@ -62,6 +62,11 @@ class PolicySettings(Config):
     """whether the artifact keeps what each step was trained on, for `tributary replay`"""
 
     @property
+    def critic_trainer(self) -> TrainerSettings | None:
+        """How the critic beside it trains; None if there is none."""
+        return None
+
+    @property
     def drawn(self) -> Mapping[Split, int]:
         """How many problems of a domain's split it needs at once."""
         held_out: dict[Split, int] = {"heldout": self.evaluate.problems} if self.evaluate else {}

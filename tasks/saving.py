@@ -1,8 +1,8 @@
 """Checkpoints written during the next steps: what stops a training loop, and what does not.
 
-    begin: state.json ──▶ the ranks write into scratch ──▶ checksums, store, retention: visible
-           │              └ `wait_for_snapshot` ends: the next update may begin
-           └ the loop continues
+    begin: state.json ──▶ the ranks copy ──▶ write into scratch ──▶ checksums, store: visible
+           │              │                └ `wait_for_snapshot` ends: the next update may begin
+           └ the loop goes on
 
 Only one checkpoint is being written at a time: the next `begin` and the end of the block wait for
 it. An error while writing ends the stage: `wait_for_snapshot` (before each update), `begin` and the
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,12 @@ from typing import Any, Self
 from infra.timeline import CHECKPOINTS, TRAINER, span
 from tasks.stage import Checkpoints, StageContext
 
-Snapshot = Callable[[Path], Coroutine[Any, Any, object]]
+Written = Callable[[], Awaitable[object]]
+"""Returns when all of a step's state is in the folder"""
+Snapshot = Callable[[Path], Coroutine[Any, Any, Written]]
 """Writes one step's state into a folder. State that the next step changes is written before it
-returns; state that changes only with the next update is written by the awaitable it returns"""
+returns; state that changes only with the next update is copied by the awaitable it returns, which
+then tells how to wait for the rest"""
 
 
 class Saving:
@@ -35,7 +38,7 @@ class Saving:
         self._checkpoints: Checkpoints = context.checkpoints
         self._scratch = context.scratch
         self._blocked = blocked
-        self._snapshot: asyncio.Task[object] | None = None
+        self._snapshot: asyncio.Task[Written] | None = None
         self._save: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -85,7 +88,8 @@ class Saving:
             self._blocked(time.monotonic() - began)
 
 
-async def _after(snapshot: asyncio.Task[object], save: Callable[[], None], step: int) -> None:
+async def _after(snapshot: asyncio.Task[Written], save: Callable[[], None], step: int) -> None:
     with span(CHECKPOINTS, f"step {step}"):
-        await snapshot
+        written = await snapshot
+        await written()
         await asyncio.to_thread(save)

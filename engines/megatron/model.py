@@ -20,10 +20,10 @@ from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
 from engines.megatron import device
 from engines.megatron.layers import RMSNorm, layer_spec
+from engines.megatron.option_values import filled
 from engines.megatron.parallel import Layout
 from engines.megatron.rotary import rotary_factors
 from engines.megatron.train.pack import Pack
-from infra.errors import InputError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -167,12 +167,7 @@ def transformer_config(
         "bias_dropout_fusion": False,
         "bias_activation_fusion": False,
     }
-    try:
-        return TransformerConfig(**(fields | dict(options)))
-    except (ValueError, AssertionError, TypeError) as error:
-        raise InputError(
-            f"Megatron-core refuses trainer.megatron {dict(options)}: {error}"
-        ) from error
+    return filled(TransformerConfig, options, **fields)
 
 
 def build_model(shape: ModelShape, config: TransformerConfig, layout: Layout) -> PackedModel:

@@ -27,6 +27,9 @@ RESULT_NEUTRAL = frozenset(
         "batch_p2p_sync",
         "bias_activation_fusion",
         "bias_dropout_fusion",
+        "bucket_size",
+        "check_for_large_grads",
+        "check_for_nan_in_grad",
         "config_logger_dir",
         "cp_comm_type",
         "cpu_offloading",
@@ -46,20 +49,29 @@ RESULT_NEUTRAL = frozenset(
         "external_cuda_graph",
         "fine_grained_activation_offloading",
         "gradient_accumulation_fusion",
+        "gradient_reduce_div_fusion",
         "masked_softmax_fusion",
         "min_offloaded_tensor_size",
         "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage",
         "num_microbatches_with_partial_activation_checkpoints",
         "offload_modules",
+        "optimizer_cpu_offload",
+        "optimizer_offload_fraction",
+        "overlap_cpu_optimizer_d2h_h2d",
+        "overlap_grad_reduce",
         "overlap_p2p_comm",
         "overlap_p2p_comm_warmup_flush",
+        "pad_buckets_for_high_nccl_busbw",
+        "pin_cpu_grads",
+        "pin_cpu_params",
         "pipeline_model_parallel_comm_backend",
         "pipeline_model_parallel_layout",
         "recompute_granularity",
         "recompute_method",
         "recompute_modules",
         "recompute_num_layers",
+        "store_param_remainders",
         "tp_comm_atomic_ag",
         "tp_comm_atomic_rs",
         "tp_comm_bootstrap_backend",
@@ -73,7 +85,9 @@ RESULT_NEUTRAL = frozenset(
         "tp_comm_overlap_rs_dgrad",
         "tp_comm_split_ag",
         "tp_comm_split_rs",
+        "use_precision_aware_optimizer",
         "use_ring_exchange_p2p",
+        "use_torch_optimizer_for_cpu_offload",
     }
 )
 """Options that change speed and memory but not results, beyond floating-point order: they stay out
@@ -103,15 +117,28 @@ _FROM_RESOURCES = {
     "context_parallel_size": "cp",
     "expert_model_parallel_size": "ep",
 }
+_FROM_OPTIMIZER = {
+    "adam_beta1": "beta1",
+    "adam_beta2": "beta2",
+    "adam_eps": "eps",
+    "clip_grad": "clip_grad",
+    "lr": "lr",
+    "min_lr": "min_lr_ratio",
+    "weight_decay": "weight_decay",
+}
 _FROM_TRAINER = frozenset(
     {
         "bf16",
         "calculate_per_token_loss",
         "fp16",
         "moe_token_dispatcher_type",
+        "optimizer",
+        "params_dtype",
         "perform_initialization",
+        "pipeline_dtype",
         "sequence_parallel",
         "use_cpu_initialization",
+        "use_distributed_optimizer",
         "variable_seq_lengths",
     }
 )
@@ -136,6 +163,46 @@ _IGNORED_BY_OUR_LAYERS = frozenset(
         "window_size",
     }
 )
+_NEEDS_OTHERS = frozenset(
+    {
+        "apply_wd_to_qk_layernorm",
+        "barrier_with_L1_time",
+        "decoupled_lr",
+        "decoupled_min_lr",
+        "hysteresis",
+        "initial_loss_scale",
+        "log_num_zeros_in_grad",
+        "loss_scale",
+        "loss_scale_window",
+        "min_loss_scale",
+        "sgd_momentum",
+    }
+)
+_WEIGHTS_LATE = "weights would be whole in the next forward pass only, and are published before it"
+_FSDP = "it is Megatron's FSDP, which shards the weights that a rank publishes and puts to sleep"
+_FP8_WEIGHTS = "it keeps the weights in fp8, which servers do not take from the trainer"
+_CONTRADICTS = {
+    "align_param_gather": _WEIGHTS_LATE,
+    "average_in_collective": "gradients are summed, and divided once by the number of tokens",
+    "data_parallel_sharding_strategy": _FSDP,
+    "disable_symmetric_registration": _FSDP,
+    "fp8_param_gather": _FP8_WEIGHTS,
+    "fsdp_double_buffer": _FSDP,
+    "fsdp_manual_registration": _FSDP,
+    "keep_fp8_transpose_cache": _FSDP,
+    "nccl_ub": "it keeps memory registered that sleep has to give back",
+    "num_distributed_optimizer_instances": "all data-parallel ranks share one optimizer state",
+    "outer_dp_sharding_strategy": _FSDP,
+    "overlap_param_gather": _WEIGHTS_LATE,
+    "overlap_param_gather_with_optimizer_step": _WEIGHTS_LATE,
+    "preserve_fp32_weights": _FSDP,
+    "reuse_grad_buf_for_mxfp8_param_ag": _FP8_WEIGHTS,
+    "suggested_communication_unit_size": _FSDP,
+    "use_custom_fsdp": _FSDP,
+    "use_megatron_fsdp": _FSDP,
+}
+"""options that what we rely on forbids, and why"""
+_MUON = "muon_"
 
 
 def check_layout(
@@ -173,19 +240,40 @@ def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None
             " point-to-point communication its activations are corrupted; leave it out"
         )
 
+    if options.get("optimizer_cpu_offload") and not options.get("use_precision_aware_optimizer"):
+        raise InputError(
+            "trainer.megatron: optimizer_cpu_offload needs use_precision_aware_optimizer: true;"
+            " the state stays in fp32 all the same"
+        )
+    if options.get("optimizer_offload_fraction") and not options.get("optimizer_cpu_offload"):
+        raise InputError(
+            "trainer.megatron: optimizer_offload_fraction needs optimizer_cpu_offload: true"
+        )
+
 
 def _check_option(name: str, value: Any) -> None:
     kinds = _table().get(name)
     where = f"trainer.megatron.{name}"
     if kinds is None:
-        of_what = "a field of Megatron-core's TransformerConfig"
+        of_what = (
+            "a field of Megatron-core's TransformerConfig, OptimizerConfig or"
+            " DistributedDataParallelConfig"
+        )
         raise unknown_option(where, name, _table(), of_what)
+    if name in _CONTRADICTS:
+        raise InputError(f"{where} cannot be used: {_CONTRADICTS[name]}; leave it out")
+    if name in _FROM_OPTIMIZER:
+        raise InputError(f"{where} is set by the recipe: optimizer.{_FROM_OPTIMIZER[name]}")
     if name in _FROM_RESOURCES:
         raise InputError(f"{where} is set by resources: trainer.{_FROM_RESOURCES[name]}")
     if name in _FROM_MODEL:
         raise InputError(f"{where} comes from the model folder's config.json; leave it out")
     if name in _FROM_TRAINER:
         raise InputError(f"{where} is set by the trainer itself; leave it out")
+    if name in _NEEDS_OTHERS or name.startswith(_MUON):
+        raise InputError(
+            f"{where} has no effect on AdamW in fp32 or bf16, which the trainer uses; leave it out"
+        )
     if name in _IGNORED_BY_OUR_LAYERS:
         raise InputError(
             f"{where} has no effect on the trainer's own attention, norms and output layer;"

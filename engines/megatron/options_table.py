@@ -1,4 +1,4 @@
-"""Makes options.json, the table of TransformerConfig's fields, from the installed Megatron-core.
+"""Makes options.json, the table of what a recipe may pass to Megatron-core, from the installed one.
 
 Run `python -m engines.megatron.options_table` after changing Megatron's version; a test compares
 the committed table with the real class.
@@ -12,6 +12,8 @@ import types
 import typing
 from pathlib import Path
 from typing import Any
+
+from engines.megatron.option_values import MEGATRON_DTYPES
 
 TABLE = Path(__file__).with_name("options.json")
 
@@ -29,15 +31,28 @@ _JSON_KINDS = {
 
 def describe_options() -> dict[str, list[str]]:
     """Each public field with the JSON kinds it takes, e.g. {"recompute_num_layers": ["int",
-    "null"]}; the values of a Literal are written `=value`; no kind: not a JSON value."""
+    "null"]}; the values of a Literal are written `=value`; no kind: not a JSON value. A name that
+    several classes have is one option for all of them."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    hints = typing.get_type_hints(TransformerConfig)
-    names = sorted(f.name for f in dataclasses.fields(TransformerConfig) if f.init)
-    return {name: sorted(_kinds(hints[name])) for name in names if not name.startswith("_")}
+    kinds: dict[str, set[str]] = {}
+    for config in (TransformerConfig, OptimizerConfig, DistributedDataParallelConfig):
+        hints = typing.get_type_hints(config)
+        for field in dataclasses.fields(config):
+            if field.init and not field.name.startswith("_"):
+                kinds.setdefault(field.name, set()).update(_kinds(hints[field.name]))
+                if field.default is None:  # some say `int = None`
+                    kinds[field.name].add("null")
+    return {name: sorted(found) for name, found in sorted(kinds.items())}
 
 
 def _kinds(hint: Any) -> set[str]:
+    import torch
+
+    if hint is torch.dtype:
+        return {f"={name}" for name in MEGATRON_DTYPES}
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return {"null" if value is None else f"={value}" for value in typing.get_args(hint)}

@@ -47,6 +47,18 @@ class Optimizer(Config):
     """largest global gradient norm; 0: no clipping"""
 
 
+class TrainerSettings(Config):
+    """How Megatron-core trains (resources say where)."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """parameter and compute type; fp32 on CPU"""
+    micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
+    """largest number of tokens in one micro-batch of one rank"""
+    megatron: dict[str, Any] = Field(default_factory=dict)
+    """fields of Megatron-core's TransformerConfig, OptimizerConfig and
+    DistributedDataParallelConfig, passed through under their own names"""
+
+
 class CriticSettings(Config):
     """A second model, from the same weights, that learns the value of a token's state."""
 
@@ -54,6 +66,8 @@ class CriticSettings(Config):
     """critic's learning rate divided by the policy's; other settings are the policy's; SAO: 5"""
     optimizer: Optimizer | None = None
     """optimizer of its own, instead of the policy's with `lr_ratio`"""
+    trainer: TrainerSettings | None = None
+    """precision, micro-batches and Megatron's options of its own, instead of the policy's"""
     warmup_steps: int = Field(default=0, ge=0)
     """number of first steps in which only the critic trains and the policy does not change"""
     steps_per_policy_step: PositiveInt = 2
@@ -76,13 +90,6 @@ class CriticSettings(Config):
         """The critic's optimizer, given the policy's optimizer `policy`."""
         return self.optimizer or policy.model_copy(update={"lr": policy.lr * self.lr_ratio})
 
-
-class TrainerSettings(Config):
-    """How Megatron-core trains (resources say where)."""
-
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """parameter and compute type; fp32 on CPU"""
-    micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
-    """largest number of tokens in one micro-batch of one rank"""
-    megatron: dict[str, Any] = Field(default_factory=dict)
-    """fields of Megatron-core's TransformerConfig, passed through under their own names"""
+    def trainer_beside(self, policy: TrainerSettings) -> TrainerSettings:
+        """How the critic trains, given how the policy does."""
+        return self.trainer or policy

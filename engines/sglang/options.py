@@ -66,7 +66,11 @@ _SET_BY_US = {
     "admin_api_key": "the key is the stack's; see docs/security.md",
     "api_key": "the key is the stack's; see docs/security.md",
     "context_length": "write it as `fleet.context_length`",
-    "dp_size": "raise resources: servers instead",
+    "dp_size": (
+        "SGLang refuses new weights from a trainer where a server has replicas; raise resources:"
+        " servers for replicas, or pass attn_dp_size to share the attention within tp_per_server"
+    ),
+    "enable_dp_attention": "SGLang calls it attn_dp_size now; pass that",
     "host": "set TRIBUTARY_HOST for `tributary up`",
     "max_total_tokens": "write it as `fleet.max_total_tokens`",
     "model_path": "it comes from the stage's input",
@@ -104,6 +108,16 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise InputError(f"{where} cannot be passed through: {_SET_BY_US[name]}")
         if kinds:
             check_kind(where, value, kinds)
+
+
+def check_parallel(options: Mapping[str, Any], tp: int) -> None:
+    """Raise InputError if a server of `tp` ranks cannot share its attention as the options say."""
+    groups = options.get("attn_dp_size", 1) * (options.get("attn_cp_size") or 1)
+    if tp % groups:
+        raise InputError(
+            f"fleet.sglang: attn_dp_size x attn_cp_size is {groups}, which does not divide"
+            f" resources: tp_per_server ({tp})"
+        )
 
 
 def describe(annotations: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.megatron.options import check_layout
 from engines.megatron.spec import Parallel
-from engines.sglang.options import check_options
+from engines.sglang.options import check_options, check_parallel
 from flows.checks.model_folders import model_report
 from flows.plan import PlannedStage
 from infra.errors import InputError
@@ -41,12 +41,15 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
     """Layouts that the model does not divide into, and wrong Megatron options."""
     if stage.spec.trainer is None:
         return
-    options = stage.spec.trainer.megatron
-    for layout in dict.fromkeys([stage.resources.trainer, stage.critic or stage.resources.trainer]):
+    roles = [("", stage.spec.trainer, stage.resources.trainer)]
+    of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
+    if stage.critic is not None and of_critic is not None:
+        roles.append(("critic, ", of_critic, stage.critic))
+    for role, trainer, layout in roles:
         try:
-            check_layout(model_config(base) or _fitting(layout), layout, options)
+            check_layout(model_config(base) or _fitting(layout), layout, trainer.megatron)
         except InputError as error:
-            yield f"stage {stage.name}: {error}"
+            yield f"stage {stage.name}: {role}{error}"
 
 
 def fleet_problems(stage: PlannedStage) -> Iterator[str]:
@@ -55,5 +58,6 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
         return
     try:
         check_options(stage.spec.fleet.sglang)
+        check_parallel(stage.spec.fleet.sglang, stage.resources.tp_per_server)
     except InputError as error:
         yield f"stage {stage.name}: {error}"

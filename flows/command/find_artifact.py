@@ -93,7 +93,7 @@ def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactReco
     if at:
         return _aliased(name or _only_model(wanted), alias)
     run = wanted.rpartition("/")[0]
-    known = [e for e in run_entries() if run in (e.run, e.name, e.recipe) and run]
+    known = [entry for entry in run_entries() if run and entry.is_called(run)]
     store = store_of(known[0].storage) if known and not root else store_to_show(root)
     artifacts = ArtifactStore(store, home() / "cache")
     return artifacts, find_artifact(artifacts, wanted)

@@ -21,6 +21,7 @@ from engines.types import Problem
 from flows.command.find_artifact import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
+from flows.one_stage.domain import columns_of
 from infra.config import Config
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import first_rows
@@ -64,7 +65,7 @@ def preview_files(
         raise InputError(
             f"--rows {rows} --read {read}: show from 0 rows of at least 1 that is read"
         )
-    named = {column: name for column, _, name in (each.partition("=") for each in columns)}
+    named = columns_of(columns)
     renderer = Renderer.of_model(find_model(model, root))
     seen = _read(files, _reader(kind, layout, named, renderer), rows, read)
     code = 0 if seen.counts.read > seen.counts.num_bad else 1

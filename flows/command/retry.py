@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.catalog import plan_of
+from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.output import CommandConsole
 from flows.command.run import start_flow
 from flows.distill_rounds import written
@@ -25,6 +25,12 @@ def retry_stage(run: str, stage: str, in_process: bool, console: CommandConsole)
 def _again(record: RunRecord, stage: str) -> tuple[dict[str, object], list[str]]:
     """Arguments of the flow that runs the stages again, and their names. Raises InputError."""
     head = record.head()
+    if head.flow == DISTILL_ROUNDS:
+        raise InputError(
+            f"run {record.run} added rounds to an expert, and a new run would add more: tributary"
+            f" rounds RECIPE --expert {head.arguments['expert']}. To finish this one: tributary"
+            f" resume {record.run}"
+        )
     plan = plan_of(head.flow, record.recipe(), head.arguments)
     names = [planned.name for planned in plan if not planned.is_stored]
     if stage not in names:

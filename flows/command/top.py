@@ -79,8 +79,8 @@ class Watched:
         for entry in run_entries():
             if not is_running(entry.run):
                 continue
-            record = RunRecord(store_of(entry.storage), entry.run)
             try:
+                record = RunRecord(store_of(entry.storage), entry.run)
                 stages = record.stages(self._stages.get(entry.run))
                 servers = self._servers_of(record)
             except TributaryError:  # one store out of reach hides no other's runs

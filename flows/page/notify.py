@@ -83,7 +83,7 @@ def _try(url: str) -> None:
     said = "Tributary tells here of runs that fail or crash."
     try:
         reply = httpx.post(url, json={"text": said, "content": said}, timeout=TRY_SECONDS)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(
             f"notify: the webhook does not answer ({type(error).__name__}: {error}); check the"
             " address"

@@ -44,7 +44,8 @@ def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
     if curve is not None and (curve.training or curve.held_out):
         charts.append(_outcomes(curve))
     for name, title in _TITLES.items():
-        if points := view.series.get(name):
+        points = [p for p in view.series.get(name, ()) if math.isfinite(p[1])]
+        if points:
             charts.append(_chart(title, points, top=1.0 if name in _SHARES else None))
     return charts
 
@@ -65,5 +66,5 @@ def _outcomes(curve: Curve) -> Chart:
 
 
 def _chart(title: str, points: Points, top: float | None) -> Chart:
-    shown = [[step, float(f"{value:.4g}")] for step, value in points if math.isfinite(value)]
+    shown = [[step, float(f"{value:.4g}")] for step, value in points]
     return {"title": title, "lines": [{"name": title, "points": shown}], "top": top}

@@ -8,6 +8,7 @@ from typing import Any
 
 from flows.plan import BASE
 from flows.reports.paired_tests import Paired, paired
+from flows.reports.problem_outcomes import ProblemOutcomes, problem_outcomes
 from flows.reports.report import Report, Scores, domains_of, first_version, mean
 from flows.reports.score_cells import ScoreCell, ScoreTable
 
@@ -55,20 +56,12 @@ def outcome_of(report: Report, table: ScoreTable | None, scores: Mapping[str, An
     """`table` is the one at temperature 1, `scores` the content of `scores.json`."""
     if table is None:
         return Outcome()
-    outcomes = {
-        (c["model"], c["domain"]): [mean_of(o) for o in c["outcomes"]]
-        for c in scores.get("cells", [])
-        if c["kind"] == "score"
-    }
+    outcomes = problem_outcomes(scores)
     finals = _finals(report)
     headline, detail, winner = _headline(report.scores, finals)
     best = [_best(domain, table, finals, outcomes) for domain in table.domains]
     gains = [g for name in report.gains if (g := _gain(name, report, table, outcomes)) is not None]
     return Outcome(headline, detail, winner, [b for b in best if b is not None], gains)
-
-
-def mean_of(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _finals(report: Report) -> list[str]:
@@ -102,7 +95,7 @@ def _best(
     domain: str,
     table: ScoreTable,
     finals: Sequence[str],
-    outcomes: Mapping[tuple[str, str], Sequence[float]],
+    outcomes: ProblemOutcomes,
 ) -> Best | None:
     there = {m: table.rows[m][domain] for m in finals if domain in table.rows.get(m, {})}
     if not there:
@@ -120,7 +113,7 @@ def _gain(
     expert: str,
     report: Report,
     table: ScoreTable,
-    outcomes: Mapping[tuple[str, str], Sequence[float]],
+    outcomes: ProblemOutcomes,
 ) -> ExpertGain | None:
     domain, since = report.gains[expert].domain, first_version(report.versions.get(expert, []))
     before, after = outcomes.get((since, domain)), outcomes.get((expert, domain))

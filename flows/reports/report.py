@@ -13,6 +13,7 @@ from curricula.registry import BUILT_IN
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
+from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -147,11 +148,7 @@ def _gains(
     content: Mapping[str, Any], recipe: Recipe, versions: Mapping[str, Sequence[str]]
 ) -> dict[str, Gain]:
     """Each expert's last version in its own domain, where it and its first were scored there."""
-    means = {
-        (cell["model"], cell["domain"]): [mean_of(samples) for samples in cell["outcomes"]]
-        for cell in content["cells"]
-        if cell["kind"] == "score"
-    }
+    means = problem_outcomes(content)
     gains: dict[str, Gain] = {}
     for name, expert in recipe.experts.items():
         if expert.domain is None:

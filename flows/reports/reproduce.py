@@ -10,6 +10,7 @@ import yaml
 
 from flows.recipe import Recipe
 from flows.reports.stage_view import StageView
+from flows.running.chosen_stages import chosen_of
 from flows.running.records import RunHead
 
 
@@ -47,14 +48,26 @@ def origin_of(head: RunHead, recipe: Recipe, views: Sequence[StageView]) -> Orig
 def _commands(head: RunHead, recipe: Recipe, commit: str) -> list[str]:
     checkout = [f"git checkout {commit[:12]}", "make install"] if commit else ["make install"]
     file = f"{recipe.name}.yaml"
+    given = head.arguments
     match head.flow:
         case "post-train":
-            run = [f"tributary run {file}"]
+            run = f"tributary run {file}{_of_stages(given)}"
         case "expert":
-            run = [f"tributary run {file} --expert {head.arguments['name']}"]
+            run = f"tributary run {file} --expert {given['name']}{_of_stages(given)}"
+        case "distill-rounds":
+            rounds = int(given.get("after", 0)) + int(given["rounds"])  # of a home without any
+            run = f"tributary rounds {file} --expert {given['expert']} --rounds {rounds}"
         case "replay":
-            run = [f"tributary replay {head.arguments['stage']} --run {head.run}"]
-        case _:
-            given = "".join(f" --param {k}={v}" for k, v in head.arguments.items())
-            run = [f"prefect deployment run {head.flow}/{head.flow}{given}  # and this recipe"]
-    return [*checkout, *run, f"tributary report {head.run} --open"]
+            run = f"tributary replay {given['stage']} --run {head.run}"
+        case _:  # `evaluate`, which has a form alone
+            models = ", ".join(f"{name}={folder}" for name, folder in given["models"].items())
+            run = f"tributary up  # then the form of `{head.flow}`: this recipe, models {models}"
+    return [*checkout, run, f"tributary report {head.run} --open"]
+
+
+def _of_stages(arguments: Mapping[str, Any]) -> str:
+    """The options by which a run did some of its stages."""
+    chosen = chosen_of(arguments)
+    one = {"from": chosen.from_stage, "until": chosen.until_stage, "only": chosen.only_stage}
+    options = [f" --{name} {stage}" for name, stage in one.items() if stage]
+    return "".join([*options, *(f" --force {stage}" for stage in chosen.force_stages)])

@@ -12,6 +12,7 @@ from typing import Any
 from flows.distill_rounds import DISTILL, FLOW
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.settings import RoundsSettings
 from flows.running.records import RunHead
 from infra.config import Config
@@ -54,7 +55,8 @@ def rounds_by(
 ) -> list[Round]:
     domain = recipe.experts[expert].domain
     assert domain is not None, "rounds draw problems, so a plan of them has been refused"
-    outcomes = outcomes_in(scores, domain.name)
+    found = problem_outcomes(scores)
+    outcomes = {model: own for (model, scored), own in found.items() if scored == domain.name}
     return judge(rounds_in(plan, expert), outcomes, recipe.rounds)
 
 
@@ -140,15 +142,6 @@ def why_over(judged: Sequence[Round], settings: RoundsSettings) -> str:
             f" ({best.score:.3f}), and `rounds.patience` is {settings.patience}"
         )
     return ""
-
-
-def outcomes_in(scores: Mapping[str, Any], domain: str) -> dict[str, list[float]]:
-    """Mean outcome of each problem of a domain by model, from the content of `scores.json`."""
-    return {
-        cell["model"]: [mean(samples) for samples in cell["outcomes"]]
-        for cell in scores.get("cells", [])
-        if cell["kind"] == "score" and cell["domain"] == domain
-    }
 
 
 def table_of_rounds(judged: Sequence[Round]) -> tuple[list[str], list[list[str]]]:

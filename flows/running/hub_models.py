@@ -26,17 +26,28 @@ def pinned_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, _MODELS: {name: _pinned(str(folder)) for name, folder in models.items()}}
 
 
-def as_on_record(recipe: Recipe, recorded: Recipe) -> Recipe:
+def recipe_as_on_record(recipe: Recipe, recorded: Recipe) -> Recipe:
     """`recipe` with the commit of a run on record, where both name the same model and this one
     leaves the commit open."""
     now, then = recipe.base.folder, recorded.base.folder
-    return _with_base(recipe, then) if now and then and _leaves_open(now, then) else recipe
+    return _with_base(recipe, _as_on_record(now, then)) if now and then else recipe
 
 
-def _leaves_open(now: str, then: str) -> bool:
+def arguments_as_on_record(
+    arguments: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same for models that a flow compares."""
+    now, then = arguments.get(_MODELS), recorded.get(_MODELS)
+    if not (isinstance(now, Mapping) and isinstance(then, Mapping)):
+        return dict(arguments)
+    models = {name: _as_on_record(str(f), str(then.get(name, ""))) for name, f in now.items()}
+    return {**arguments, _MODELS: models}
+
+
+def _as_on_record(now: str, then: str) -> str:
     if not (is_hub_name(now) and is_hub_name(then)) or hub_name(now).is_pinned:
-        return False
-    return hub_name(now).repo == hub_name(then).repo
+        return now
+    return then if hub_name(now).repo == hub_name(then).repo else now
 
 
 def _pinned(folder: str) -> str:

@@ -68,7 +68,8 @@ class StageRecord(Config):
     def seconds_left(self, now: float) -> float | None:
         """At the pace of the present go; None while that is unknown."""
         steps = self.done - self.begun
-        if self.state != "running" or steps < 1 or self.done > self.total:
+        has_pace = self.begun_at > 0 and steps >= 1 and self.done <= self.total
+        if self.state != "running" or not has_pace:
             return None
         pace = (self.told - self.begun_at) / steps
         return max(0.0, pace * (self.total - self.done) - (now - self.told))

@@ -9,7 +9,7 @@ from flows.differences import differences, listed
 from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.page.asked import Asked
-from flows.running.hub_models import as_on_record
+from flows.running.hub_models import arguments_as_on_record, recipe_as_on_record
 from flows.running.records import RunHead
 from infra.errors import InputError
 
@@ -20,12 +20,13 @@ def require_same(head: RunHead, flow: str, asked: Asked, arguments: Mapping[str,
     A run keeps the recipe that it began with: one asked for by name as before may have been saved
     anew since.
     """
-    before: dict[str, Any] = {"flow": head.flow, "arguments": written(head.arguments)}
-    after: dict[str, Any] = {"flow": flow, "arguments": arguments}
+    known = written(head.arguments)
+    before: dict[str, Any] = {"flow": head.flow, "arguments": known}
+    after: dict[str, Any] = {"flow": flow, "arguments": arguments_as_on_record(arguments, known)}
     if asked.by_name != head.asked or not head.asked:
         recorded = validate_recipe(head.recipe, f"run {head.run}")
         before |= recorded.model_dump(mode="json")
-        after |= as_on_record(asked.resolved(), recorded).model_dump(mode="json")
+        after |= recipe_as_on_record(asked.resolved(), recorded).model_dump(mode="json")
     found = list(differences(before, after))
     if found:
         raise InputError(

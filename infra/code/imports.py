@@ -127,7 +127,9 @@ def _is_setting(statement: ast.stmt) -> bool:
             return value is None or _is_constant(value)  # as the digest takes it
         case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
             return True
-        case ast.FunctionDef(name="parts" | "needs"):  # what the fields say, in other words
+        case ast.FunctionDef(
+            name="parts" | "needs" | "sources"
+        ):  # what the fields say, in other words
             return True
         case ast.FunctionDef(decorator_list=[_, *_] as decorators):  # it refuses, or returns as is
             return all(_name_of(decorator) in _VALIDATORS for decorator in decorators)

@@ -38,7 +38,7 @@ from tasks.rl.record import RlRecord
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
 from tasks.rollout_workers.rollers import Rollers
-from tasks.saving import Saving
+from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
 
 
@@ -279,7 +279,7 @@ def _snapshot(
     devices: SeparateDevices,
     timeline: Timeline,
     folder: Path,
-) -> Coroutine[Any, Any, object]:
+) -> Coroutine[Any, Any, Written]:
     """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
     write_rollouts = record.save(folder)
@@ -287,8 +287,12 @@ def _snapshot(
     loop.buffer.save(folder)
     loop.sampler.save(folder)
 
-    async def save_roles() -> None:
+    async def copy_roles() -> Written:
         async with devices.keeping():
-            await roles.save(folder)
+            return await roles.begin_save(folder)
 
-    return run_both(save_roles(), asyncio.to_thread(write_rollouts))
+    return _both(copy_roles(), asyncio.to_thread(write_rollouts))
+
+
+async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:
+    return (await run_both(copied, rest))[0]

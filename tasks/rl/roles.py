@@ -18,6 +18,7 @@ from engines.sglang.servers.server_units import TrainerDevices
 from engines.weights.spec import WeightTransport
 from infra.run_both import run_both
 from tasks.rl.spec import RlSettings
+from tasks.saving import Written
 from tasks.stage import StageContext
 from tasks.trainers import lease_trainer
 
@@ -45,13 +46,15 @@ class Roles:
         gpus = (number for group in self.groups.values() for number in group.gpus)
         return TrainerDevices(tuple(dict.fromkeys(gpus)))
 
-    async def save(self, folder: Path) -> None:
-        """Into a checkpoint's folder, side by side."""
-        saving = self.trainer.save(folder / _TRAINER_FOLDER)
+    async def begin_save(self, folder: Path) -> Written:
+        """Into a checkpoint's folder, side by side; training may go on when this returns."""
+        begun = self.trainer.begin_save(folder / _TRAINER_FOLDER)
         if self.critic is None:
-            await saving
-        else:
-            await run_both(saving, self.critic.save(folder / CRITIC_FOLDER))
+            await begun
+            return self.trainer.saved
+        critic = self.critic
+        await run_both(begun, critic.begin_save(folder / CRITIC_FOLDER))
+        return lambda: run_both(self.trainer.saved(), critic.saved())
 
     async def load(self, folder: Path) -> None:
         await self.trainer.load(folder / _TRAINER_FOLDER)
@@ -105,7 +108,7 @@ async def lease_roles(
             await lease_trainer(stack, context, policy_job, shares=context.resources.share)
         )
     critic_job = TrainerJob(
-        settings.trainer,
+        critic.trainer_beside(settings.trainer),
         critic.optimizer_beside(settings.optimizer),
         context.resources.of_critic,
         model,

@@ -18,7 +18,7 @@ from engines.rollout.unpublished_policy import UnpublishedPolicy
 from engines.types import Group
 from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSettings
-from tasks.saving import Saving
+from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
 
 _STATE_FILE = "state.json"
@@ -74,10 +74,10 @@ class TrainingOnSaved:
         """Write the model into `context.out`."""
         await self.roles.export(self.context.out, self.context.inputs["model"])
 
-    def _snapshot(self, step: int, folder: Path) -> Coroutine[Any, Any, object]:
+    def _snapshot(self, step: int, folder: Path) -> Coroutine[Any, Any, Written]:
         state = {"step": step, "version": self.policy.version}
         (folder / _STATE_FILE).write_text(json.dumps(state))
-        return self.roles.save(folder)
+        return self.roles.begin_save(folder)
 
     async def _resume(self) -> None:
         latest = await asyncio.to_thread(self.context.checkpoints.latest)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from engines.algorithms.combinations import stale_doubts
 from engines.megatron.ranks.roles import Role
-from engines.megatron.spec import CriticSettings, Optimizer
+from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
 from engines.rollout.admission import OnStale
 from engines.types import Split
 from tasks.domain import Domain, HookSpec
@@ -65,6 +65,11 @@ class RlSettings(PolicySettings):
     def critic_role(self) -> CriticSettings | None:
         """What its critic is trained with; None if its algorithm has none."""
         return (self.critic or CriticSettings()) if "critic" in self.algorithm.needs else None
+
+    @property
+    def critic_trainer(self) -> TrainerSettings | None:
+        critic = self.critic_role
+        return critic and critic.trainer_beside(self.trainer)
 
 
 class RlSpec(StageSpec):

@@ -13,7 +13,7 @@ from typing import Any
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from infra.run_both import run_both
-from tasks.saving import Saving
+from tasks.saving import Saving, Written
 from tasks.sft.record import SftRecord
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import Supply, open_supply
@@ -118,9 +118,14 @@ def _next_size(steps: int, seconds: float) -> int:
 
 def _snapshot(
     record: SftRecord, supply: Supply, trainer: TrainerGroup, folder: Path
-) -> Coroutine[Any, Any, object]:
+) -> Coroutine[Any, Any, Written]:
     """The record and the data's position as they are now; the ranks stay as they are until the next
     update."""
     record.save(folder)
     supply.save(folder)
-    return trainer.save(folder / _TRAINER_FOLDER)
+    return _begin_save(trainer, folder / _TRAINER_FOLDER)
+
+
+async def _begin_save(trainer: TrainerGroup, folder: Path) -> Written:
+    await trainer.begin_save(folder)
+    return trainer.saved

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -24,6 +28,7 @@ from flows.path import written_form
 from flows.recipe import Recipe
 from infra.config import Config
 from tasks.registry import PATH_KINDS
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
 
@@ -156,10 +161,32 @@ class TestDeployment:
             text = (ROOT / "infra/docker" / name).read_text()
             for sources in re.findall(r"^COPY --chown=tributary (.*) \S+$", text, re.M):
                 assert all((ROOT / source).exists() for source in sources.split()), sources
-            (entry,) = re.findall(r'^ENTRYPOINT \["tini", "--", "([^"]+)"\]', text, re.M)
+            (entry,) = re.findall(r'^ENTRYPOINT \["tini", "-g", "--", "([^"]+)"\]', text, re.M)
             assert (ROOT / entry).stat().st_mode & 0o111, f"{entry} cannot be executed"
             for lock in re.findall(r"LOCK=(\S+)", text):
                 assert (ROOT / lock).exists()
+
+    @pytest.mark.parametrize("command", [["serve"], ["sleep", "60"]])
+    def test_a_container_that_is_stopped_stops_its_command_and_then_the_stack(
+        self, command: list[str], tmp_path: Path
+    ) -> None:
+        said = tmp_path / "said"
+        stub = tmp_path / "tributary"
+        stub.write_text(f'#!/bin/sh\necho "$1" >> {said}\n')
+        stub.chmod(0o755)
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        entry = subprocess.Popen(
+            [str(ROOT / "infra/docker/entrypoint.sh"), *command],
+            env=env, start_new_session=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            until(lambda: said.is_file() and bool(psutil.Process(entry.pid).children()), 20)
+            os.killpg(entry.pid, signal.SIGTERM)  # as `tini -g` does
+            assert entry.wait(20) == 143
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(entry.pid, signal.SIGKILL)
+        assert said.read_text().split()[-1] == "down"
 
     def test_compose_sets_variables_that_are_read_and_waits_for_services_that_exist(self) -> None:
         compose = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())

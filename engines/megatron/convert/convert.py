@@ -27,7 +27,7 @@ from engines.megatron.model import PackedModel, build_model, transformer_config
 from engines.megatron.one_rank import one_rank
 from engines.megatron.parallel import current_layout
 from engines.megatron.spec import Parallel
-from engines.megatron.train.checkpoint import FULLY_RESHARDABLE, seed_all
+from engines.megatron.train.checkpoint import seed_all
 from engines.megatron.train.pack import FlatSequences, build_pack
 
 _SEQUENCES, _LONGEST = 4, 64
@@ -43,7 +43,7 @@ def write_dist_folder(source: Path, folder: Path) -> None:
         model = _build(shape, "bf16" if is_half else "fp32")
         load_weights(model, shape, current_layout(Parallel()), weights.read, weights.file_of)
         with device.cuda_means_cpu():
-            state = model.sharded_state_dict(metadata=dict(FULLY_RESHARDABLE))
+            state = model.sharded_state_dict(metadata={})
             strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
             dist_checkpointing.save(state, str(folder), strategy)
     copy_descriptions(source, folder)

@@ -39,7 +39,8 @@ _NEEDED: Mapping[str, frozenset[TrainerPart]] = {
     "hold": frozenset(),
     "publish": frozenset({"weights"}),
     "export": frozenset({"weights"}),
-    "save": frozenset({"weights", "optimizer"}),
+    "begin_save": frozenset({"weights", "optimizer"}),
+    "finish_save": frozenset(),
     "load": frozenset({"weights", "optimizer"}),
 }
 """what has to be awake for a method; for all others, everything"""
@@ -131,8 +132,8 @@ class TrainerRank:
         claim_private_folder()
         for warm in ("parallel", "train.trainer", "train.critic"):
             import_module(f"engines.megatron.{warm}")
-        # Imports stay for good, and Megatron collects garbage in every checkpoint: looking through
-        # all of them each time took 0.4 s.
+        # Imports stay for good, and the end of a lease collects garbage: looking through all of
+        # them each time took 0.4 s.
         gc.freeze()
 
         self._trainer: Training | None = None

@@ -30,6 +30,8 @@ STATE_S = 600.0
 """what saving, loading or publishing a model of no size may take; larger ones get time for their
 bytes"""
 _STEP_S = 600.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+"""between two questions whether ranks have written"""
 _SLOWEST_TOKENS_PER_S = 5.0
 
 
@@ -47,6 +49,8 @@ class RankGroup:
         self._places = [rank.place for rank in use]
         self.gpus = [rank.gpu for rank in use if rank.gpu is not None]
         """their numbers on the host, one a rank; none on a CPU"""
+        self._one_call = asyncio.Lock()
+        """a rank does one thing at a time: a call is bounded from when the one before it is over"""
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,7 +60,25 @@ class RankGroup:
 
     async def save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """Everything a resumed stage needs (weights, optimizer, schedule, random state)."""
-        await self._call("save", folder, timeout_s=timeout_s or self._state_s)
+        await self.begin_save(folder, timeout_s=timeout_s)
+        await self.saved(timeout_s=timeout_s)
+
+    async def begin_save(self, folder: Path, *, timeout_s: float | None = None) -> None:
+        """The same until the ranks have a copy of it: they may train on while they write that."""
+        await self._call("begin_save", folder, timeout_s=timeout_s or self._state_s)
+
+    async def saved(self, *, timeout_s: float | None = None) -> None:
+        """Returns when the checkpoint is complete. The ranks are asked between other calls."""
+        bound = timeout_s or self._state_s
+        deadline, pause = time.monotonic() + bound, _FIRST_PAUSE_S
+        while not await self._call("finish_save", timeout_s=bound):
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"the ranks have not written their checkpoint in {bound:.0f} s: is the disk of"
+                    " their scratch folder full or slow?"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
@@ -117,6 +139,10 @@ class RankGroup:
         self, method: str, *arguments: Any, timeout_s: float, samples: Any = None
     ) -> Any:
         """Rank 0's answer to `method`; the arguments are serialized once for all ranks."""
+        async with self._one_call:
+            return await self._answer(method, *arguments, timeout_s=timeout_s, samples=samples)
+
+    async def _answer(self, method: str, *arguments: Any, timeout_s: float, samples: Any) -> Any:
         lease = self._lease
         lease.check()
         import ray

@@ -1,24 +1,31 @@
 """Saving and loading a training state that any layout can continue from.
 
 Megatron's dist_checkpointing stores parameters and optimizer state by their global shape, so a
-checkpoint of TP 2 loads into PP 2. Random states belong to a layout: another one starts them from
-the seed and the step instead.
+checkpoint of TP 2 loads into PP 2. All ranks write: each its own part of the optimizer's state, and
+of the weights, which data-parallel ranks have alike, a part that Megatron deals out to it. Ranks
+wait for a copy in host memory only; a thread of each writes the copy. Random states belong to a
+layout: another one starts them from the seed and the step instead.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelSaveStrategyWrapper,
+)
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -27,14 +34,55 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker, model_parallel_c
 
 from engines.megatron import device
 from engines.megatron.parallel import Layout
+from engines.megatron.train.optimizer_shards import OptimizerShards, optimizer_parts
 from infra.errors import InputError
 
-FULLY_RESHARDABLE: Mapping[str, Any] = MappingProxyType(
-    {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-)
+
+class CheckpointBeingWritten:
+    """A copy of this rank's part, and the thread that writes it. All ranks call every method."""
+
+    def __init__(self, request: AsyncRequest) -> None:
+        self._finalize = request.finalize_fns
+        write, arguments = request.async_fn, list(request.async_fn_args)
+        if request.preload_fn is not None:
+            arguments[1] = request.preload_fn()
+        # A rank that has nothing to write has no function for it.
+        self._thread = threading.Thread(
+            name="checkpoint", daemon=True, target=write, args=arguments if write else ()
+        )
+        self._thread.start()
+
+    def finish(self, *, wait: bool) -> bool:
+        """Whether all ranks have written; the checkpoint is complete then. `wait`: it will be."""
+        if wait:
+            self._thread.join()
+        with device.cuda_means_cpu():
+            writing = torch.tensor(int(self._thread.is_alive()), device=device.device())
+            dist.all_reduce(writing)
+            if writing.item():
+                return False
+            for finalize in self._finalize:
+                finalize()
+        return True
+
+    def close(self) -> None:
+        """Return when nothing is written any more."""
+        self._thread.join()
 
 
-@dataclass(frozen=True, slots=True)
+class _CopyFirst(TorchDistSaveShardedStrategy):
+    """Megatron's writer copies what is on a GPU, and on a CPU only views: here the rest as well,
+    so that training may change it while it is written."""
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Path) -> AsyncRequest:
+        for value in nested_values(sharded_state_dict):
+            is_here = isinstance(value, ShardedTensor) and is_main_replica(value.replica_id)
+            if is_here and value.data is not None and value.data.is_cpu:
+                value.data = value.data.detach().clone()
+        return super().async_save(sharded_state_dict, checkpoint_dir)
+
+
+@dataclass(slots=True)
 class TrainingState:
     """What a checkpoint contains, except the step count."""
 
@@ -43,26 +91,49 @@ class TrainingState:
     scheduler: OptimizerParamScheduler
     layout: Layout
     seed: int
+    _strategy: FullyParallelSaveStrategyWrapper | None = field(default=None, init=False)
 
-    def save(self, folder: Path, steps_done: int) -> None:
-        """Write into `folder`, which is made; all ranks return when it is complete."""
+    def begin_save(self, folder: Path, steps_done: int) -> CheckpointBeingWritten:
+        """Copy what has to be written into `folder`, which is made, and start to write it."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = self._sharded(is_loading=False) | {
+        model = self._model()
+        state = {
+            "model": model,
+            "shards": OptimizerShards(self.optimizer, model).tensors,
+            "optimizer": [part.state_dict() for part in optimizer_parts(self.optimizer)],
             "scheduler": self.scheduler.state_dict(),
             "steps_done": steps_done,
             "layout": self.layout.parallel.model_dump(),
             "rng": self._rng(_random_states()),
         }
-        strategy = TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1)
-        with device.cuda_means_cpu():
-            dist_checkpointing.save(state, str(folder), strategy)
+        is_first = self._strategy is None
+        group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        self._strategy = self._strategy or FullyParallelSaveStrategyWrapper(
+            _CopyFirst("torch_dist", 1, thread_count=1, cached_metadata=True),
+            group,
+            do_cache_distribution=True,
+        )
+        with device.cuda_means_cpu(), torch.no_grad():
+            request: Any = dist_checkpointing.save(
+                state,
+                str(folder),
+                self._strategy,
+                # What a rank holds is the same in every save.
+                validate_access_integrity=is_first,
+                async_sharded_save=True,
+            )
+            return CheckpointBeingWritten(request)
 
     def load(self, folder: Path) -> int:
         """Continue from `folder`; returns its step count. InputError if it is no checkpoint."""
         if not dist_checkpointing.check_is_distributed_checkpoint(str(folder)):
             raise InputError(f"{folder} holds no training checkpoint")
         common: Any = dist_checkpointing.load_common_state_dict(str(folder))
-        wanted = self._sharded(is_loading=True)
+        model = self._model()
+        for part, saved in zip(optimizer_parts(self.optimizer), common["optimizer"], strict=True):
+            part.load_state_dict(saved)
+        shards = OptimizerShards(self.optimizer, model)
+        wanted: dict[str, Any] = {"model": model, "shards": shards.tensors}
         is_same_layout = common["layout"] == self.layout.parallel.model_dump()
         if is_same_layout:
             wanted["rng"] = self._rng(None)
@@ -70,7 +141,7 @@ class TrainingState:
             strategy = get_default_load_sharded_strategy(str(folder))
             state: Any = dist_checkpointing.load(wanted, str(folder), strategy)
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            shards.loaded()
         self.scheduler.load_state_dict(common["scheduler"])
         steps_done: int = common["steps_done"]
         if is_same_layout:
@@ -79,16 +150,11 @@ class TrainingState:
             seed_all(self.seed + steps_done)
         return steps_done
 
-    def _sharded(self, *, is_loading: bool) -> dict[str, Any]:
-        # Megatron writes its process groups into this dict: each call needs its own.
-        metadata = dict(FULLY_RESHARDABLE)
+    def _model(self) -> dict[str, Any]:
+        module: Any = self.model.module
         with device.cuda_means_cpu():
-            module: Any = self.model.module
-            model = module.sharded_state_dict(metadata=metadata)
-            optimizer = self.optimizer.sharded_state_dict(
-                model, is_loading=is_loading, metadata=metadata
-            )
-        return {"model": model, "optimizer": optimizer}
+            # Megatron writes its process groups into the metadata: each call needs its own.
+            return module.sharded_state_dict(metadata={})
 
     def _rng(self, states: Any) -> ShardedObject:
         """One entry for each rank: every rank's random states are its own."""

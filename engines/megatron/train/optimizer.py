@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.nn.utils import clip_grads_with_norm_
 
 from engines.megatron import device
+from engines.megatron.option_values import filled
 from engines.megatron.spec import Optimizer
-from infra.errors import TrainingStopped
+from engines.megatron.train.adam import FusedAdam
+from engines.megatron.train.optimizer_shards import optimizer_parts
+from infra.errors import InputError, TrainingStopped
 
 
 def build_optimizer(
-    model: DistributedDataParallel, optimizer: Optimizer, dtype: torch.dtype
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
 ) -> MegatronOptimizer:
-    """AdamW with its state sharded over data-parallel ranks; no weight decay on vectors."""
-    config = OptimizerConfig(
+    """AdamW with its state sharded over data-parallel ranks; no weight decay on vectors. `options`
+    are the recipe's own fields. InputError if Megatron refuses them."""
+    if options.get("optimizer_cpu_offload") and not device.has_cuda():
+        raise InputError(
+            "trainer.megatron.optimizer_cpu_offload needs a GPU: on a CPU the optimizer's state is"
+            " in host memory already; leave it out"
+        )
+    config = filled(
+        OptimizerConfig,
+        options,
         optimizer="adam",
         lr=optimizer.lr,
         min_lr=optimizer.lr * optimizer.min_lr_ratio,
@@ -36,9 +52,27 @@ def build_optimizer(
     )
     with device.cuda_means_cpu():
         built = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
-    for part in getattr(built, "chained_optimizers", [built]):
-        part.optimizer.make_state()
+    for part in optimizer_parts(built):
+        make_state(part.optimizer)
     return built
+
+
+def make_state(optimizer: Any) -> None:
+    """Zero moments for every parameter, so that a checkpoint before the first step is whole."""
+    if isinstance(optimizer, HybridDeviceOptimizer):
+        for inner in optimizer.sub_optimizers:
+            make_state(inner)
+        # It has no public name for this.
+        optimizer._sync_sub_optimizers_state_to_hdo()  # pyright: ignore[reportPrivateUsage]
+    elif isinstance(optimizer, FusedAdam):
+        optimizer.make_state()
+    else:
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
+            if isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
+                zeros = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[param].update({"step": torch.zeros(()), **zeros})
+            else:  # Transformer Engine's
+                optimizer.initialize_state(param, store_param_remainders=False)
 
 
 def build_scheduler(
@@ -77,6 +111,16 @@ def apply_step(megatron: MegatronOptimizer, clip_grad: float) -> float:
             )
         params: Any = megatron.get_parameters()
         if clip_grad > 0 and params:
-            clip_grads_with_norm_(params, clip_grad, torch.tensor(norm), foreach=True)
+            _clip(params, clip_grad, norm)
         megatron.step_with_ready_grads()
     return norm
+
+
+def _clip(params: Sequence[Any], most: float, norm: float) -> None:
+    """Scale all gradients so that their global norm, which is `norm`, is at most `most`."""
+    # An optimizer with states of its own precision takes the gradient under another name.
+    decoupled = [p.decoupled_grad for p in params if getattr(p, "decoupled_grad", None) is not None]
+    for gradient in decoupled:
+        gradient.mul_(min(most / (norm + 1e-6), 1.0))
+    if not decoupled:
+        clip_grads_with_norm_(params, most, torch.tensor(norm), foreach=True)

@@ -102,5 +102,6 @@ class RlTrainer(SftTrainer):
             return PublishReport(version, "", 0, 0, 0.0, refused=str(error))
 
     def close(self) -> None:
+        super().close()
         if self._transport is not None:
             self._transport.close()

@@ -40,12 +40,18 @@ from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights, served_weights
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
+from engines.megatron.option_values import filled
 from engines.megatron.options import check_layout
 from engines.megatron.parallel import current_layout
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
-from engines.megatron.train.checkpoint import TrainingState, seed_all
+from engines.megatron.train.checkpoint import (
+    CheckpointBeingWritten,
+    TrainingState,
+    seed_all,
+)
 from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
+from engines.megatron.train.optimizer_shards import optimizer_parts
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
 from engines.megatron.train.sleep import SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
@@ -102,10 +108,14 @@ class Training:
             _freeze_attention(self.network)
         self._ddp = self._data_parallel(self.network)
         self._optimizer_spec = optimizer
-        self._optimizer = build_optimizer(self._ddp, optimizer, DTYPES[spec.precision])
+        self._optimizer = build_optimizer(
+            self._ddp, optimizer, DTYPES[spec.precision], spec.megatron
+        )
         self._scheduler = build_scheduler(self._optimizer, optimizer, total_steps)
         self._run_schedule = get_forward_backward_func()
         self._asleep: dict[TrainerPart, SleepingMemory] = {}
+        self._state = TrainingState(self._ddp, self._optimizer, self._scheduler, self.layout, seed)
+        self._writing: CheckpointBeingWritten | None = None
 
     def _load_model(self) -> None:
         weights = HfWeights(self._model)
@@ -115,7 +125,12 @@ class Training:
         half = self.config.bf16
         ddp = DistributedDataParallel(
             self.config,
-            DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True),
+            filled(
+                DistributedDataParallelConfig,
+                self.spec.megatron,
+                use_distributed_optimizer=True,
+                grad_reduce_in_fp32=True,
+            ),
             Float16Module(self.config, network) if half else network,
         )
         # Set only now: the schedule reads them, and building the model must not.
@@ -289,11 +304,13 @@ class Training:
             case "gradients":
                 yield from (x.grad_data for x in self._flat_memory)
             case "optimizer":
-                for each in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
+                here = device.device().type  # offloaded state lies in host memory
+                for each in optimizer_parts(self._optimizer):
                     for group in each.optimizer.param_groups:
                         yield from group["params"]
                     for state in each.optimizer.state.values():
-                        yield from (value for value in state.values() if isinstance(value, Tensor))
+                        held = (value for value in state.values() if isinstance(value, Tensor))
+                        yield from (value for value in held if value.device.type == here)
             case "frozen":
                 return
 
@@ -305,13 +322,22 @@ class Training:
 
     # Weights
 
-    @property
-    def _state(self) -> TrainingState:
-        return TrainingState(self._ddp, self._optimizer, self._scheduler, self.layout, self.seed)
+    def begin_save(self, folder: Path) -> None:
+        """Begin a checkpoint from which any layout can continue, in a folder shared by all ranks.
+        It holds what is trained so far; `finish_save` completes it."""
+        self.finish_save(wait=True)
+        self._writing = self._state.begin_save(folder, self.steps_done)
+
+    def finish_save(self, wait: bool = False) -> bool:
+        """Whether the checkpoint is complete. `wait`: return when it is."""
+        if self._writing is not None and self._writing.finish(wait=wait):
+            self._writing = None
+        return self._writing is None
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint from which any layout can continue; a folder shared by all ranks."""
-        self._state.save(folder, self.steps_done)
+        """The whole of it, at once."""
+        self.begin_save(folder)
+        self.finish_save(wait=True)
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""
@@ -339,6 +365,8 @@ class Training:
 
     def close(self) -> None:
         """Give back what other processes keep for this one."""
+        if self._writing is not None:
+            self._writing.close()
 
     def gathered_weights(self) -> dict[str, Tensor]:
         """Copies on the CPU of all of them, on rank 0; empty elsewhere. All ranks call it."""

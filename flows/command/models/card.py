@@ -81,7 +81,7 @@ def _what(
     config: Mapping[str, Any], lineage: Sequence[Ancestor], origin: Origin | None
 ) -> Iterator[str]:
     own = lineage[0].manifest if lineage else None
-    architecture = ", ".join(config.get("architectures", [])) or str(config.get("model_type"))
+    architecture = ", ".join(config.get("architectures") or ()) or str(config.get("model_type"))
     made = f" by a stage of kind `{own.kind}`" if own else ""
     yield f"A {architecture}, post-trained with Tributary{made}."
     if origin is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from flows.command.find_artifact import locate_artifact
 from flows.command.models.needed import Survey, Unneeded, has_mlflow_records, survey
+from flows.command.output import print_json
 from flows.running.records import store_to_show
 from infra.errors import InputError
 from infra.home import home
@@ -43,29 +43,33 @@ def collect(keep_runs: int, yes: bool, json: bool, root: str, console: Console) 
         raise InputError(f"--keep-runs {keep_runs}: keep at least the newest run of each recipe")
     artifacts = ArtifactStore(store_to_show(root), home() / "cache")
     found = survey(artifacts, keep_runs, _aliases())
-    if json:
-        print(json_text.dumps(_as_json(found, deleted=yes and not found.uncertain), indent=1))
-    else:
-        _show(found, artifacts.store.root, console)
-    if not yes:
-        if found.unneeded and not json:
-            console.print("Nothing was deleted; --yes deletes it.")
-        return 0
-    if found.uncertain:
-        unknown = "\n  ".join(found.uncertain)
-        raise InputError(f"nothing was deleted, as these are not known:\n  {unknown}")
-    freed = _delete(artifacts, found.unneeded, survey(artifacts, keep_runs, _aliases()))
     if not json:
-        console.print(f"deleted: {_size(freed)} are free", highlight=False)
+        _show(found, artifacts.store.root, console)
+    if yes:
+        _require_certain(found)
+        again = survey(artifacts, keep_runs, _aliases())
+        _require_certain(again)
+        freed = _delete(artifacts, found.unneeded, again)
+        if not json:
+            console.print(f"deleted: {_size(freed)} are free", highlight=False)
+    elif found.unneeded and not json:
+        console.print("Nothing was deleted; --yes deletes it.")
+    if json:
+        print_json(_as_json(found, deleted=yes))
     return 0
 
 
+def _require_certain(found: Survey) -> None:
+    if found.uncertain:
+        unknown = "\n  ".join(found.uncertain)
+        raise InputError(f"nothing was deleted, as these are not known:\n  {unknown}")
+
+
 def _delete(artifacts: ArtifactStore, wanted: Sequence[Unneeded], again: Survey) -> int:
-    """What a second look still finds unneeded: a run may have begun while a person read the list.
-    -> bytes."""
+    """What a second look still finds unneeded: a run may have begun since the first. -> bytes."""
     freed = 0
     for each in wanted:
-        if each.digest[:12] not in again.kept and not again.uncertain:
+        if each.digest[:12] not in again.kept:
             removal.remove(artifacts.store, home() / "cache", each.kind, each.digest)
             freed += each.bytes
     return freed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flows.catalog import plan_of
@@ -16,6 +15,11 @@ from infra.errors import TributaryError
 from infra.hub import is_hub_name
 from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
+
+_FILES = ("hooks", "data", "files")
+"""fields of a recipe that list files"""
+_SERVERS = ("external",)
+"""fields of a recipe that list addresses"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def origin_of(model: NamedModel) -> Origin | None:
 def _runs(name: str, root: str) -> Iterator[RunRecord]:
     run = name.rpartition("/")[0]
     entries = run_entries()
-    if run and any(run in (e.run, e.name, e.recipe) for e in entries):
+    if run and any(entry.is_called(run) for entry in entries):
         yield find_run(run)
     for entry in entries:
         store = store_of(entry.storage)
@@ -94,7 +98,7 @@ def _runs(name: str, root: str) -> Iterator[RunRecord]:
 def _origin(record: RunRecord, stage: str) -> Origin:
     head = record.head()
     plan = plan_of(head.flow, record.recipe(), head.arguments)
-    recipe = _told(record.recipe())
+    recipe = recipe_for_strangers(record.recipe())
     planned = next((p for p in plan if p.name == stage), None)
     scored_as = planned.scored_as or stage if planned else stage
     try:
@@ -112,15 +116,26 @@ def _origin(record: RunRecord, stage: str) -> Origin:
     )
 
 
-def _told(recipe: Recipe) -> dict[str, Any]:
-    """A recipe for strangers: paths and addresses of the machines that it ran on are their owner's
-    business."""
+def recipe_for_strangers(recipe: Recipe) -> dict[str, Any]:
+    """What its author wrote, without paths and addresses of the machines that it ran on: those are
+    their owner's business."""
     where = {"storage", "tracking", "resources"}
-    told = recipe.model_dump(mode="json", exclude_defaults=True, exclude=where)
-    for files in ("hooks", "data"):
-        if files in told:
-            told[files] = [Path(file).name for file in told[files]]
+    told = _without_places(recipe.model_dump(mode="json", exclude_defaults=True, exclude=where))
     folder = recipe.base.folder
     if folder is not None and not is_hub_name(folder):
-        told["base"] = {"folder": Path(folder).name}
+        told["base"] = {"folder": _last_part(folder)}
     return told
+
+
+def _without_places(value: Any, key: str = "") -> Any:
+    """Of the user's own files the names alone, of servers nothing."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in _SERVERS}
+        return {k: _without_places(v, k) for k, v in kept.items()}
+    if isinstance(value, list):
+        return [_without_places(each, key) for each in value]
+    return _last_part(value) if key in _FILES and isinstance(value, str) else value
+
+
+def _last_part(place: str) -> str:
+    return place.rstrip("/").rpartition("/")[2]

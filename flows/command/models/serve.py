@@ -17,7 +17,7 @@ from rich.console import Console
 from engines.sglang.serving.endpoint import Endpoint, ServedModel
 from engines.sglang.serving.parsers import Parsers, parsers_of
 from flows.command.find_artifact import find_model
-from infra.access import is_loopback, required_key
+from infra.access import is_loopback, key_path, required_key
 from infra.errors import InputError
 from infra.home import home
 from infra.processes.ports import is_free
@@ -51,7 +51,7 @@ def serve(models: Sequence[str], options: ServeOptions, console: Console) -> int
     with Endpoint(logs, options.host, options.port, key) as endpoint:
         try:
             endpoint.start(served)
-            for line in ready_lines(endpoint.url, served, options.key_variable):
+            for line in ready_lines(endpoint.url, served, shown_key(options)):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             endpoint.watch()
         except KeyboardInterrupt:
@@ -74,10 +74,11 @@ def models_to_serve(models: Sequence[str], options: ServeOptions) -> list[Served
     return list(found.values())
 
 
-def ready_lines(url: str, models: Sequence[ServedModel], key_variable: str) -> list[str]:
-    """What a person needs to use the endpoint."""
+def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
+    """What a person needs to use the endpoint. `key`: how a shell finds it; empty: none is asked
+    for."""
     body = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello"}]}
-    key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
+    header = f' -H "Authorization: Bearer {key}"' if key else ""
     lines = [
         f"{model.name}: {model.folder}, tool calls by {model.parsers.tools}, thinking by"
         f" {model.parsers.thinking}"
@@ -86,9 +87,16 @@ def ready_lines(url: str, models: Sequence[ServedModel], key_variable: str) -> l
     return [
         *lines,
         f"ready: {url}/v1  (Ctrl-C ends it)",
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\",
         f"    -d '{json.dumps(body)}'",
     ]
+
+
+def shown_key(options: ServeOptions) -> str:
+    """For a shell; the key itself is in no output."""
+    if options.key_variable:
+        return f"${options.key_variable}"
+    return "" if is_loopback(options.host) else f"$(cat {key_path()})"
 
 
 def _named(text: str, root: str) -> tuple[str, Path]:

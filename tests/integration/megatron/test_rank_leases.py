@@ -53,6 +53,8 @@ class StandInRank:
         assert ("OMP_NUM_THREADS" in environment) == (self.gpu < 0), "CPU ranks have one thread"
         self.job: TrainerJob | None = None
         self.rank = -1
+        self.asked = 0
+        """how often whether it has written"""
 
     def place(self) -> ProcessAddress:
         return address_of_this_actor()
@@ -72,6 +74,11 @@ class StandInRank:
         assert self.job is not None
         if method in ("logprobs", "values"):
             return [[os.getpid(), self.rank, self.gpu]] if self.rank == 0 else None
+        if method == "finish_save":
+            self.asked += 1
+            return self.asked > 3
+        if str(arguments[0]) == "in-time":
+            return None
         rank, _, deed = str(arguments[0]).partition("-")
         if int(rank) != self.rank:
             if deed != "hang":
@@ -250,6 +257,15 @@ async def test_an_error_of_one_role_ends_the_lease_of_both(owner: Any) -> None:
     with pytest.raises(EngineError, match="broke before"):
         await policy.logprobs([[0]])
     await policy.release()
+
+
+async def test_ranks_do_other_work_while_they_write_a_checkpoint(owner: Any) -> None:
+    async with await leased(owner, 2) as group:
+        await group.begin_save(Path("in-time"))
+        writing = asyncio.create_task(group.saved())
+        assert await group.logprobs([[0]])
+        await writing
+        await group.save(Path("in-time"))
 
 
 async def test_our_own_errors_come_back_as_they_were_raised(owner: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report", "worker_news", "attention", "memory",
+    "report", "worker_news", "attention", "large_checkpoint", "memory",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -67,6 +67,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         delta,
         driver,
         in_flight,
+        large_checkpoint,
         large_publish,
         loss_path,
         memory,
@@ -86,6 +87,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         report.measure,
         worker_news.measure,
         attention.measure,
+        large_checkpoint.measure,
         memory.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):

@@ -7,11 +7,11 @@ import pytest
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.plan import PlannedStage
+from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.promotion import (
     Round,
     best_of_rounds,
     judge,
-    outcomes_in,
     rounds_in,
     table_of_rounds,
     why_over,
@@ -95,8 +95,9 @@ def test_a_series_ends_by_its_rule(
 def test_outcomes_are_means_by_problem_of_the_sampled_scores() -> None:
     cell = {"model": "agent", "domain": "agent", "kind": "score", "outcomes": [[0, 1], [1, 1]]}
     others = [{**cell, "kind": "greedy", "outcomes": [[0]]}, {**cell, "domain": "general"}]
-    assert outcomes_in({"cells": [*others, cell]}, "agent") == {"agent": [0.5, 1.0]}
-    assert outcomes_in({}, "agent") == {}
+    found = problem_outcomes({"cells": [*others, cell]})
+    assert found == {("agent", "agent"): [0.5, 1.0], ("agent", "general"): [0.5, 1.0]}
+    assert problem_outcomes({}) == {}
 
 
 def test_the_table_shows_the_curve_and_the_best() -> None:

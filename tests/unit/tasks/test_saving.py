@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from infra.errors import FencedOut, StorageError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import FileRecord, Store
 from tasks.durable.claims import Claims, Owner
-from tasks.saving import Saving
+from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
 from tests.parts.stage_parts import stage_context
 
@@ -39,23 +40,30 @@ class SlowStore(Store):
 
 
 class Ranks:
-    """A weight that each step changes, and that a save writes only when it is let go."""
+    """A weight that each step changes, that a save copies only when it is let go, and writes only
+    when it is let go on."""
 
     def __init__(self) -> None:
         self.weight = 0
         self.let_go = asyncio.Event()
         self.let_go.set()
+        self.let_go_on = asyncio.Event()
+        self.let_go_on.set()
         self.error: Exception | None = None
 
-    def snapshot(self, folder: Path) -> Coroutine[Any, Any, None]:
+    def snapshot(self, folder: Path) -> Coroutine[Any, Any, Written]:
         (folder / "state.json").write_text(str(self.weight))
-        return self._write(folder)
+        return self._copy(folder)
 
-    async def _write(self, folder: Path) -> None:
+    async def _copy(self, folder: Path) -> Written:
         await self.let_go.wait()
         if self.error is not None:
             raise self.error
-        (folder / "weight").write_text(str(self.weight))
+        return partial(self._write, folder, self.weight)
+
+    async def _write(self, folder: Path, weight: int) -> None:
+        await self.let_go_on.wait()
+        (folder / "weight").write_text(str(weight))
 
 
 @pytest.fixture
@@ -113,7 +121,7 @@ async def test_steps_go_on_while_a_slow_store_writes_and_the_next_checkpoint_wai
         assert latest(around) is None
         seen: list[Any] = []
 
-        def second(folder: Path) -> Coroutine[Any, Any, None]:
+        def second(folder: Path) -> Coroutine[Any, Any, Written]:
             seen.append(latest(around))
             return ranks.snapshot(folder)
 
@@ -126,7 +134,21 @@ async def test_steps_go_on_while_a_slow_store_writes_and_the_next_checkpoint_wai
     assert len(blocked) == 6
 
 
-async def test_an_update_waits_until_the_ranks_have_written(around: StageContext) -> None:
+async def test_updates_go_on_while_the_ranks_write_what_they_copied(around: StageContext) -> None:
+    ranks = Ranks()
+    ranks.let_go_on.clear()
+    async with Saving(around, lambda _: None) as saving:
+        ranks.weight = 5
+        await saving.begin(5, 0.0, ranks.snapshot)
+        for weight in (6, 7):
+            await saving.wait_for_snapshot()
+            ranks.weight = weight
+        assert latest(around) is None
+        ranks.let_go_on.set()
+    assert latest(around) == (5, "5", "5")
+
+
+async def test_an_update_waits_until_the_ranks_have_copied(around: StageContext) -> None:
     ranks = Ranks()
     ranks.let_go.clear()
     async with Saving(around, lambda _: None) as saving:

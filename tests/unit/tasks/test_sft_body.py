@@ -51,9 +51,12 @@ class MemoryTrainer:
             self.context.stop.requested = True
         return [{"loss": 1.0, "tokens": 10.0, "seconds": 0.5} for _ in batches]
 
-    async def save(self, folder: Path) -> None:
+    async def begin_save(self, folder: Path) -> None:
         folder.mkdir()
         (folder / "seen.json").write_text(json.dumps(self.seen))
+
+    async def saved(self) -> None:
+        return None
 
     async def load(self, folder: Path) -> None:
         self.seen = json.loads((folder / "seen.json").read_text())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from engines.megatron.spec import CriticSettings, Optimizer
+from engines.megatron.spec import CriticSettings, Optimizer, TrainerSettings
 from flows.checks.recipe import check_recipe
 from flows.expert import plan_expert
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
+from tasks.durable.identity import spec_content
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import settings_of
 
@@ -38,6 +39,32 @@ def test_a_preset_with_a_critic_runs_as_it_is(preset: str) -> None:
     )
     assert reasoning.critic_role == CriticSettings()
     assert general.critic_role is None
+
+
+def test_a_critic_may_train_otherwise_than_its_policy() -> None:
+    own = "experts.reasoning.path.rl.critic.trainer"
+    recipe = load_recipe("cpu-smoke", [PPO, f"{own}.micro_batch_tokens=77"])
+    settings = settings_of(recipe.experts["reasoning"].path, RlSettings)
+    critic = settings.critic_role
+    assert critic is not None
+    assert critic.trainer_beside(settings.trainer) == TrainerSettings(micro_batch_tokens=77)
+    assert CriticSettings().trainer_beside(settings.trainer) is settings.trainer
+    told = said(PPO, f"{own}.megatron.recompute_granularty=full")
+    assert "critic, trainer.megatron.recompute_granularty" in told
+    assert "did you mean recompute_granularity?" in told
+    assert said(PPO, f"{own}.megatron.overlap_grad_reduce=true") == ""
+
+
+def test_a_critic_s_micro_batches_change_no_digest() -> None:
+    def content(*changes: str) -> object:
+        recipe = load_recipe("cpu-smoke", [PPO, *changes])
+        planned = {stage.name: stage for stage in plan_post_train(recipe)}
+        return spec_content(planned["reasoning-rl"].spec)
+
+    own = "experts.reasoning.path.rl.critic.trainer"
+    first = content(f"{own}.micro_batch_tokens=77", f"{own}.megatron.bucket_size=5")
+    assert first == content(f"{own}.micro_batch_tokens=78", f"{own}.megatron.bucket_size=6")
+    assert first != content(f"{own}.precision=bf16", f"{own}.micro_batch_tokens=77")
 
 
 def test_a_single_rollout_a_problem_is_enough_for_a_critic() -> None:

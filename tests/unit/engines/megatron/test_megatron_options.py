@@ -40,6 +40,13 @@ def test_good_layouts_and_options_pass() -> None:
     check_layout(QWEN3, Parallel(tp=2, pp=4, cp=2, dp=3), options)
 
 
+def test_options_of_the_optimizer_and_of_data_parallelism_pass() -> None:
+    state = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
+    offload = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
+    overlap = {"overlap_grad_reduce": True, "bucket_size": 1000, "grad_reduce_in_fp32": False}
+    check_layout(QWEN3, Parallel(dp=2), state | offload | overlap)
+
+
 def test_the_committed_table_is_the_installed_megatron() -> None:
     import json
 
@@ -67,6 +74,16 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"virtual_pipeline_model_parallel_size": 2}, "corrupted"),
         ({"recompute_modules": ["core_attn", "layernorm"]}, "Transformer Engine"),
         ({"expert_tensor_parallel_size": 2}, "wrong expert gradients"),
+        ({"lr": 1e-3}, r"optimizer\.lr"),
+        ({"use_distributed_optimizer": False}, "trainer itself"),
+        ({"loss_scale": 2.0}, "no effect"),
+        ({"muon_momentum": 0.9}, "no effect"),
+        ({"overlap_param_gather": True}, "published before"),
+        ({"use_megatron_fsdp": True}, "FSDP"),
+        ({"fp8_param_gather": True}, "fp8"),
+        ({"exp_avg_dtype": "int8"}, "takes =bf16"),
+        ({"optimizer_cpu_offload": True}, "needs use_precision_aware_optimizer"),
+        ({"optimizer_offload_fraction": 0.5}, "needs optimizer_cpu_offload"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:

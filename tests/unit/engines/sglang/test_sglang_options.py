@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engines.sglang.options import check_options, describe
+from engines.sglang.options import check_options, check_parallel, describe
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -24,12 +24,22 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"max_running_requests": "many"}, "takes int or null, got 'many'"),
         ({"max_running_requests": True}, "got True"),
         ({"tp_size": 2}, "tp_per_server"),
+        ({"dp_size": 2}, "refuses new weights .* attn_dp_size"),
+        ({"enable_dp_attention": True}, "attn_dp_size"),
+        ({"nnodes": 2}, "one host"),
         ({"model_path": "x"}, "stage's input"),
     ],
 )
 def test_a_wrong_option_is_refused_with_advice(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_options(options)
+
+
+def test_attention_is_shared_among_the_ranks_of_a_server() -> None:
+    check_parallel({"attn_dp_size": 2}, tp=4)
+    check_parallel({}, tp=1)
+    with pytest.raises(InputError, match=r"is 4, which does not divide .* \(2\)"):
+        check_parallel({"attn_dp_size": 2, "attn_cp_size": 2}, tp=2)
 
 
 def test_annotations_become_kinds() -> None:

@@ -136,6 +136,10 @@ def test_preview_shows_what_is_trained_on_and_counts_the_rows(
         main(["preview", str(chats), "--model", str(model), "--columns", "messages=chat"])
     assert ended.value.code == 1
     assert "bad: 3 columns" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", str(chats), "--model", str(model), "--columns", "chat"])
+    assert ended.value.code == 2
+    assert "--columns chat: write column=name" in capsys.readouterr().err
 
 
 def test_preview_shows_prompts_and_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

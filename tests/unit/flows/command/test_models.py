@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from engines.sglang.serving.endpoint import ServedModel
+from engines.sglang.serving.parsers import Parsers
 from flows.command.find_artifact import find_named_model, locate_artifact
 from flows.command.main import main
+from flows.command.models.lineage import recipe_for_strangers
 from flows.command.models.needed import survey
+from flows.command.models.serve import ServeOptions, ready_lines, shown_key
+from flows.load import validate_recipe
 from infra.errors import InputError
 from infra.store.store import Store
 from infra.tracking.aliases import AliasedArtifact
@@ -172,6 +177,18 @@ def test_gc_deletes_nothing_while_it_cannot_ask_mlflow(
     assert len(artifact_store().list()) == 5
 
 
+def test_gc_says_so_when_its_second_look_finds_less_out_than_its_first(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([[], None])
+    monkeypatch.setattr("flows.command.models.collect._aliases", lambda: next(answers))
+    assert command("artifacts", "gc", "--keep-runs", "1", "--yes", "--json") == 2
+    told = capsys.readouterr()
+    assert "MLflow's aliases: the stack is down" in told.err
+    assert told.out == "", "nothing that says it was deleted"
+    assert len(artifact_store().list()) == 5
+
+
 def test_an_unfinished_stage_of_a_dropped_run_goes_with_it(home: Path) -> None:
     store, left = artifact_store().store, digest("unfinished")
     store.write(f"checkpoints/rl/{left[:12]}/step-00000001-a1/manifest.json", b"x")
@@ -195,3 +212,51 @@ def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(
     ):
         assert command("serve", *arguments) == 2, arguments
         assert told in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path) -> None:
+    chats = {"files": ["/home/me/chats/*.jsonl"]}
+    prompts = {"sources": {"files": ["s3://secret/prompts.jsonl"], "columns": {"prompt": "ask"}}}
+    domain = {
+        "curriculum": {"name": "files", "options": prompts},
+        "rewards": [{"name": "exact", "outcome": True}],
+        "max_new_tokens": 16,
+    }
+    rl = {"steps": 4, "optimizer": {"lr": 1e-6}, "fleet": {"external": ["http://10.0.0.7:30000"]}}
+    sft = {"steps": 2, "optimizer": {"lr": 1e-5}, "data": chats}
+    recipe = validate_recipe(
+        {
+            "name": "mine",
+            "base": {"folder": "/home/me/model"},
+            "experts": {"own": {"domain": domain, "path": [{"sft": sft}, {"rl": rl}]}},
+            "hooks": ["/home/me/mine.py"],
+        },
+        "a test",
+    )
+    told = recipe_for_strangers(recipe)
+    assert told["base"] == {"folder": "model"}
+    assert told["hooks"] == ["mine.py"]
+    assert "*.jsonl" in (text := json.dumps(told))
+    assert '{"prompt": "ask"}' in text
+    for private in ("/home/me", "s3://secret", "10.0.0.7"):
+        assert private not in text
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "header"),
+    [
+        ("127.0.0.1", "", None),
+        ("127.0.0.1", "MY_KEY", '-H "Authorization: Bearer $MY_KEY"'),
+        ("0.0.0.0", "", '-H "Authorization: Bearer $(cat HOME/key)"'),
+    ],
+)
+def test_the_request_that_serve_prints_carries_the_key_that_is_asked_for(
+    host: str, variable: str, header: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    options = ServeOptions(host, 8000, variable, "", "", 1, 1, [], "")
+    shown = shown_key(options)
+    model = ServedModel("agent", tmp_path, Parsers("none", "none"))
+    said = "\n".join(ready_lines("http://127.0.0.1:8000", [model], shown))
+    assert ("Authorization" in said) == (header is not None)
+    assert header is None or header.replace("HOME", str(tmp_path)) in said

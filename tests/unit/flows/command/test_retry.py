@@ -8,6 +8,7 @@ import pytest
 
 from flows.catalog import plan_of
 from flows.command import retry
+from flows.running.records import new_run
 from flows.running.run_lock import working_on
 from tests.parts.recorded_run import RecordedRun, exit_code
 
@@ -34,3 +35,12 @@ def test_each_refusal_says_what_to_do(run: RecordedRun, capsys: pytest.CaptureFi
     with working_on(run.run):
         assert exit_code(["retry", "first", "agent-rl"]) == 2
     assert f"tributary cancel {run.run}" in capsys.readouterr().err
+
+
+def test_rounds_go_on_by_a_command_of_their_own(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, arguments = run.record.recipe(), {"expert": "agent", "rounds": 1, "after": 0}
+    new_run(recipe, "distill-rounds", arguments, name="rounds", in_process=True)
+    assert exit_code(["retry", "rounds", "agent-distill"]) == 2
+    assert "tributary rounds RECIPE --expert agent" in " ".join(capsys.readouterr().err.split())

@@ -16,6 +16,7 @@ from flows.command.top import Watched
 from flows.load import load_recipe
 from flows.running.records import RunRecord, RunState, StageRecord, new_run
 from flows.running.run_lock import working_on
+from infra.home import home
 from tasks.durable.launch import log_path
 from tests.parts.machine import until
 from tests.parts.recorded_run import exit_code
@@ -46,7 +47,7 @@ def test_time_left_follows_the_pace_of_the_present_go() -> None:
     )
     assert stage.seconds_left(125.0) == 95.0
     assert stage.seconds_left(1000.0) == 0.0, "never less than nothing"
-    for unknown in ({"done": 8}, {"state": "completed"}, {"done": 21}):
+    for unknown in ({"done": 8}, {"state": "completed"}, {"done": 21}, {"begun_at": 0.0}):
         assert stage.model_copy(update=unknown).seconds_left(125.0) is None
 
 
@@ -64,6 +65,16 @@ def test_a_running_stage_shows_its_rates_and_servers() -> None:
     assert shown.tokens_per_s == {"generated": 1250.0, "trained": 40.0}
     assert shown.servers == "1 x tp 1"
     assert exit_code(["top", "--every", "0.1"]) == 2
+
+
+def test_a_run_whose_store_is_out_of_reach_hides_no_other() -> None:
+    run, other = _run(), _run()
+    run.put_stage(StageRecord(name="agent-rl", kind="rl", state="running"))
+    entry = home() / "runs" / f"{other.run}.json"
+    held = json.loads(entry.read_text())
+    entry.write_text(json.dumps(held | {"credentials": "a-block-of-a-stack-that-is-down"}))
+    with working_on(run.run), working_on(other.run):
+        assert [shown.run for shown in Watched().now()] == [run.run]
 
 
 def test_a_run_that_does_not_run_is_only_told_of(capsys: pytest.CaptureFixture[str]) -> None:

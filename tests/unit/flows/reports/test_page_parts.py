@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -18,11 +19,12 @@ from flows.reports.learning_curves import charts_of
 from flows.reports.outcome import outcome_of
 from flows.reports.rendering import data_block, p_text, seconds_text
 from flows.reports.report import Gain, Report
+from flows.reports.reproduce import origin_of
 from flows.reports.samples import sample_set
 from flows.reports.score_cells import MEAN, score_tables
 from flows.reports.seconds import seconds_of
 from flows.reports.stage_view import StageView
-from flows.running.records import RunState, StageRecord
+from flows.running.records import RunHead, RunState, StageRecord
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event
 from infra.trace_file import Trace
@@ -320,7 +322,8 @@ def test_the_tail_of_a_log_is_bounded(tmp_path: Path) -> None:
 def test_curves_have_intervals_and_no_number_that_is_none() -> None:
     point = ScorePoint(step=4, version=4, outcome=0.5, stderr=0.1, problems=8, wanted=8)
     curve = Curve(training={1: 0.25}, held_out={"agent": [point]})
-    series = {"entropy": [(1, 1.23456), (2, float("nan"))], "unknown": [(1, 1.0)]}
+    none = [(1, float("nan"))]
+    series = {"entropy": [(1, 1.23456), *none], "grad_norm": none, "unknown": [(1, 1.0)]}
     charts = charts_of([view("agent-rl", {}, series=series), view("base")], {"agent-rl": curve})
     assert list(charts) == ["agent-rl"]
     outcomes, entropy = charts["agent-rl"]
@@ -339,3 +342,28 @@ def test_times_and_probabilities_are_short() -> None:
         "0.4 s", "32 s", "4 min 5 s", "2 h 10 min",
     ]  # fmt: skip
     assert (p_text(0.0341), p_text(0.0001)) == ("p = 0.034", "p < 0.001")
+
+
+@pytest.mark.parametrize(
+    ("flow", "arguments", "command"),
+    [
+        ("post-train", {}, "tributary run cpu-smoke.yaml"),
+        (
+            "expert",
+            {"name": "agent", "stages": {"until_stage": "agent-sft", "force_stages": ["base"]}},
+            "tributary run cpu-smoke.yaml --expert agent --until agent-sft --force base",
+        ),
+        (
+            "distill-rounds",
+            {"expert": "agent", "rounds": 1, "after": 2},
+            "tributary rounds cpu-smoke.yaml --expert agent --rounds 3",
+        ),
+        ("replay", {"stage": "agent-rl"}, "tributary replay agent-rl --run r"),
+    ],
+)
+def test_a_run_is_made_again_by_the_command_that_did_its_stages(
+    flow: str, arguments: dict[str, Any], command: str
+) -> None:
+    recipe = load_recipe("cpu-smoke")
+    head = RunHead(run="r", flow=flow, arguments=arguments, recipe={}, created=0.0)
+    assert command in origin_of(head, recipe, []).commands

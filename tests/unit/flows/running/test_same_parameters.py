@@ -57,3 +57,14 @@ def test_a_run_keeps_the_recipe_that_it_began_with_when_the_name_is_saved_anew()
     save_recipe("cpu-smoke", "mine", ["seed=7"])
     require_same(head, "expert", Asked(recipe="mine"), {"name": "agent"})
     assert head.recipe["seed"] == 0
+
+
+def test_a_hub_model_that_was_pinned_for_the_record_is_asked_for_again_as_it_was_written() -> None:
+    commit, recipe = "3f" * 20, _whole()
+    models = {"one": f"hf:lab/one@{commit}", "own": "/models/own"}
+    head = new_run(recipe.resolved(), "evaluate", {"models": models}, in_process=False).head()
+    asked = {"one": "hf:lab/one", "own": "/models/own"}
+    require_same(head, "evaluate", recipe, {"models": asked})
+    for changed in ({"own": "/models/other"}, {"one": f"hf:lab/one@{'0' * 40}"}):
+        with pytest.raises(InputError, match=rf"arguments\.models\.{next(iter(changed))}: "):
+            require_same(head, "evaluate", recipe, {"models": asked | changed})

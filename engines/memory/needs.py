@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from engines.megatron.spec import Parallel
 from engines.memory.loss import Place
+from engines.memory.optimizer_state import IN_FP32, OptimizerState
 from engines.memory.recompute import NOTHING, Recompute
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
-GRADIENT_BYTES = 4
-"""gradients are summed in fp32, whatever the weights' type"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +22,7 @@ class TrainerNeeds:
     copies: int = 0
     """further sets of weights: one for the reference, one for each teacher"""
     place: Place = "cuda"
+    state: OptimizerState = IN_FP32
 
     @property
     def value_bytes(self) -> int:

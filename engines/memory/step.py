@@ -14,7 +14,7 @@ from math import ceil
 from engines.memory.activations import kept_values, micro_batches_in_flight, working_values
 from engines.memory.loss import LossMemory, loss_memory
 from engines.memory.model_size import ModelSize
-from engines.memory.needs import GRADIENT_BYTES, TrainerNeeds
+from engines.memory.needs import TrainerNeeds
 from engines.memory.weights import layers_of, rank_weights
 
 
@@ -27,7 +27,7 @@ def largest_moment(size: ModelSize, needs: TrainerNeeds, stage: int) -> float:
         moments.append(_at_embedding(size, needs))
     if needs.place == "cpu":
         # gloo sums gradients over ranks in a copy of all of them; NCCL does it in their place.
-        moments.append(rank_weights(size, needs.layout, stage).all * GRADIENT_BYTES)
+        moments.append(rank_weights(size, needs.layout, stage).all * needs.state.gradient)
     return max(moments)
 
 

@@ -7,14 +7,10 @@ from math import ceil
 
 from engines.memory.loss import Place
 from engines.memory.model_size import ModelSize
-from engines.memory.needs import GRADIENT_BYTES, VALUE_BYTES, TrainerNeeds
+from engines.memory.needs import TrainerNeeds
 from engines.memory.step import largest_moment
 from engines.memory.weights import rank_weights
 
-MOMENT_BYTES = 8
-"""two moments in fp32"""
-MAIN_BYTES = {"fp32": 0, "bf16": 4}
-"""the optimizer's own copy of the weights in fp32; fp32 weights are that copy"""
 RUNTIME_BYTES: dict[Place, int] = {"cpu": 0, "cuda": 4 * 10**9}
 """what a GPU holds of a process beside its tensors: CUDA's context, kernels and cuBLAS' workspaces,
 NCCL's buffers, cracks between the allocator's blocks. An allowance: no GPU was at hand to measure.
@@ -50,16 +46,16 @@ def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
 
 
 def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory:
-    layout, value_bytes = needs.layout, VALUE_BYTES[needs.precision]
+    layout = needs.layout
     held = rank_weights(size, layout, stage)
     # The optimizer's state is sharded over all ranks that hold the same weights.
     replicas = layout.dp * layout.cp
     sharded = held.dense / replicas + held.experts / max(replicas / layout.ep, 1)
-    weights = held.all * value_bytes
+    weights = held.all * needs.value_bytes
     return TrainerMemory(
         weights=weights,
-        gradients=held.all * GRADIENT_BYTES,
-        optimizer=ceil(sharded * (MOMENT_BYTES + MAIN_BYTES[needs.precision])),
+        gradients=held.all * needs.state.gradient,
+        optimizer=ceil(sharded * needs.state.on_device(needs.precision)),
         copies=needs.copies * weights,
         activations=ceil(largest_moment(size, needs, stage)),
         runtime=RUNTIME_BYTES[needs.place],

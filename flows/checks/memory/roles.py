@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from engines.megatron.spec import Parallel, TrainerSettings
 from engines.memory.model_size import ModelSize
 from engines.memory.needs import TrainerNeeds
+from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import recompute_of
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
@@ -95,8 +96,9 @@ def _trained(
     needs = _trainer_needs(stage, trainer, layout, device_bytes)
     policy = replace(needs, copies=_frozen_models(stage))
     yield RoleMemory(stage.name, "trainer", size, policy, layout.world_size)
-    if stage.critic is not None:
-        needs = _trainer_needs(stage, trainer, stage.critic, device_bytes)
+    of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
+    if stage.critic is not None and of_critic is not None:
+        needs = _trainer_needs(stage, of_critic, stage.critic, device_bytes)
         valued = replace(size, has_value_head=True, is_tied=False)
         yield RoleMemory(stage.name, "critic", valued, needs, stage.critic.world_size)
 
@@ -110,6 +112,7 @@ def _trainer_needs(
         # A longer sequence is a micro-batch by itself.
         tokens=max(trainer.micro_batch_tokens, -(-longest_sequence(stage) // layout.cp)),
         recompute=recompute_of(trainer.megatron),
+        state=optimizer_state(trainer.precision, trainer.megatron),
         place="cpu" if device_bytes is None else "cuda",
     )
 

@@ -11,6 +11,7 @@ from engines.megatron.spec import Parallel
 from engines.memory.activations import kept_values, micro_batches_in_flight
 from engines.memory.loss import loss_memory
 from engines.memory.needs import TrainerNeeds
+from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import NOTHING, Recompute, recompute_of
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from engines.memory.weights import rank_weights
@@ -32,6 +33,24 @@ def test_bf16_takes_eighteen_bytes_a_weight_and_fp32_sixteen() -> None:
     assert (full.weights, full.gradients, full.optimizer) == (4 * 1464, 4 * 1464, 8 * 1464)
     assert half.state == 18 * 1464
     assert half.total == half.state + half.activations + half.runtime
+
+
+@pytest.mark.parametrize(
+    ("options", "gradient", "optimizer"),
+    [
+        ({}, 4, 12),
+        ({"grad_reduce_in_fp32": False}, 2, 12),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8", "main_params_dtype": "fp16"}, 4, 5),
+        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}, 4, 3),
+        ({"optimizer_offload_fraction": 0.75}, 4, 12),
+    ],
+)
+def test_megatrons_options_change_what_is_kept_of_a_weight(
+    options: dict[str, Any], gradient: int, optimizer: int
+) -> None:
+    state = optimizer_state("bf16", options)
+    held = trainer_memory(small(), TrainerNeeds(Parallel(), "bf16", 1, state=state))
+    assert (held.gradients, held.optimizer) == (gradient * 1464, optimizer * 1464)
 
 
 def test_the_optimizer_is_shared_out_over_data_and_context_parallel_ranks() -> None:

@@ -70,6 +70,24 @@ def test_nothing_is_refused_on_a_host_without_gpus_unless_devices_are_stated() -
     assert problems(huge)
 
 
+def test_a_critic_has_a_trainer_and_devices_of_its_own() -> None:
+    critic = [
+        "unified.path.rl.algorithm={preset: ppo}",
+        "unified.path.rl.critic={trainer: {precision: fp32}}",
+        "resources.trainer_ranks=16",
+        "resources.devices.hosts=3",
+        "resources.stages.unified-rl.critic={tp: 8}",
+    ]
+    assert problems(*critic) == []
+    recipe = load_recipe("cluster", ["base.folder=memory://nowhere/Qwen3-4B", *critic])
+    roles = {(r.stage, r.role): r for r in planned_memory(recipe, plan_post_train(recipe))}
+    found = roles["unified-rl", "critic"]
+    assert found.num_devices == 8
+    assert found.size.has_value_head
+    assert isinstance(found.needs, TrainerNeeds)
+    assert found.needs.precision == "fp32"
+
+
 def test_devices_that_are_too_few_are_named() -> None:
     pool, *stages = problems("resources.devices.hosts=1")
     assert "8 trainer_ranks and 4 servers of 2 devices need 16 devices" in pool

@@ -41,7 +41,7 @@ def optimizer_state(precision: str, options: Mapping[str, Any]) -> OptimizerStat
     is_offloaded = options.get("optimizer_cpu_offload")
     return OptimizerState(
         gradient=4 if in_fp32 else _BYTES[precision],
-        moments=sum(_BYTES[name] for name in types),
+        moments=sum(moments),
         main=_BYTES[options.get("main_params_dtype") or "fp32"],
         share_on_device=1 - (options.get("optimizer_offload_fraction") or 0) if is_offloaded else 1,
     )

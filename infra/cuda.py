@@ -42,6 +42,24 @@ def gpu_name() -> str:
     return ""
 
 
+@functools.cache
+def gpu_sizes() -> tuple[int, ...]:
+    """Memory in bytes of each GPU that this process may use; empty if it is not known.
+
+    Asks the driver's own tool, which takes no memory of the devices.
+    """
+    if not has_cuda():
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    only = ["-i", chosen] if chosen else []
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *only]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(int(line) << 20 for line in done.stdout.split() if line.isdigit())
+
+
 def gpu_uuid(number: int) -> str:
     """The name of this process's GPU of that number, as torch writes it; empty if it is not known.
 

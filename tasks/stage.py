@@ -164,6 +164,20 @@ class StageResources(Config):
         return self.critic or self.trainer
 
 
+class Devices(Config):
+    """GPUs that the recipe is planned for. `check` compares what its stages need with them."""
+
+    memory_gb: PositiveFloat
+    """memory of each, in 10^9 bytes, e.g. 80"""
+    per_host: PositiveInt
+    """of one host"""
+    hosts: PositiveInt = 1
+
+    @property
+    def num(self) -> int:
+        return self.per_host * self.hosts
+
+
 class Resources(Config):
     """What the recipe may use of the cluster, and how its stages share it."""
 
@@ -177,6 +191,8 @@ class Resources(Config):
     """number of warm trainer processes in the pool"""
     servers: PositiveInt = 2
     """number of SGLang servers that may run"""
+    devices: Devices | None = None
+    """GPUs that all of this must fit on; None: those of this host, if it has any"""
 
     def of(self, stage: str) -> StageResources:
         return self.stages.get(stage, self.default)

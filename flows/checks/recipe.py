@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flows.checks.exactness import inexact
 from flows.checks.hooks import hook_problems
+from flows.checks.memory.fit import memory_cautions, memory_problems
 from flows.checks.message_files import message_file_cautions, message_file_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
 from flows.checks.sharing import sharing_problems
@@ -37,7 +38,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
         problems += findings_of(request_of(recipe, plan), again=again).problems
     problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
     problems += [*_resources(recipe, plan), *_options(recipe, plan)]
-    problems += _time_limits(plan)
+    problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
     if recipe.determinism == "exact":
         problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
     if problems:
@@ -54,6 +55,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from _teachers_of_noise(recipe, plan)
     yield from folder_cautions(plan)
     yield from message_file_cautions(recipe, plan)
+    yield from memory_cautions(recipe)
     for stage in plan:
         yield from algorithm_cautions(stage)
 

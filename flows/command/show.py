@@ -24,7 +24,9 @@ from infra.errors import TributaryError
 
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
+    from flows.checks.memory.fit import planned_memory
     from flows.checks.recipe import cautions, check_recipe
+    from flows.command.memory_table import memory_json, memory_table
     from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)
@@ -34,10 +36,12 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     with contextlib.suppress(TributaryError):
         why = stage_reasons(recipe, plan)
     reasons, warnings = list(inexact(recipe, plan)), list(cautions(recipe, plan))
+    roles = planned_memory(recipe, plan)
     if json:
         stages = [_described(stage, why.get(stage.name)) for stage in plan]
         checked = {"recipe": recipe, "stages": stages, "exact": not reasons}
-        print_json({**checked, "inexact": reasons, "warnings": warnings})
+        memory = memory_json(roles)
+        print_json({**checked, "memory": memory, "inexact": reasons, "warnings": warnings})
         return 0
     _show_recipe(recipe, plan, console)
     table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
@@ -48,6 +52,8 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
         table.add_row(*map(escape, row))
     console.print(table)
     _print_reasons(why, console)
+    if roles:
+        console.print(memory_table(roles))
     promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:

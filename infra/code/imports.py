@@ -90,7 +90,7 @@ def _parent(package: str, level: int) -> list[str]:
 
 
 def _only_declares(tree: ast.Module) -> bool:
-    """Whether a file holds at most settings (`Config` classes) and tables of parts.
+    """Whether a file holds at most its text, settings (`Config` classes) and tables of parts.
 
     What it says is in a spec, by value, and the parts that it names count where a spec names them:
     a new reward, or a new setting of an estimator, changes no stage that does not use it.
@@ -101,7 +101,8 @@ def _only_declares(tree: ast.Module) -> bool:
         if any(isinstance(base, ast.Name) and base.id in settings for base in bases):
             settings.add(cast("ast.ClassDef", statement).name)
     declares = [_declares(statement, settings) for statement in tree.body]
-    return not tree.body or (any(declares) and None not in declares)
+    is_text = all(isinstance(statement, ast.Expr) for statement in tree.body)
+    return None not in declares and (is_text or any(declares))
 
 
 def _declares(statement: ast.stmt, settings: Collection[str]) -> bool | None:

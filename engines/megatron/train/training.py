@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from engines.megatron.train.checkpoint import (
     TrainingState,
     seed_all,
 )
+from engines.megatron.train.forward_step import scoring_step, training_step
 from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.optimizer_shards import optimizer_parts
@@ -155,7 +155,7 @@ class Training:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
         packs = self._packs(flat, indices)
-        parts = self._schedule(packs, _forward_of(objective))
+        parts = self._schedule(packs, training_step(objective))
         stats = self._sum_over_ranks(objective, parts)
         if stats.sums["units"] < 1:
             raise TrainingStopped("the batch has no trained token: its loss mask is all zero")
@@ -249,7 +249,7 @@ class Training:
         packs = self._packs(flat, chosen)
         # A pass forward is a third of one there and back.
         self.scored_flops += float(self._flops(flat)[chosen].sum()) / 3
-        scored = self._schedule(packs, partial(_forward, _score_of, head), forward_only=True)
+        scored = self._schedule(packs, scoring_step(head), forward_only=True)
         pairs = list(zip(packs, scored, strict=True)) if self.layout.is_last_stage else []
         return self.gathered(pairs, len(flat.tokens))
 
@@ -381,35 +381,3 @@ def _freeze_attention(network: PackedModel) -> None:
     for name, parameter in network.named_parameters():
         if ".self_attention." in name:
             parameter.requires_grad = False
-
-
-def _forward_of(objective: Objective) -> Any:
-    """Megatron's forward step for an objective."""
-    return partial(_forward, partial(_loss_of, objective), objective.head)
-
-
-def _forward(
-    finish: Any, head: Mapping[str, Any], packs: Iterator[Pack], model: Any
-) -> tuple[Tensor, Any]:
-    """The model's output for the next pack, and what to do with it on the last stage."""
-    pack = next(packs)
-    output = model(
-        input_ids=pack.input_ids,
-        position_ids=None,
-        attention_mask=None,
-        packed_seq_params=pack,
-        **head,
-    )
-    return output, partial(finish, pack)
-
-
-def _loss_of(
-    objective: Objective, pack: Pack, scores: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    part = objective.part(pack, scores)
-    units = torch.tensor(part.units, dtype=torch.int, device=part.loss.device)
-    return part.loss, units, (part.sums, part.peaks)
-
-
-def _score_of(pack: Pack, scores: Tensor, non_loss_data: bool = True) -> Tensor:
-    return scores[0]

@@ -59,7 +59,9 @@ def different_tensors(first: Path, second: Path) -> list[str]:
     one, two = (load_plain_tensors(str(folder)) for folder in (first, second))
     moments = [name for name in one if name.startswith("optimizer.state.exp_avg")]
     assert any(one[name].any() for name in moments)
-    return [name for name in one.keys() | two.keys() if not torch.equal(one[name], two[name])]
+    tensors = [name for name, value in one.items() if isinstance(value, torch.Tensor)]
+    assert one.keys() == two.keys()
+    return [name for name in tensors if not torch.equal(one[name], two[name])]
 
 
 def load_and_random(trainer: Any, folder: Path) -> tuple[float, float]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report", "worker_news", "attention", "large_checkpoint",
+    "report", "worker_news", "attention", "large_checkpoint", "memory",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -70,6 +70,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         large_checkpoint,
         large_publish,
         loss_path,
+        memory,
         message_files,
         report,
         worker_news,
@@ -87,6 +88,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         worker_news.measure,
         attention.measure,
         large_checkpoint.measure,
+        memory.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

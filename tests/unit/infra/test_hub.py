@@ -9,7 +9,7 @@ import pytest
 
 from flows.load import load_recipe
 from flows.recipe import Recipe
-from flows.running.hub_models import as_on_record, pinned_arguments, pinned_recipe
+from flows.running.hub_models import pinned_arguments, pinned_recipe, recipe_as_on_record
 from infra.errors import InputError, StorageError
 from infra.hub import hub_name, pinned, snapshot
 from tasks.base.import_folder import import_model
@@ -101,9 +101,9 @@ def test_a_run_on_record_keeps_its_commit(hub: Hub, base: Path) -> None:
         "n": 1,
     }
     hub.repos["org/small"].commit({"README.md": b"new"})
-    assert as_on_record(recipe, recorded) == recorded
+    assert recipe_as_on_record(recipe, recorded) == recorded
     other = of_base("hf:org/other")
-    assert as_on_record(other, recorded) == other
+    assert recipe_as_on_record(other, recorded) == other
 
 
 def test_what_cannot_be_had_is_explained(

@@ -61,7 +61,7 @@ class Greedy:
     def __init__(self) -> None:
         self.saved = 0
 
-    def save(self) -> None:
+    def begin_save(self) -> None:
         self.saved += 1
 
     def step(self) -> None:
@@ -91,13 +91,13 @@ def test_a_rank_refuses_what_needs_a_part_that_sleeps() -> None:
     rank = _rank()
     trainer: Any = rank._trainer  # pyright: ignore[reportPrivateUsage]
     trainer.asleep = frozenset({"frozen", "gradients"})
-    rank.call("save", ())
+    rank.call("begin_save", ())
     assert trainer.saved == 1
     with pytest.raises(EngineError, match=r"asleep \(frozen, gradients\): `step` has to wait"):
         rank.call("step", ())
     trainer.asleep = frozenset({"optimizer"})
-    with pytest.raises(EngineError, match=r"asleep \(optimizer\): `save`"):
-        rank.call("save", ())
+    with pytest.raises(EngineError, match=r"asleep \(optimizer\): `begin_save`"):
+        rank.call("begin_save", ())
 
 
 def test_what_ray_says_of_a_rank_is_told_apart() -> None:

@@ -74,7 +74,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
         ({"virtual_pipeline_model_parallel_size": 2}, "corrupted"),
         ({"recompute_modules": ["core_attn", "layernorm"]}, "Transformer Engine"),
         ({"expert_tensor_parallel_size": 2}, "wrong expert gradients"),
-        ({"lr": 1e-3}, r"optimizer\.lr"),
+        ({"lr": 1e-3}, "optimizer.lr"),
         ({"use_distributed_optimizer": False}, "trainer itself"),
         ({"loss_scale": 2.0}, "no effect"),
         ({"muon_momentum": 0.9}, "no effect"),

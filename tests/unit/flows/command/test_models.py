@@ -215,7 +215,7 @@ def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(
 
 
 def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path) -> None:
-    chats = {"files": ["/home/me/chats/*.jsonl"]}
+    chats = {"files": ["/data/me/chats/*.jsonl"]}
     prompts = {"sources": {"files": ["s3://secret/prompts.jsonl"], "columns": {"prompt": "ask"}}}
     domain = {
         "curriculum": {"name": "files", "options": prompts},
@@ -227,9 +227,9 @@ def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path
     recipe = validate_recipe(
         {
             "name": "mine",
-            "base": {"folder": "/home/me/model"},
+            "base": {"folder": "/data/me/model"},
             "experts": {"own": {"domain": domain, "path": [{"sft": sft}, {"rl": rl}]}},
-            "hooks": ["/home/me/mine.py"],
+            "hooks": ["/data/me/mine.py"],
         },
         "a test",
     )
@@ -238,7 +238,7 @@ def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path
     assert told["hooks"] == ["mine.py"]
     assert "*.jsonl" in (text := json.dumps(told))
     assert '{"prompt": "ask"}' in text
-    for private in ("/home/me", "s3://secret", "10.0.0.7"):
+    for private in ("/data/me", "s3://secret", "10.0.0.7"):
         assert private not in text
 
 

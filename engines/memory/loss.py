@@ -1,0 +1,76 @@
+"""Memory of the logprobs that are computed straight from hidden states.
+
+As `engines/algorithms/linear_logprobs.py` does it: the vocabulary in tiles, of which three lie in
+work, and some logits kept for the backward pass. R rows, V this rank's part of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["cpu", "cuda"]
+FP32 = 4
+
+# As in linear_logprobs, which imports torch; a test compares them.
+TILE_BYTES = {"cpu": 8 * 2**20, "cuda": 64 * 2**20}
+MIN_COLUMNS = 1024
+KEPT_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LossMemory:
+    """In bytes."""
+
+    rows: int
+    """the hidden states of the trained rows, until the backward pass"""
+    weight_gradient: int
+    """of the output layer: its memory holds logits meanwhile"""
+    kept: int
+    """further logits that wait for the backward pass"""
+    tiles: int
+    """that are in work"""
+    rows_gradient: int
+
+    @property
+    def forward(self) -> int:
+        return self.rows + self.weight_gradient + self.kept + self.tiles
+
+    @property
+    def backward(self) -> int:
+        return self.forward + self.rows_gradient
+
+    @property
+    def scoring(self) -> int:
+        """Without a backward pass nothing is kept."""
+        return self.rows + self.tiles
+
+
+def loss_memory(rows: int, hidden: int, vocab: int, value_bytes: int, place: Place) -> LossMemory:
+    """Of `rows` trained rows; `vocab` is the rank's part, `value_bytes` of the trainer's type."""
+    most = max(MIN_COLUMNS, TILE_BYTES[place] // (FP32 * max(rows, 1)))
+    num_tiles = -(-vocab // most)
+    tile = rows * -(-vocab // num_tiles)
+    in_gradient = _tiles_in_gradient(rows, hidden, vocab, num_tiles)
+    beside = min(num_tiles - in_gradient, KEPT_BYTES // (tile * value_bytes))
+    # The gradient of a tile's logits in the trainer's type, where that is not fp32.
+    narrowed = tile * value_bytes if value_bytes < FP32 else 0
+    return LossMemory(
+        rows=rows * hidden * value_bytes,
+        weight_gradient=vocab * hidden * value_bytes,
+        kept=beside * tile * value_bytes,
+        tiles=tile * (value_bytes + 2 * FP32) + narrowed,
+        # Summed over the tiles in fp32, each tile's part beside it.
+        rows_gradient=rows * hidden * (FP32 + value_bytes),
+    )
+
+
+def _tiles_in_gradient(rows: int, hidden: int, vocab: int, num_tiles: int) -> int:
+    """How many tiles' logits find room in the memory of the weight's gradient."""
+    width = -(-vocab // num_tiles)
+    found = 0
+    for start in range(0, vocab, width):
+        last = max(rows, hidden) * start + rows * (min(start + width, vocab) - start)
+        if last <= vocab * hidden:
+            found += 1
+    return found

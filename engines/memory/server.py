@@ -1,0 +1,104 @@
+"""Device memory of one SGLang server on each of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from engines.memory.model_size import ModelSize
+
+MIB = 2**20
+_TABLE_BYTES = 4
+"""of an entry of the table that says where each token of each request lies"""
+_TABLE_MARGIN = 4
+"""tokens beyond the context that SGLang gives each request"""
+_MOST_REQUESTS, _FEWEST_REQUESTS, _REQUESTS_PER_CONTEXT = 4096, 2048, 512
+"""by which SGLang 0.5.23 chooses how many requests may run: `resolve_max_num_reqs`"""
+_HEAD_PAD = 64
+"""SGLang's vocabulary is a multiple of it"""
+FULL_TYPES = ("float32", "float")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNeeds:
+    """What of a fleet's settings a server's memory depends on."""
+
+    tp: int
+    context_length: int
+    max_total_tokens: int
+    options: Mapping[str, Any]
+    """`fleet.sglang`"""
+    device_bytes: int | None = None
+    """of a GPU; None: a CPU, where nothing is set aside"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """On each device of a server, in bytes."""
+
+    weights: int
+    cache: int
+    """keys and values of `max_total_tokens`"""
+    requests: int
+    """the table of requests"""
+    runtime: int
+    """what SGLang keeps free for prefill, CUDA graphs and workspaces: all but mem_fraction_static
+    of the device"""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.requests + self.runtime
+
+
+def server_memory(size: ModelSize, needs: ServerNeeds) -> ServerMemory:
+    """On each of the server's `tp` devices."""
+    return ServerMemory(
+        weights=_weights(size, needs),
+        cache=(needs.max_total_tokens + 1) * token_bytes(size, needs),
+        requests=(_max_requests(needs) + 1) * (needs.context_length + _TABLE_MARGIN) * _TABLE_BYTES,
+        runtime=0 if needs.device_bytes is None else _reserve(needs, needs.device_bytes),
+    )
+
+
+def token_bytes(size: ModelSize, needs: ServerNeeds) -> int:
+    """Keys and values of one token on each device; a KV head lies whole on one or more devices."""
+    heads = max(size.keys // size.head_dim // needs.tp, 1)
+    cache_type = str(needs.options.get("kv_cache_dtype", "auto"))
+    value_bytes = 1 if cache_type.startswith("fp8") else _value_bytes(needs)
+    return 2 * size.num_layers * heads * size.head_dim * value_bytes
+
+
+def _weights(size: ModelSize, needs: ServerNeeds) -> int:
+    vocab = ceil(size.vocab / _HEAD_PAD) * _HEAD_PAD
+    tops = (1 if size.is_tied else 2) * vocab * size.hidden
+    split = size.split_weights + size.expert_weights + tops
+    return ceil((split / needs.tp + size.whole_weights + size.hidden) * _value_bytes(needs))
+
+
+def _value_bytes(needs: ServerNeeds) -> int:
+    """On a CPU a server of ours computes in fp32, unless its options say otherwise."""
+    named = needs.options.get("dtype", "float32" if needs.device_bytes is None else "auto")
+    return 4 if named in FULL_TYPES else 2
+
+
+def _max_requests(needs: ServerNeeds) -> int:
+    asked = needs.options.get("max_running_requests")
+    if asked is None:
+        fitting = int(needs.max_total_tokens / needs.context_length * _REQUESTS_PER_CONTEXT)
+        asked = max(min(fitting, _MOST_REQUESTS), _FEWEST_REQUESTS)
+    return min(asked, needs.max_total_tokens // 2)
+
+
+def _reserve(needs: ServerNeeds, device_bytes: int) -> int:
+    """All but the static share of a device; where the recipe names none, SGLang's own choice
+    (`handle_gpu_memory_settings`, without what it adds for other topologies)."""
+    fraction = needs.options.get("mem_fraction_static")
+    if fraction is not None:
+        return ceil((1 - fraction) * device_bytes)
+    is_large = device_bytes > 60 * 1024 * MIB
+    prefill = needs.options.get("chunked_prefill_size") or (8192 if is_large else 4096)
+    graphs = (256 if needs.tp < 4 else 512) if is_large else (32 if needs.tp < 4 else 160)
+    mib = 512 + 1.5 * max(prefill, 2048) + needs.tp / 8 * 1024 + 2 * graphs
+    return ceil((max(mib, 10 * 1024) if is_large else mib) * MIB)

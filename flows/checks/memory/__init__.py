@@ -1,0 +1,1 @@
+"""Whether what a plan's stages hold fits the devices, and the smallest change that helps."""

@@ -1,0 +1,154 @@
+"""What each role of a stage needs on each of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from engines.megatron.spec import Parallel, TrainerSettings
+from engines.memory.model_size import ModelSize
+from engines.memory.needs import TrainerNeeds
+from engines.memory.optimizer_state import optimizer_state
+from engines.memory.recompute import recompute_of
+from engines.memory.server import ServerMemory, ServerNeeds, server_memory
+from engines.memory.trainer import TrainerMemory, trainer_memory
+from flows.checks.memory.base_model import BaseModel
+from flows.checks.memory.sharing import beside_server, beside_trainer
+from flows.plan import PlannedStage
+
+Needs: TypeAlias = TrainerNeeds | ServerNeeds
+Memory: TypeAlias = TrainerMemory | ServerMemory
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """One role of one stage."""
+
+    stage: str
+    role: Literal["trainer", "critic", "server"]
+    size: ModelSize
+    needs: Needs
+    num_devices: int
+    """of all its ranks or servers together"""
+    beside: int = 0
+    """bytes that the stage's other side has on the same devices at this role's largest moment"""
+
+    @property
+    def total(self) -> int:
+        """Bytes on each device."""
+        return self.memory.total + self.beside
+
+    @property
+    def memory(self) -> Memory:
+        """Of this role on each device."""
+        if isinstance(self.needs, TrainerNeeds):
+            return trainer_memory(self.size, self.needs)
+        return server_memory(self.size, self.needs)
+
+
+def roles_of(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> list[RoleMemory]:
+    """`device_bytes`: of a GPU; None on CPUs."""
+    trained = list(_trained(stage, base.size, device_bytes))
+    served = list(_served(stage, base, device_bytes))
+    takes_turns = stage.resources.share and device_bytes is not None
+    return _in_turns(trained, served) if takes_turns and trained and served else trained + served
+
+
+def _in_turns(trained: Sequence[RoleMemory], served: Sequence[RoleMemory]) -> list[RoleMemory]:
+    """Any rank may have any server beside it."""
+    ranks = [role.memory for role in trained]
+    servers = [role.memory for role in served]
+    besides = [
+        max(beside_trainer(rank, server) for server in servers if isinstance(server, ServerMemory))
+        for rank in ranks
+        if isinstance(rank, TrainerMemory)
+    ]
+    most = max(beside_server(rank) for rank in ranks if isinstance(rank, TrainerMemory))
+    return [
+        *(replace(role, beside=size) for role, size in zip(trained, besides, strict=True)),
+        *(replace(role, beside=most) for role in served),
+    ]
+
+
+def _served(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> Iterator[RoleMemory]:
+    fleet, resources = stage.spec.fleet, stage.resources
+    if fleet is None or fleet.external:
+        return
+    needs = ServerNeeds(
+        tp=resources.tp_per_server,
+        context_length=fleet.context_length or base.max_positions,
+        max_total_tokens=fleet.max_total_tokens,
+        options=fleet.sglang,
+        device_bytes=device_bytes,
+    )
+    num = resources.servers * resources.tp_per_server
+    yield RoleMemory(stage.name, "server", base.size, needs, num)
+
+
+def _trained(
+    stage: PlannedStage, size: ModelSize, device_bytes: int | None
+) -> Iterator[RoleMemory]:
+    trainer = stage.spec.trainer
+    if trainer is None or not stage.spec.trained_roles:
+        return
+    layout = stage.resources.trainer
+    needs = _trainer_needs(stage, trainer, layout, device_bytes)
+    policy = replace(needs, copies=_frozen_models(stage))
+    yield RoleMemory(stage.name, "trainer", size, policy, layout.world_size)
+    of_critic = stage.spec.policy and stage.spec.policy.critic_trainer
+    if stage.critic is not None and of_critic is not None:
+        needs = _trainer_needs(stage, of_critic, stage.critic, device_bytes)
+        valued = replace(size, has_value_head=True, is_tied=False)
+        yield RoleMemory(stage.name, "critic", valued, needs, stage.critic.world_size)
+
+
+def _trainer_needs(
+    stage: PlannedStage, trainer: TrainerSettings, layout: Parallel, device_bytes: int | None
+) -> TrainerNeeds:
+    return TrainerNeeds(
+        layout=layout,
+        precision=trainer.precision,
+        # A longer sequence is a micro-batch by itself.
+        tokens=max(trainer.micro_batch_tokens, -(-longest_sequence(stage) // layout.cp)),
+        recompute=recompute_of(trainer.megatron),
+        state=optimizer_state(trainer.precision, trainer.megatron),
+        place="cpu" if device_bytes is None else "cuda",
+    )
+
+
+def longest_sequence(stage: PlannedStage) -> int:
+    """Tokens of a sequence that the stage samples, as far as its settings bound them; else 0."""
+    fleet = stage.spec.fleet
+    if fleet is not None and fleet.context_length is not None:
+        return fleet.context_length
+    return max((domain.max_new_tokens for domain in stage.spec.sampled_domains), default=0)
+
+
+def _frozen_models(stage: PlannedStage) -> int:
+    policy = stage.spec.policy
+    reference = policy is not None and "reference" in policy.algorithm.needs
+    teachers = len(stage.spec.sampled_domains) if stage.spec.has_teachers else 0
+    return int(reference) + teachers
+
+
+def parts_of(role: RoleMemory) -> Mapping[str, int]:
+    """By what it is for, in bytes; the parts sum up to the total."""
+    return {**_own_parts(role.memory), "other side": role.beside}
+
+
+def _own_parts(memory: Memory) -> Mapping[str, int]:
+    if isinstance(memory, TrainerMemory):
+        return {
+            "weights": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "frozen models": memory.copies,
+            "activations": memory.activations,
+            "runtime": memory.runtime,
+        }
+    return {
+        "weights": memory.weights,
+        "KV cache": memory.cache + memory.requests,
+        "runtime": memory.runtime,
+    }

@@ -1,0 +1,52 @@
+"""What each role of a plan holds on each of its devices, as `tributary check` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from flows.checks.memory.roles import RoleMemory, parts_of
+
+PARTS = (
+    "weights", "gradients", "optimizer", "frozen models", "activations", "KV cache", "runtime",
+    "other side",
+)  # fmt: skip
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def memory_table(roles: Sequence[RoleMemory]) -> Table:
+    """Roles that need the same are one row."""
+    table = Table("stages", "role", "devices", *PARTS, "a device", title="memory")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for role in roles:
+        parts = parts_of(role)
+        sizes = [size_text(parts[name]) if parts.get(name) else "" for name in PARTS]
+        row = (role.role, str(role.num_devices), *sizes, size_text(role.total))
+        rows.setdefault(row, []).append(role.stage)
+    for row, stages in rows.items():
+        table.add_row(", ".join(stages), *row)
+    return table
+
+
+def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
+    """In bytes, on each device."""
+    return [
+        {
+            "stage": role.stage,
+            "role": role.role,
+            "devices": role.num_devices,
+            "parts": dict(parts_of(role)),
+            "total": role.total,
+        }
+        for role in roles
+    ]
+
+
+def size_text(num_bytes: int) -> str:
+    """Example: 29491273728 -> "29.5 GB"."""
+    for unit, name in _UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"

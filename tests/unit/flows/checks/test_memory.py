@@ -1,0 +1,181 @@
+"""What cannot fit the devices is refused, with the smallest change that does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engines.megatron.spec import Parallel
+from engines.memory.known_models import known_sizes
+from engines.memory.needs import TrainerNeeds
+from engines.memory.recompute import Recompute
+from engines.memory.server import ServerMemory, ServerNeeds, server_memory
+from engines.memory.trainer import TrainerMemory, trainer_memory
+from flows.checks.memory.changes import Room, server_change, trainer_change
+from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
+from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+
+pytestmark = pytest.mark.unit
+
+GB = 10**9
+QWEN3_4B = known_sizes()["Qwen3-4B"]
+NEEDS = TrainerNeeds(Parallel(tp=4), "bf16", 16384)
+FOUR_ON_80 = Room(80 * GB, per_host=8, devices=4)
+
+
+def problems(*changes: str, name: str = "cluster") -> list[str]:
+    recipe = load_recipe(name, ["base.folder=memory://nowhere/Qwen3-4B", *changes])
+    return list(memory_problems(recipe, plan_post_train(recipe)))
+
+
+def test_the_recipe_for_a_cluster_fits_two_hosts_of_eight() -> None:
+    assert problems() == []
+
+
+def test_its_memory_is_known_by_the_models_name_where_the_folder_is_out_of_reach() -> None:
+    recipe = load_recipe("cluster", ["base.folder=memory://nowhere/Qwen3-4B"])
+    roles = planned_memory(recipe, plan_post_train(recipe))
+    assert {(r.stage, r.role, r.num_devices) for r in roles} >= {
+        ("reasoning-sft", "trainer", 4), ("reasoning-rl", "trainer", 4),
+        ("reasoning-rl", "server", 4), ("unified-rl", "trainer", 8), ("unified-rl", "server", 8),
+    }  # fmt: skip
+    assert all(role.size == QWEN3_4B for role in roles)
+    (said,) = memory_cautions(recipe)
+    assert "computed for Qwen3-4B, as its folder is called" in said
+    unknown = load_recipe("cluster", ["base.folder=memory://nowhere/model"])
+    assert not planned_memory(unknown, plan_post_train(unknown))
+    assert "no memory was computed" in next(memory_cautions(unknown))
+
+
+def test_a_trainer_that_does_not_fit_is_refused_with_a_change_that_does() -> None:
+    found = problems("resources.stages.unified-rl.trainer={tp: 1, dp: 8}")
+    (said,) = [line for line in found if "trainer" in line]
+    assert said.startswith("stage unified-rl: its trainer needs ")
+    assert "a device holds 80.0: " in said
+    assert " fits (" in said
+
+
+def test_a_server_that_does_not_fit_gets_a_smaller_cache() -> None:
+    (said,) = problems("unified.path.rl.fleet.max_total_tokens=4000000")
+    assert "stage unified-rl: its server needs" in said
+    assert "fleet.max_total_tokens: 4000000 -> " in said
+
+
+def test_nothing_is_refused_on_a_host_without_gpus_unless_devices_are_stated() -> None:
+    huge = "resources.stages.unified-rl.trainer={tp: 1}"
+    assert problems("resources.devices=null", huge) == []
+    assert problems(huge)
+
+
+def test_a_critic_has_a_trainer_and_devices_of_its_own() -> None:
+    critic = [
+        "unified.path.rl.algorithm={preset: ppo}",
+        "unified.path.rl.critic={trainer: {precision: fp32}}",
+        "resources.trainer_ranks=16",
+        "resources.devices.hosts=3",
+        "resources.stages.unified-rl.critic={tp: 8}",
+    ]
+    assert problems(*critic) == []
+    recipe = load_recipe("cluster", ["base.folder=memory://nowhere/Qwen3-4B", *critic])
+    roles = {(r.stage, r.role): r for r in planned_memory(recipe, plan_post_train(recipe))}
+    found = roles["unified-rl", "critic"]
+    assert found.num_devices == 8
+    assert found.size.has_value_head
+    assert isinstance(found.needs, TrainerNeeds)
+    assert found.needs.precision == "fp32"
+
+
+def test_devices_that_are_too_few_are_named() -> None:
+    pool, *stages = problems("resources.devices.hosts=1")
+    assert "8 trainer_ranks and 4 servers of 2 devices need 16 devices" in pool
+    assert "stage unified-rl: its ranks and servers need 16 devices together" in stages[0]
+
+
+def test_a_tensor_parallel_group_lies_on_one_host() -> None:
+    found = problems("resources.devices={memory_gb: 80, per_host: 6, hosts: 3}")
+    assert any(
+        "resources trainer.tp is 4, but a group of 4 devices lies on one" in x for x in found
+    )
+    assert problems("resources.devices={memory_gb: 80, per_host: 4, hosts: 4}") == []
+
+
+def test_the_smallest_change_is_of_one_setting_and_needs_no_more_devices() -> None:
+    one_gpu = replace(NEEDS, layout=Parallel(tp=2))
+    change = trainer_change(QWEN3_4B, one_gpu, replace(FOUR_ON_80, devices=2, device_bytes=70 * GB))
+    assert change is not None
+    assert "recompute_granularity: full" in change.text
+    assert change.num_devices == 2
+    fits = replace(one_gpu, recompute=Recompute(method="uniform", num_layers=1))
+    assert change.num_bytes == trainer_memory(QWEN3_4B, fits).total
+
+
+def test_with_everything_computed_again_the_layout_changes() -> None:
+    again = Recompute(method="uniform", num_layers=1)
+    tight = replace(NEEDS, layout=Parallel(), tokens=1024, recompute=again)
+    change = trainer_change(QWEN3_4B, tight, FOUR_ON_80)
+    assert change is not None
+    assert change.text == "resources: trainer.tp: 1 -> 2"
+
+
+def test_micro_batches_stay_as_long_as_the_longest_sequence() -> None:
+    needs = replace(NEEDS, recompute=Recompute(method="uniform", num_layers=1))
+    room = Room(trainer_memory(QWEN3_4B, needs).total - GB // 2, 8, 4, longest=16384)
+    assert trainer_change(QWEN3_4B, needs, room) is None
+    freed = trainer_change(QWEN3_4B, needs, replace(room, longest=8192))
+    assert freed is not None
+    assert freed.text == "trainer.micro_batch_tokens: 16384 -> 8192"
+
+
+def test_changes_of_several_settings_are_found_where_one_is_not_enough() -> None:
+    change = trainer_change(known_sizes()["Qwen3-32B"], NEEDS, replace(FOUR_ON_80, devices=16))
+    assert change is not None
+    assert change.num_bytes <= 80 * GB
+    assert change.text.count("->") + change.text.count("recompute_granularity") >= 2
+
+
+def test_what_fits_nowhere_has_no_change() -> None:
+    assert trainer_change(known_sizes()["Llama-3-70B"], NEEDS, FOUR_ON_80) is None
+
+
+def test_a_servers_cache_must_hold_the_longest_sequence() -> None:
+    size = known_sizes()["Qwen3-32B"]
+    needs = ServerNeeds(1, 16384, 400_000, {}, 80 * GB)
+    wider = server_change(size, needs, Room(80 * GB, 8, 8), servers=1)
+    assert wider is not None
+    assert wider.text == "resources: tp_per_server: 1 -> 4"
+    assert wider.num_bytes == server_memory(size, replace(needs, tp=4)).total
+    smaller = server_change(size, replace(needs, tp=2), Room(80 * GB, 8, 8), servers=1)
+    assert smaller is not None
+    assert smaller.text.startswith("fleet.max_total_tokens: 400000 -> ")
+    tokens = int(smaller.text.rpartition(" ")[2])
+    assert 16384 < tokens < 400_000
+    assert smaller.num_bytes <= 80 * GB
+
+
+def test_both_sides_of_a_stage_take_turns_on_sixteen_devices() -> None:
+    """Beside a trainer a sleeping server's context; beside a server the trainer's weights, two
+    buckets of 512 MiB and the sleeping trainer's context."""
+    assert problems(name="cluster-shared") == []
+    recipe = load_recipe("cluster-shared", ["base.folder=memory://nowhere/Qwen3-4B"])
+    roles = {(r.stage, r.role): r for r in planned_memory(recipe, plan_post_train(recipe))}
+    trainer, server = roles["unified-rl", "trainer"], roles["unified-rl", "server"]
+    assert (trainer.num_devices, server.num_devices) == (16, 16)
+    assert trainer.beside == GB
+    assert server.beside == GB + trainer.memory.weights + 2 * 2**29
+    assert roles["unified-sft", "trainer"].beside == 0
+
+
+def test_a_larger_side_leaves_less_to_the_other() -> None:
+    large = "unified.path.rl.fleet={max_total_tokens: 800000, context_length: 16384}"
+    assert problems(large) == []
+    (said,) = problems(large, name="cluster-shared")
+    assert "of its other side), and a device holds 80.0: fleet.max_total_tokens: 800000 -> " in said
+
+
+def test_servers_weights_beside_a_checkpoint_count_as_far_as_they_pass_the_free_room() -> None:
+    trainer = TrainerMemory(2, 4, 12, 0, 3, 0)
+    assert beside_trainer(trainer, ServerMemory(7, 50, 1, 9)) == ASLEEP_BYTES
+    assert beside_trainer(trainer, ServerMemory(10, 50, 1, 9)) == ASLEEP_BYTES + 3

@@ -48,7 +48,15 @@ class SglangPair:
 
     def reset(self, version: int = 0) -> None:
         """Both servers alive, in the router, serving `model` as `version`."""
-        self.slots.prepare(PLACES, FleetSpec(), self.model, version)
+        self.prepare(FleetSpec(), self.model, version)
+
+    def prepare(self, spec: FleetSpec, model: Path, version: int = 0) -> None:
+        """The same with other settings or another model."""
+        self.slots.prepare(PLACES, spec, model, version)
+
+    def restart(self, name: str) -> None:
+        """A server that has ended runs again, with weights that nobody has given it yet."""
+        self.slots[name].ensure(FleetSpec(), self.model, PLACES[name])
 
 
 @pytest.fixture(scope="package")

@@ -95,9 +95,7 @@ async def test_a_lease_generates_what_servers_of_ours_do_excludes_others_and_lea
     await fleet.release()
     assert _held(theirs) == before
 
-    await asyncio.to_thread(
-        theirs.slots.prepare, theirs.names, FleetSpec(), theirs.other_model, 1, 0
-    )
+    await asyncio.to_thread(theirs.prepare, FleetSpec(), theirs.other_model)
     async with GenerationClient(theirs.router.url) as client:
         assert _bits(await _turns(client)) == _bits(leased)
 
@@ -113,7 +111,7 @@ async def test_a_server_that_dies_is_left_out_and_taken_back_with_the_present_we
         assert len(await _turns(fleet.client)) == 24
         await _until(lambda: fleet.server_urls == [first])
         await asyncio.to_thread(push, theirs.other_model, fleet.server_urls, 3)
-        await asyncio.to_thread(theirs.slots["server-1"].ensure, FleetSpec(), theirs.model, 1)
+        await asyncio.to_thread(theirs.restart, "server-1")
         await _until(lambda: fleet.server_urls == [first, second])
         assert [held.version for held in _held(theirs)] == ["3", "0"]
         assert {v for t in await _turns(fleet.client) for v in t.weight_versions.sampled} == {3}

@@ -86,7 +86,7 @@ async def test_a_bf16_engine_takes_fp32_weights_and_has_the_same_bits_in_any_bat
     await asyncio.to_thread(load_folder, pair.other_model, pair.urls, 1)
     fine = await generate(pair, turns, 16)
     spec = FleetSpec(sglang={"dtype": "bfloat16"})
-    await asyncio.to_thread(pair.slots.prepare, pair.names, spec, pair.model, 1, 0)
+    await asyncio.to_thread(pair.prepare, spec, pair.model)
     await asyncio.to_thread(push, pair.other_model, pair.urls, 1)
     together = await generate(pair, turns, 16)
     for url in pair.urls:

@@ -182,7 +182,7 @@ async def test_a_restarted_server_takes_the_next_push_of_every_transport(
         for version, transport in enumerate(made, 1):
             await asyncio.to_thread(push, pair.model, pair.urls, version, transport)
         await asyncio.to_thread(pair.server("server-1").stop)
-        await asyncio.to_thread(pair.slots["server-1"].ensure, FleetSpec(), pair.model, 1)
+        await asyncio.to_thread(pair.restart, "server-1")
         for version, transport in enumerate(reversed(made), 11):  # one server has the last's base
             await asyncio.to_thread(push, pair.other_model, pair.urls, version, transport)
             assert _held(pair) == [ServerWeights(str(version), expected.checksum)] * 2

@@ -27,14 +27,14 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
     """The Ray actor handle of the one owner that runs this very code; started if need be.
 
     Idle owners that run other code are asked to end, so that their engines do not pile up; one
-    that hangs is replaced. Blocks like `connect` the first time. A test passes a name and settings
-    of its own.
+    that hangs is replaced. It runs on this host, which is that of stages' jobs. Blocks like
+    `connect` the first time. A test passes a name and settings of its own.
     """
     connect()
     import ray
     from ray.util import list_named_actors
 
-    settings = settings or OwnerSettings(home() / "logs" / "fleet", _most_gpus())
+    settings = settings or OwnerSettings(home() / "logs" / "fleet", _own_gpus())
     name = name or _own_name()
     if name in (alive := list_named_actors()):
         _end_if_hung(name)
@@ -53,7 +53,7 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
             num_cpus=0,
             num_gpus=settings.num_gpus,
             max_restarts=0,
-            scheduling_strategy=_where(settings.num_gpus),
+            scheduling_strategy=on_node(own_node()),
         )
         .remote(settings)
     )
@@ -68,22 +68,13 @@ def _own_name() -> str:
     return _PREFIX + running_code([__name__, *parts, *found])[:10]
 
 
-def _most_gpus() -> int:
-    """GPUs of the host that has most: all of them are the owner's."""
-    import ray
-
-    hosts = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-    return int(max(hosts, default=0))
-
-
-def _where(num_gpus: int) -> Any:
-    """Ray's strategy for the owner: this host if it has so many, so that its router is near."""
+def _own_gpus() -> int:
+    """GPUs of this host, which the owner holds itself; agents hold those of others."""
     import ray
 
     own = own_node()
-    here = next((node for node in ray.nodes() if node["NodeID"] == own), None)
-    has_enough = here is not None and here["Resources"].get("GPU", 0) >= num_gpus
-    return on_node(own) if has_enough else "DEFAULT"
+    here = [node["Resources"] for node in ray.nodes() if node["NodeID"] == own]
+    return sum(int(resources.get("GPU", 0)) for resources in here)
 
 
 def _end_if_hung(name: str) -> None:

@@ -49,9 +49,14 @@ class RankFolders:
         finally:
             await work.remove(others)
 
-    async def to_write(self, folder: Path) -> Path | WorkFolder:
+    async def to_write(self, folder: Path, timeout_s: float) -> Path | WorkFolder:
         others = await asyncio.to_thread(other_nodes, self._addresses)
-        return WorkFolder(folder, own_node()) if others else folder
+        if not others:
+            return folder
+        work = WorkFolder(folder, own_node())
+        async with _bound(timeout_s, f"{folder} on other hosts"):
+            await work.remove(others)  # what an attempt that ended left there
+        return work
 
     async def collect(self, folder: Path, timeout_s: float) -> None:
         others = await asyncio.to_thread(other_nodes, self._addresses)

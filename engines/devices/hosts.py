@@ -85,11 +85,12 @@ class Hosts:
         return Host(node["NodeID"], address, gpus, first)
 
     def agent(self, host: Host) -> RemoteAgent:
-        """Of another host. It blocks; raises EngineError."""
+        """Of another host, a new one where it died. It blocks; raises EngineError."""
         with self._lock:
-            if host.node not in self._agents:
-                self._agents[host.node] = RemoteAgent(host)
-            return self._agents[host.node]
+            known = self._agents.get(host.node)
+            if known is None or known.is_dead:
+                known = self._agents[host.node] = RemoteAgent(host)
+            return known
 
     def close(self) -> None:
         """End the agents of other hosts, with all that they started."""
@@ -100,11 +101,12 @@ class Hosts:
 
 
 class RemoteAgent:
-    """The agent of another host. Methods block, and raise EngineError if that host is lost."""
+    """The agent of another host. Methods block, and raise EngineError if it or that host is lost."""
 
     def __init__(self, host: Host) -> None:
         import ray
 
+        self.is_dead = False
         self._host = host
         actor: Any = ray.remote(resolve("host agent", _PROCESS, {}))
         self._actor = actor.options(
@@ -131,7 +133,7 @@ class RemoteAgent:
 
     def _ask(self, call: Any, timeout_s: float) -> Any:
         import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
         try:
             return ray.get(call, timeout=timeout_s)
@@ -145,8 +147,9 @@ class RemoteAgent:
                 f"host {self._host.address} gave no answer within {timeout_s:.0f} s"
             ) from None
         except RayError as error:
+            self.is_dead = isinstance(error, ActorDiedError)
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise EngineError(f"host {self._host.address} is lost: {first}") from error
+            raise EngineError(f"the agent of host {self._host.address} is lost: {first}") from error
 
 
 def _address(node: Any) -> str:

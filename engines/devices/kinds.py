@@ -52,8 +52,8 @@ class Folders(Protocol):
         """What to tell ranks that are to read all of it."""
         ...
 
-    async def to_write(self, folder: Path) -> Path | SentFolder:
-        """What to tell ranks that are to write into it."""
+    async def to_write(self, folder: Path, timeout_s: float) -> Path | SentFolder:
+        """What to tell ranks that are to write into it, which is empty so far. Raises EngineError."""
         ...
 
     async def collect(self, folder: Path, timeout_s: float) -> None:

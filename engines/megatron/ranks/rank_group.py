@@ -74,9 +74,10 @@ class RankGroup:
 
     async def begin_save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The same until the ranks have a copy of it: they may train on while they write that."""
+        timeout_s = timeout_s or self._state_s
         self._saving = folder
-        sent = await self._folders.to_write(folder)
-        await self._call("begin_save", sent, timeout_s=timeout_s or self._state_s)
+        sent = await self._folders.to_write(folder, timeout_s)
+        await self._call("begin_save", sent, timeout_s=timeout_s)
 
     async def saved(self, *, timeout_s: float | None = None) -> None:
         """Returns when the checkpoint is complete. The ranks are asked between other calls."""
@@ -101,8 +102,8 @@ class RankGroup:
     async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
         timeout_s = timeout_s or self._state_s
-        sent, copy = await self._folders.to_write(folder), self._folders.copy(source)
-        await self._call("export", sent, copy, timeout_s=timeout_s)
+        sent = await self._folders.to_write(folder, timeout_s)
+        await self._call("export", sent, self._folders.copy(source), timeout_s=timeout_s)
         await self._folders.collect(folder, timeout_s)
 
     async def hold(self, parts: Collection[TrainerPart]) -> Held:

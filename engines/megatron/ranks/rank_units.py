@@ -59,7 +59,7 @@ class RankUnits:
         groups = [group for group in _neighbours(free, tp) if len(group) == tp]
         warm_first = sorted(groups, key=lambda names: any(self._ranks[n] is None for n in names))
         chosen = [name for names in warm_first[: request.count // tp] for name in names]
-        return sorted(chosen, key=lambda name: (self._place(name, tp), _number(name)))
+        return sorted(chosen, key=_number)
 
     def gpus(self, name: str, request: Request) -> frozenset[int]:
         rank, tp = self._ranks[name], self._together(request.terms)

@@ -243,7 +243,8 @@ class ServerUnits:
     async def _restart(self, fleet: _Fleet, name: str) -> None:
         slot, terms = self._slots[name], fleet.terms
         _log.warning("%s died; restarting it", name)
-        try:
+        try:  # its host may be lost
+            slot = await asyncio.to_thread(self._slots.settle, name, fleet.places[name])
             await asyncio.to_thread(slot.ensure, terms.spec, terms.model, fleet.places[name])
             await asyncio.to_thread(slot.load, terms.model, terms.version)
             self.restarts += 1

@@ -214,8 +214,8 @@ class ServerSlots:
             return Slot(self._servers, index, self._agent.num_gpus)
         return RemoteSlot(self._agent.hosts, host, index)
 
-    def _settle(self, name: str, place: Place) -> Slot | RemoteSlot:
-        """The slot, on the host where a server at this place belongs."""
+    def settle(self, name: str, place: Place) -> Slot | RemoteSlot:
+        """The slot, on the host where a server at this place belongs. Raises EngineError."""
         slot = self._slots[name]
         host = self._host(slot, place)
         if slot.host != host.node:
@@ -230,7 +230,7 @@ class ServerSlots:
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
-        slots = {self._settle(name, place): place for name, place in places.items()}
+        slots = {self.settle(name, place): place for name, place in places.items()}
         with ThreadPoolExecutor(len(slots) + 1, thread_name_prefix="slots") as pool:
             ready_router = pool.submit(self.router, places)
             for started in [pool.submit(x.ensure, spec, model, at) for x, at in slots.items()]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -17,11 +18,13 @@ from typing import Any
 
 from tests.parts.s3_services import Service, moto
 from tests.programs.bench.rows import Row, show, write
+from tests.programs.hosts import recipes
 from tests.programs.hosts.machines import OUTSIDE, ROOT, Machine, machines
 from tests.programs.hosts.on_head import Facts
 
 BUILD = Path("build")
 KEY = "a-key-for-these-hosts-only"
+_SPREAD, _ALONE = "s3://hosts/spread", "s3://hosts/alone"
 SHARDS = {"__0_0.distcp", "__1_0.distcp"}
 """of a checkpoint: one file of each rank"""
 SEEN_S = 180.0
@@ -38,6 +41,7 @@ def main() -> int:
         service.client.create_bucket(Bucket="hosts")
         for host in hosts:
             host.env |= _env(service)
+        os.environ |= _env(service)  # to look into the store from here
         rows = _watch(*hosts)
     show(rows, "three hosts")
     write(rows, BUILD / "hosts.json")
@@ -57,11 +61,24 @@ def _watch(head: Machine, *others: Machine) -> list[Row]:
         Row("joining, a host", joining / len(others), "s"),
         *_engines(head),
     ]
+    began = time.monotonic()
+    recipes.run(head, _SPREAD)
+    rows.append(Row("base, SFT and RL over three hosts", time.monotonic() - began, "s"))
     left, killed = others
     left.tributary("down")
     rows.append(_until("hosts after one went down", head, 2))
     killed.kill()
     rows.append(_until("hosts after one was killed with its network", head, 1))
+    recipes.run(head, _ALONE)
+    spread, alone = (recipes.weights(root, head.work / "seen") for root in (_SPREAD, _ALONE))
+    differing = [
+        name for name in spread.keys() | alone.keys() if spread.get(name) != alone.get(name)
+    ]
+    rows += [
+        Row("files of weights that it made", len(spread), "files", 3),
+        Row("of these, other than on one host", len(differing), "files", 0, at_most=True,
+            note=", ".join(differing)),
+    ]  # fmt: skip
     killed.boot()
     killed.tributary("up", "--join", address)
     rows.append(_until("hosts after it came back", head, 2))

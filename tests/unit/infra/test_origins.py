@@ -9,6 +9,7 @@ import pytest
 
 from engines.devices.kinds import on_this_host
 from infra.errors import InputError
+from infra.home import home
 from infra.store.artifacts import ArtifactStore
 from infra.store.origins import FolderCopy, Origin, note_origin, origin_of
 from infra.store.store import Store
@@ -58,3 +59,17 @@ def test_a_copy_says_where_it_came_from(tmp_path: Path) -> None:
     origin = Origin(root="s3://bucket/store", kind="base", digest=DIGEST)
     note_origin(tmp_path, origin)
     assert origin_of(tmp_path) == origin
+
+
+def test_a_damaged_copy_is_fetched_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = _artifact(tmp_path)
+    monkeypatch.setattr(Store, "local_path", lambda *_: None)  # as of a store elsewhere
+    copy = FolderCopy(Path("/of/another/host"), origin, host="another")
+    folder = copy.here()
+    assert folder.is_relative_to(home() / "cache")
+    (folder / "config.json").write_text("{1}")
+    assert (copy.here() / "config.json").read_text() == "{}"
+    assert "fetching a damaged copy again" in caplog.text
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]

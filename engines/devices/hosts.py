@@ -101,7 +101,7 @@ class Hosts:
 
 
 class RemoteAgent:
-    """The agent of another host. Methods block, and raise EngineError if it or that host is lost."""
+    """The agent of another host. Methods block, and raise EngineError if it or its host is lost."""
 
     def __init__(self, host: Host) -> None:
         import ray

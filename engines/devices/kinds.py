@@ -53,7 +53,7 @@ class Folders(Protocol):
         ...
 
     async def to_write(self, folder: Path, timeout_s: float) -> Path | SentFolder:
-        """What to tell ranks that are to write into it, which is empty so far. Raises EngineError."""
+        """What to tell ranks that are to write into it; it is empty so far. Raises EngineError."""
         ...
 
     async def collect(self, folder: Path, timeout_s: float) -> None:

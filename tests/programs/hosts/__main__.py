@@ -1,8 +1,10 @@
 """`make hosts`: a stack over three hosts, which are namespaces of this machine.
 
-Each host has a network, mounts, processes, a home and a cache of its own; the store is S3. Shown,
-and written to `build/hosts.json`: that hosts join and leave, that trainer ranks and servers spread
-over them and work together, and what of it needs no path on another host. Needs root.
+    python -m tests.programs.hosts        a recipe, a killed host, a cut network, joining, leaving
+    python -m tests.programs.hosts all    the same with every disturbance of `cells`
+
+Each host has a network, mounts, processes, a home and a cache of its own; the store is S3. Written
+to `build/hosts.json`. Needs root.
 """
 
 from __future__ import annotations
@@ -10,136 +12,157 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.parts.s3_services import Service, moto
+from tests.parts.s3_services import moto
 from tests.programs.bench.rows import Row, show, write
-from tests.programs.hosts import recipes
-from tests.programs.hosts.machines import OUTSIDE, ROOT, Machine, machines
+from tests.programs.chaos.ground import pin_threads
+from tests.programs.hosts.cells import CUT, FURTHER, LOST, disturbed, unlike
+from tests.programs.hosts.ground import Ground, Mode
+from tests.programs.hosts.machines import OUTSIDE, ROOT, machines
 from tests.programs.hosts.on_head import Facts
 
 BUILD = Path("build")
-KEY = "a-key-for-these-hosts-only"
-_SPREAD, _ALONE = "s3://hosts/spread", "s3://hosts/alone"
+MODES: Sequence[Mode] = ("synchronous", "asynchronous")
 SHARDS = {"__0_0.distcp", "__1_0.distcp"}
 """of a checkpoint: one file of each rank"""
-SEEN_S = 180.0
-"""until the head takes a host that is silent for lost; Ray asks it a few times"""
+PARTS = {
+    "trainer ranks": "ray::TrainerRank",
+    "servers": "sglang",
+    "rollout workers": "ray::RolloutWorker",
+}
+"""what the command lines of their processes contain"""
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    pin_threads()
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request to the store
+    cells = (LOST, CUT, *(FURTHER if "all" in arguments else ()))
+    disturbances = [
+        partial(disturbed, cell=cell, mode=mode, reference=spread(mode))
+        for cell in cells
+        for mode in MODES
+    ]
+    parts = (_alone, _joining, _engines, _spread, *disturbances, _leaving)
     with (
         tempfile.TemporaryDirectory(prefix="tr-hosts-", ignore_cleanup_errors=True) as work,
         machines(Path(work), "abc") as hosts,
         moto(OUTSIDE) as service,
     ):
-        service.client.create_bucket(Bucket="hosts")
-        for host in hosts:
-            host.env |= _env(service)
-        os.environ |= _env(service)  # to look into the store from here
-        rows = _watch(*hosts)
+        rows = list(_told(Ground(hosts, service, Path(work)), parts))
     show(rows, "three hosts")
     write(rows, BUILD / "hosts.json")
     return 0 if all(row.holds for row in rows) else 1
 
 
-def _watch(head: Machine, *others: Machine) -> list[Row]:
-    head.env["TRIBUTARY_HOST"] = head.address
-    head.tributary("up")
-    address = str(_status(head)["head"])
-    began = time.monotonic()
-    for host in others:
-        host.tributary("up", "--join", address)
-    joining = time.monotonic() - began
-    rows = [
-        _until("hosts of the cluster", head, 3),
-        Row("joining, a host", joining / len(others), "s"),
-        *_engines(head),
-    ]
-    began = time.monotonic()
-    recipes.run(head, _SPREAD)
-    rows.append(Row("base, SFT and RL over three hosts", time.monotonic() - began, "s"))
-    left, killed = others
-    left.tributary("down")
-    rows.append(_until("hosts after one went down", head, 2))
-    killed.kill()
-    rows.append(_until("hosts after one was killed with its network", head, 1))
-    recipes.run(head, _ALONE)
-    spread, alone = (recipes.weights(root, head.work / "seen") for root in (_SPREAD, _ALONE))
-    differing = [
-        name for name in spread.keys() | alone.keys() if spread.get(name) != alone.get(name)
-    ]
-    rows += [
-        Row("files of weights that it made", len(spread), "files", 3),
-        Row("of these, other than on one host", len(differing), "files", 0, at_most=True,
-            note=", ".join(differing)),
-    ]  # fmt: skip
-    killed.boot()
-    killed.tributary("up", "--join", address)
-    rows.append(_until("hosts after it came back", head, 2))
-    head.tributary("down")
-    return rows
+def _told(ground: Ground, parts: Iterable[Callable[[Ground], Iterable[Row]]]) -> Iterable[Row]:
+    """What the parts find, also printed at once; a part that cannot go on is a row that fails."""
+    for part in parts:
+        try:
+            for row in part(ground):
+                print(f"{row.name}: {row.value:.4g} {row.unit} {row.note}", flush=True)
+                yield row
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(error, flush=True)
+            yield Row("a part that broke", 1, "", 0, at_most=True, note=str(error))
 
 
-def _engines(head: Machine) -> list[Row]:
-    program = [sys.executable, "-m", "tests.programs.hosts.on_head", "s3://hosts/store"]
+def alone(mode: Mode) -> str:
+    """The store of a run on the head alone."""
+    return f"alone-{mode}"
+
+
+def spread(mode: Mode) -> str:
+    """That of a run over all hosts."""
+    return f"spread-{mode}"
+
+
+def _alone(ground: Ground) -> Iterable[Row]:
+    ground.start()
+    for mode, begins_as in zip(MODES, ("", alone(MODES[0])), strict=True):
+        ran = ground.run(alone(mode), mode, begins_as)
+        yield Row(f"one host, {mode}: failures", bool(ran.problem), "", 0, at_most=True,
+                  note=ran.problem)  # fmt: skip
+        yield Row(f"one host, {mode}: until RL was done", ran.seconds, "s")
+
+
+def _joining(ground: Ground) -> Iterable[Row]:
+    began = time.monotonic()
+    for host in ground.others:
+        ground.join(host)
+    yield Row("joining, a host", (time.monotonic() - began) / len(ground.others), "s")
+    yield _seen("three hosts are known", ground, 3)
+
+
+def _spread(ground: Ground) -> Iterable[Row]:
+    yield from _spread_in(ground, MODES[0], "")
+    yield from _spread_in(ground, MODES[1], spread(MODES[0]))
+
+
+def _spread_in(ground: Ground, mode: Mode, begins_as: str) -> Iterable[Row]:
+    found: dict[str, int] = {}
+    ran = ground.run(spread(mode), mode, begins_as, lambda: found.update(_hosts_of(ground)))
+    what = f"three hosts, {mode}"
+    yield unlike(f"{what}: other results than on one", ran, mode, ground.store(alone(mode)))
+    yield Row(f"{what}: until RL was done", ran.seconds, "s")
+    for name in PARTS:
+        yield Row(f"{what}: hosts with {name}", found.get(name, 0), "hosts", 2)
+
+
+def _hosts_of(ground: Ground) -> dict[str, int]:
+    """On how many hosts there are processes of each part."""
+    found = [list(host.processes().values()) for host in (ground.head, *ground.others)]
+    return {
+        name: sum(any(title in line for line in lines) for lines in found)
+        for name, title in PARTS.items()
+    }
+
+
+def _engines(ground: Ground) -> Iterable[Row]:
+    head = ground.head
+    program = [sys.executable, "-m", "tests.programs.hosts.on_head", "s3://hosts/engines"]
     # In the stack's environment, as a job is.
-    stack = json.loads((head.home / "stack.json").read_text())
-    env = {"RAY_ADDRESS": f"{head.address}:{stack['ports']['ray_gcs']}", "RAY_AUTH_MODE": "token"}
-    head.env |= env | {
+    env = {
+        "RAY_ADDRESS": ground.status()["head"],
+        "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": f"/tmp/{head.home.name}/key",
         "PYTHONPATH": str(ROOT),
     }
-    facts = Facts(**json.loads(head.run(*program).splitlines()[-1]))
+    facts = Facts(**json.loads(head.run(*program, env=env).splitlines()[-1]))
+    yield Row("hosts of the ranks of one trainer", len(set(facts.rank_hosts)), "hosts", 2)
+    yield Row("hosts of the servers of one fleet", len(set(facts.server_hosts)), "hosts", 2)
     shards = SHARDS & set(facts.checkpoint_files)
-    return [
-        Row("hosts of the ranks of one trainer", len(set(facts.rank_hosts)), "hosts", 2),
-        Row("hosts of the servers of one fleet", len(set(facts.server_hosts)), "hosts", 2),
-        Row("ranks whose part of a checkpoint reached the job", len(shards), "ranks", 2),
-        Row(f"servers with the weights published by {facts.transport}",
-            facts.versions.count("1"), "servers", 2),
-        Row("different weights among them", len(set(facts.checksums)), "checksums", 1,
-            at_most=True),
-        Row("a greedy sample as before saving, loading and publishing",
-            float(facts.exported_equal), "of 1", 1),
-    ]  # fmt: skip
+    yield Row("ranks whose part of a checkpoint reached the job", len(shards), "ranks", 2)
+    served = facts.versions.count("1")
+    yield Row(f"servers with the weights published by {facts.transport}", served, "servers", 2)
+    weights = len(set(facts.checksums))
+    yield Row("different weights among them", weights, "checksums", 1, at_most=True)
+    same = float(facts.exported_equal)
+    yield Row("a greedy sample as before saving, loading and publishing", same, "of 1", 1)
 
 
-def _until(name: str, head: Machine, count: int) -> Row:
-    """How many hosts there are once there are so many, or after the bound."""
-    began = time.monotonic()
-    while (living := _living(head)) != count and time.monotonic() < began + SEEN_S:
-        time.sleep(1.0)
-    note = f"seen after {time.monotonic() - began:.0f} s"
-    return Row(name, abs(living - count), "too many or too few", 0, at_most=True, note=note)
+def _leaving(ground: Ground) -> Iterable[Row]:
+    left, killed = ground.others
+    left.tributary("down")
+    yield _seen("one went down: two hosts are known", ground, 2)
+    killed.kill()
+    yield _seen("one was killed with its network: one is known", ground, 1)
+    ground.revive(killed)
+    yield _seen("it came back: two hosts are known", ground, 2)
+    ground.head.tributary("down")
 
 
-def _living(head: Machine) -> int:
-    return sum(host["is_alive"] for host in _status(head)["hosts"])
-
-
-def _status(head: Machine) -> dict[str, Any]:
-    return json.loads(head.tributary("status", "--json"))
-
-
-def _env(service: Service) -> dict[str, str]:
-    return {
-        "TRIBUTARY_KEY": KEY,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "AWS_ENDPOINT_URL": service.endpoint,
-        "AWS_ACCESS_KEY_ID": service.access_key,
-        "AWS_SECRET_ACCESS_KEY": service.secret_key,
-        "AWS_DEFAULT_REGION": service.region,
-    }
+def _seen(name: str, ground: Ground, count: int) -> Row:
+    seconds = ground.seconds_until(count)
+    return Row(name, float(seconds >= 0), "of 1", 1, note=f"after {seconds:.0f} s")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,9 @@ NETWORK = "10.77.0"
 OUTSIDE = f"{NETWORK}.254"
 """the machine's own address on the bridge"""
 _BRIDGE = "tributary0"
-_COMMAND_S = 1800.0
+_NOBODY = "02:00:00:00:00:fe"
+"""the hardware address of no host"""
+_COMMAND_S = 900.0
 _KEPT = ("PATH", "LANG", "LC_ALL")
 """variables that a host has from the machine"""
 _SET_UP = """
@@ -90,11 +92,20 @@ class Machine:
         if self._init.stdout.readline() != "ready\n":
             raise RuntimeError(f"host {self.name} does not start")
 
-    def run(self, *command: str, timeout_s: float = _COMMAND_S) -> str:
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """A command there, with its output to be read."""
+        return subprocess.Popen(
+            [*self._enter, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, cwd="/", env=self._environment,
+        )  # fmt: skip
+
+    def run(
+        self, *command: str, timeout_s: float = _COMMAND_S, env: Mapping[str, str] | None = None
+    ) -> str:
         """Output of a command there; raises RuntimeError with it unless it exits with 0."""
         done = subprocess.run(
             [*self._enter, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            cwd="/", env=self._environment, timeout=timeout_s, check=False,
+            cwd="/", env={**self._environment, **(env or {})}, timeout=timeout_s, check=False,
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(
@@ -104,6 +115,29 @@ class Machine:
 
     def tributary(self, *arguments: str, timeout_s: float = _COMMAND_S) -> str:
         return self.run(sys.executable, *CLI, *arguments, timeout_s=timeout_s)
+
+    def processes(self) -> dict[int, str]:
+        """What runs there: command lines, by process ids of the machine."""
+        inside = os.readlink(f"/proc/{self._first}/ns/pid")
+        found: dict[int, str] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile
+                if os.readlink(entry / "ns/pid") == inside:
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = line.decode(errors="replace").strip()
+        return found
+
+    @contextmanager
+    def cut_off(self, *addresses: str) -> Generator[None]:
+        """Lose without a word all that goes to these addresses of the network."""
+        for address in addresses:
+            of = ("neigh", "replace", address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+            _ip("-n", self._namespace, *of)
+        try:
+            yield
+        finally:
+            for address in addresses:
+                _ip("-n", self._namespace, "neigh", "del", address, "dev", "eth0")
 
     def kill(self) -> None:
         """End everything on it at once, and pull its cable."""
@@ -122,10 +156,15 @@ class Machine:
 
     @property
     def _enter(self) -> list[str]:
+        spaces = ("--net", "--mount", "--pid", "--uts")
+        return ["nsenter", "--target", str(self._first), *spaces, "--"]
+
+    @property
+    def _first(self) -> int:
+        """Its first process: unshare's child."""
         assert self._init is not None, f"host {self.name} does not run"
         children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text()
-        inside = children.split()[0]  # unshare's child is the host's first process
-        return ["nsenter", "--target", inside, "--net", "--mount", "--pid", "--uts", "--"]
+        return int(children.split()[0])
 
     @property
     def _environment(self) -> Mapping[str, str]:

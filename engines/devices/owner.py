@@ -118,10 +118,10 @@ class DeviceOwner:
     async def renew(self, kind: Kind, lease_id: str) -> None:
         self._pool(kind).book.renew(lease_id, self._settings.ttl_s, time.monotonic())
 
-    async def is_healthy(self, kind: Kind, lease_id: str) -> bool:
-        """Whether every unit of the lease works, and none is being restarted."""
+    async def use(self, kind: Kind, lease_id: str) -> Any | None:
+        """What the holder needs to use the units, as it is now; None unless every unit works."""
         pool = self._pool(kind)
-        return await pool.units.is_healthy(pool.book.check(lease_id, time.monotonic()))
+        return await pool.units.use(pool.book.check(lease_id, time.monotonic()))
 
     async def release(self, kind: Kind, lease_id: str, is_clean: bool) -> None:
         """End a lease. Nobody knows what units are doing that are not `is_clean`."""

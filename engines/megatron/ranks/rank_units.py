@@ -106,8 +106,9 @@ class RankUnits:
         dead = await asyncio.gather(*(_is_dead(rank) for _, rank in ranks))
         return [name for (name, _), is_dead in zip(ranks, dead, strict=True) if is_dead]
 
-    async def is_healthy(self, lease: Lease) -> bool:
-        return all(self._ranks[name] is not None for name in lease.units)
+    async def use(self, lease: Lease) -> RankUse | None:
+        ranks = [rank for name in lease.units if (rank := self._ranks[name]) is not None]
+        return tuple(ranks) if len(ranks) == len(lease.units) else None
 
     def close(self) -> None:
         for name in self._ranks:

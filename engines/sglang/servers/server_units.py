@@ -197,11 +197,14 @@ class ServerUnits:
                 await self._repair(lease, fleet)
         return ()
 
-    async def is_healthy(self, lease: Lease) -> bool:
+    async def use(self, lease: Lease) -> ServerUse | None:
         if lease.id not in self._fleets or self._restarting & set(lease.units):
-            return False
+            return None
         slots = [self._slots[name] for name in lease.units]
-        return await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots))
+        if not await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots)):
+            return None
+        router = await asyncio.to_thread(self._slots.router, lease.units)
+        return ServerUse(router.url, tuple(slot.url for slot in slots))
 
     def close(self) -> None:
         self._slots.close()

@@ -27,7 +27,7 @@ time.time = lambda: _real() - 300.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One disturbance of the host that has a trainer rank and a server."""
+    """One disturbance of a host."""
 
     name: str
     strike: Callable[[Ground, Machine], object] | None = None
@@ -35,11 +35,13 @@ class Cell:
     around: Callable[[Ground, Machine], AbstractContextManager[object]] | None = None
     """before the run begins, and after it"""
     loses_host: bool = False
+    host: int = 0
+    """which of those that joined: the first has a trainer rank and a server, the second a server"""
 
 
 def disturbed(ground: Ground, cell: Cell, mode: Mode, reference: str) -> list[Row]:
     """`reference`: the name of an undisturbed run of the mode, whose base and SFT it shares."""
-    host, name = ground.others[0], f"{cell.name}-{mode}".replace(" ", "-")
+    host, name = ground.others[cell.host], f"{cell.name}-{mode}".replace(" ", "-")
     strike = cell.strike
     with cell.around(ground, host) if cell.around else nullcontext():
         ran = ground.run(
@@ -136,6 +138,7 @@ def _join_anew(ground: Ground, host: Machine, env: dict[str, str]) -> None:
 LOST = Cell("host killed", _kill, loses_host=True)
 CUT = Cell(f"network cut for {CUT_S:.0f} s", _cut)
 FURTHER = (
+    Cell("host without ranks killed", _kill, loses_host=True, host=1),
     Cell("agent killed", _kill_agent),
     Cell("cache corrupted", around=_damaged_cache),
     Cell("store hidden from a host", around=_hidden_store),

@@ -10,9 +10,10 @@ import pytest
 
 from engines.devices.host_agent import HostAgent
 from engines.sglang.http import call
+from engines.sglang.servers.place import Place
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.slots import Place, ServerSlots
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.integration.megatron.megatron_ranks import Ranks
 from tests.parts.tiny import tiny_model

@@ -62,9 +62,7 @@ class RankUnits:
         return sorted(chosen, key=_number)
 
     def gpus(self, name: str, request: Request) -> frozenset[int]:
-        rank, tp = self._ranks[name], self._together(request.terms)
-        is_kept = rank is not None and not self._is_astray(name, tp)
-        gpu = rank.gpu if rank is not None and is_kept else self._gpu(name, tp)
+        gpu = self._gpu(name, self._together(request.terms))
         return frozenset() if gpu is None else frozenset({gpu})
 
     def held_gpus(self, name: str) -> frozenset[int]:
@@ -78,7 +76,7 @@ class RankUnits:
 
     async def _warm(self, name: str, tp: int) -> None:
         rank = self._ranks[name]
-        if rank is not None and (self._is_astray(name, tp) or not await _answers(rank)):
+        if rank is not None and (self._is_astray(name, rank, tp) or not await _answers(rank)):
             self._end(name)
         if self._ranks[name] is None:
             self._ranks[name] = await self._started(name, tp)
@@ -122,11 +120,11 @@ class RankUnits:
         """Host and GPU where the rank belongs, as hosts come and go."""
         return rank_place(_number(name), [host.num_gpus for host in self._agent.hosts.known], tp)
 
-    def _is_astray(self, name: str, tp: int) -> bool:
-        """Whether it runs where its neighbours are not, or on a host that is lost."""
-        hosts = self._agent.hosts
-        is_elsewhere = self._hosts[name] != hosts.known[self._place(name, tp)[0]]
-        return hosts.living(self._hosts[name].node) is None or (tp > 1 and is_elsewhere)
+    def _is_astray(self, name: str, rank: RunningRank, tp: int) -> bool:
+        """Whether it runs elsewhere than it belongs: hosts came or went, or its neighbours are on
+        another one."""
+        host = self._agent.hosts.known[self._place(name, tp)[0]]
+        return self._hosts[name] != host or rank.gpu != self._gpu(name, tp)
 
     async def _started(self, name: str, tp: int) -> RunningRank:
         """A new process for this rank; takes as long as its imports."""

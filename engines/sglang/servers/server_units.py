@@ -149,9 +149,11 @@ class ServerUnits:
         """Raises EngineError with the end of a log if a server does not come up or refuses."""
         if isinstance(terms, HeldParts):
             return await self._hold(lease, terms.parts)
-        self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
+        known = self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
         await self._until_restarted(lease.units)
         places = {name: terms.place(index) for index, name in enumerate(lease.units)}
+        for name, place in places.items():  # a host may have joined since the last lease
+            await asyncio.to_thread(self._slots.settle, name, place, stays=known is not None)
         router = await asyncio.to_thread(
             self._slots.prepare, places, terms.spec, terms.model, terms.version
         )
@@ -247,7 +249,7 @@ class ServerUnits:
         slot, terms = self._slots[name], fleet.terms
         _log.warning("%s died; restarting it", name)
         try:  # its host may be lost
-            slot = await asyncio.to_thread(self._slots.settle, name, fleet.places[name])
+            slot = await asyncio.to_thread(self._slots.settle, name, fleet.places[name], stays=True)
             await asyncio.to_thread(slot.ensure, terms.spec, terms.model, fleet.places[name])
             await asyncio.to_thread(slot.load, terms.model, terms.version)
             self.restarts += 1

@@ -197,12 +197,9 @@ class ServerSlots:
         return frozenset(range(first, first + place.tp) if host.num_gpus else ())
 
     def _host(self, slot: Slot | RemoteSlot, place: Place) -> Host:
-        """Where a server at this place belongs. One that runs on a living host stays there."""
-        hosts = self._agent.hosts
+        """Where a server at this place belongs, as hosts come and go."""
         if place.shared_gpu is not None:
-            return hosts.with_gpu(place.shared_gpu)
-        if slot.server is not None and (current := hosts.living(slot.host)) is not None:
-            return current
+            return self._agent.hosts.with_gpu(place.shared_gpu)
         return self._new_host(slot.index, place.tp)
 
     def _new_host(self, index: int, tp: int) -> Host:
@@ -214,10 +211,12 @@ class ServerSlots:
             return Slot(self._servers, index, self._agent.num_gpus)
         return RemoteSlot(self._agent.hosts, host, index)
 
-    def settle(self, name: str, place: Place) -> Slot | RemoteSlot:
-        """The slot, on the host where a server at this place belongs. Raises EngineError."""
+    def settle(self, name: str, place: Place, *, stays: bool) -> Slot | RemoteSlot:
+        """The slot, on the host where a server at this place belongs; with `stays` on the one where
+        it is, unless that is lost. Raises EngineError."""
         slot = self._slots[name]
-        host = self._host(slot, place)
+        host = self._agent.hosts.living(slot.host) if stays else None
+        host = host or self._host(slot, place)
         if slot.host != host.node:
             slot.stop()
             slot = self._slots[name] = self._new_slot(slot.index, host)
@@ -226,11 +225,12 @@ class ServerSlots:
     def prepare(
         self, places: Mapping[str, Place], spec: FleetSpec, model: Path, version: int
     ) -> Router:
-        """Servers in these slots that serve `model` as `version`, and the router before them.
+        """Servers in these slots, where they are, that serve `model` as `version`, and the router
+        before them.
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
-        slots = {self.settle(name, place): place for name, place in places.items()}
+        slots = {self._slots[name]: place for name, place in places.items()}
         with ThreadPoolExecutor(len(slots) + 1, thread_name_prefix="slots") as pool:
             ready_router = pool.submit(self.router, places)
             for started in [pool.submit(x.ensure, spec, model, at) for x, at in slots.items()]:

@@ -10,7 +10,10 @@ import pytest
 import ray
 
 from engines.devices import hosts as hosts_module
+from engines.devices.address import ProcessAddress
 from engines.devices.host_agent import HostAgent
+from engines.devices.hosts import Host
+from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
 from engines.megatron.ranks.critic_group import neighbours
 from engines.megatron.ranks.rank_lease import RankTerms
@@ -20,20 +23,28 @@ from engines.megatron.spec import Parallel
 pytestmark = pytest.mark.unit
 
 
+def _node(index: int, gpus: int) -> dict[str, Any]:
+    """As Ray tells of one."""
+    return {
+        "NodeID": f"n{index}", "NodeManagerAddress": f"10.0.0.{index}", "Alive": True,
+        "Resources": {"GPU": float(gpus)},
+    }  # fmt: skip
+
+
+def _cluster(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[int]) -> list[dict[str, Any]]:
+    """What Ray says of hosts with these GPUs, the owner's first; a test changes it."""
+    nodes = [_node(index, number) for index, number in enumerate(gpus)]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(hosts_module, "own_node", lambda: "n0")
+    return nodes
+
+
 def _units(
     monkeypatch: pytest.MonkeyPatch, logs: Path, gpus: Sequence[int], count: int
 ) -> RankUnits:
     """On hosts with these GPUs, the owner's first."""
-    nodes: list[dict[str, Any]] = [
-        {
-            "NodeID": f"n{i}", "NodeManagerAddress": f"10.0.0.{i}", "Alive": True,
-            "Resources": {"GPU": float(number)},
-        }
-        for i, number in enumerate(gpus)
-    ]  # fmt: skip
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(hosts_module, "own_node", lambda: "n0")
+    _cluster(monkeypatch, gpus)
     agent = HostAgent(logs, gpus[0])
     agent.hosts.look()
     units = RankUnits(agent, OwnerSettings(logs, gpus[0]))
@@ -80,6 +91,42 @@ def test_without_gpus_on_the_head_ranks_are_where_gpus_are(
     units = _units(monkeypatch, tmp_path, [0, 2], 2)
     request = Request("rank", 2, 2, "test", RankTerms())
     assert [units.gpus(f"rank-{i}", request) for i in range(2)] == [{1}, {2}]
+
+
+class _Actor:
+    """A rank that is there at once; `place` and `stop` are called as Ray's methods are."""
+
+    @property
+    def place(self) -> _Actor:
+        return self
+
+    async def remote(self) -> ProcessAddress:
+        return ProcessAddress("10.0.0.1", 1, "")
+
+
+async def test_a_warm_rank_moves_to_a_host_that_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[str] = []
+
+    def start(agent: HostAgent, cls: type, env: Any, host: Host) -> _Actor:
+        started.append(host.address)
+        return _Actor()
+
+    monkeypatch.setattr(HostAgent, "start_actor", start)
+    monkeypatch.setattr(HostAgent, "end_actor", lambda *_: started.append("ended"))
+    nodes = _cluster(monkeypatch, [0])
+    agent = HostAgent(tmp_path, 0)
+    agent.hosts.look()
+    units = RankUnits(agent, OwnerSettings(tmp_path, 0))
+    units.grow(2)
+    lease = Lease("1", ("rank-0", "rank-1"), "test", "", 0.0)
+    await units.prepare(lease, RankTerms())
+    assert started == ["", ""], "both on the owner's host"
+    nodes.append(_node(1, 0))
+    agent.hosts.look()
+    await units.prepare(lease, RankTerms())
+    assert started[2:] == ["ended", "10.0.0.1"], "rank 0 stays warm"
 
 
 def test_groups_of_policy_and_critic_are_each_on_one_host() -> None:

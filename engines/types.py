@@ -197,6 +197,8 @@ class Sampling:
     seed: int | None = None
     is_last: bool = False
     """no later turn follows this one: its answer need not stay in the engine's cache"""
+    route: str = ""
+    """turns of one route begin alike, so they go to one server; empty: nothing is known of it"""
 
 
 Finish: TypeAlias = Literal["stop", "length", "abort"]

@@ -29,6 +29,8 @@ from engines.types import (
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
+_ROLLOUTS_PER_ROUTE = 16
+"""of a large group: one server need not take all of it"""
 _INTERRUPTIONS = 5
 """of a turn, one after another, between which nothing is written"""
 _PAUSE_S = 0.1
@@ -57,6 +59,11 @@ class Attempt:
     @property
     def rollout_id(self) -> str:
         return f"{self.group_id}#{self.index}"
+
+    @property
+    def route(self) -> str:
+        """That of neighbours in its group, whose turns begin as its own do."""
+        return f"{self.group_id}/{self.index // _ROLLOUTS_PER_ROUTE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,7 @@ class SessionHost:
                     stop_token_ids=self.chat.stop_token_ids,
                     seed=seed,
                     is_last=is_last,
+                    route=self._attempt.route,
                 )
             )
         finally:

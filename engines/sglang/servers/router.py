@@ -17,6 +17,8 @@ from infra.server_keys import key_of
 START_S = 180.0
 _CHANGE_S = 30.0
 _CONTROL_S = 10.0
+_KEY_S = 1800
+"""after which a routing key that nobody used is forgotten"""
 _NO_FLAGS: Mapping[str, object] = {}
 
 
@@ -47,8 +49,10 @@ class Router:
             "--port": self._port,
             "--prometheus-host": LOOPBACK,
             "--prometheus-port": free_ports(1, avoid={self._port})[0],
-            # requests are batches of equal size: taking turns balances them exactly
-            "--policy": "round_robin",
+            # requests with one routing key go to one server; a new key to the least busy one
+            "--policy": "manual",
+            "--assignment-mode": "min_load",
+            "--max-idle-secs": _KEY_S,
             "--log-level": "warn",
             "--worker-startup-check-interval": 1,
             "--health-check-interval-secs": 2,

@@ -25,6 +25,7 @@ RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
     "report", "worker_news", "attention", "large_checkpoint", "memory",
+    "multi_turn",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -72,6 +73,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         loss_path,
         memory,
         message_files,
+        multi_turn,
         report,
         worker_news,
     )
@@ -89,6 +91,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         attention.measure,
         large_checkpoint.measure,
         memory.measure,
+        multi_turn.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

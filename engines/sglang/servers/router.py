@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
@@ -36,7 +37,8 @@ class Router:
     ) -> None:
         """Start it; returns before it is ready. It listens where this home's servers do, or on
         `host`; on any free port, or on `port`. `flags` of the router's own go before ours;
-        None is the value of one that takes none."""
+        None is the value of one that takes none, and a list has the values of one that is
+        repeated."""
         self.name = name
         self.log = children.logs / f"{name}.log"
         self._children = children
@@ -61,9 +63,8 @@ class Router:
             # a batch may take long on a slow host; its caller has a bound of its own
             "--request-timeout-secs": 3600,
         }
-        given = (flags | dict(changed)).items()
-        values = [str(part) for flag in given for part in flag if part is not None]
-        return [sys.executable, "-m", "engines.sglang.servers.router_main", *values]
+        words = router_words(flags | dict(changed))
+        return [sys.executable, "-m", "engines.sglang.servers.router_main", *words]
 
     @property
     def url(self) -> str:
@@ -116,3 +117,18 @@ class Router:
 
     def stop(self) -> None:
         self._children.stop(self.pid)
+
+
+def router_words(flags: Mapping[str, object]) -> list[str]:
+    """Example: {"--port": 1, "--decode": [("a",), ("b",)]} -> [--port, 1, --decode, a, --decode,
+    b]"""
+    return [word for flag, value in flags.items() for word in _words(flag, value)]
+
+
+def _words(flag: str, value: object) -> list[str]:
+    if value is None:
+        return [flag]
+    if isinstance(value, list):
+        given = cast("list[tuple[object, ...]]", value)
+        return [word for parts in given for word in (flag, *map(str, parts))]
+    return [flag, str(value)]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engines.sglang.serving.endpoint import ServedModel
 from engines.sglang.serving.parsers import Parsers
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_named_model, locate_artifact
 from flows.command.main import main
 from flows.command.models.lineage import recipe_for_strangers
 from flows.command.models.needed import survey
-from flows.command.models.serve import ServeOptions, ready_lines, shown_key
+from flows.command.models.serve import ready_lines, shown_key
 from flows.load import validate_recipe
 from infra.errors import InputError
 from infra.store.store import Store
@@ -254,9 +255,9 @@ def test_the_request_that_serve_prints_carries_the_key_that_is_asked_for(
     host: str, variable: str, header: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    options = ServeOptions(host, 8000, variable, "", "", 1, 1, [], "")
-    shown = shown_key(options)
-    model = ServedModel("agent", tmp_path, Parsers("none", "none"))
+    shown = shown_key(host, variable)
+    fleet = ServedFleet(model=str(tmp_path))
+    model = ServedModel("agent", tmp_path, Parsers("none", "none"), fleet)
     said = "\n".join(ready_lines("http://127.0.0.1:8000", [model], shown))
     assert ("Authorization" in said) == (header is not None)
     assert header is None or header.replace("HOME", str(tmp_path)) in said

@@ -103,7 +103,7 @@ def test_both_parsers_read_what_the_forms_say() -> None:
     }
     done = subprocess.run(
         [sys.executable, "-c", _READ],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=600, check=False,
+        input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     read = json.loads(done.stdout.rpartition("READ")[2])

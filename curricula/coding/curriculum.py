@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from curricula.coding.environment import CodingEnvironment
-from curricula.coding.repository import KINDS, Repository, Size, draw_repository
+from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_repository
 from curricula.coding.tools import TOOLS, execute
 from curricula.options import check_choice, check_count
 from curricula.procedural import Draft, Family, Procedural
@@ -91,6 +91,26 @@ class Coding(Procedural):
         if self._sandbox != "unsafe":
             require(level(), self._sandbox)
         return CodingEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)
+
+    def solution(self, problem: Problem) -> Sequence[Message]:
+        """The assistant's turns that repair it."""
+        reference: Any = problem.reference
+        path, old, new = reference["fix"]
+        edit = ToolCall("edit", {"path": path, "old": old, "new": new})
+        calls = (ToolCall("test", {}), edit, ToolCall("test", {}))
+        turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
+        return (*turns, Message("assistant", DONE))
+
+    def secrets(self, problem: Problem) -> Sequence[str]:
+        """The repaired function, and the repair unless a right function holds it too."""
+        reference: Any = problem.reference
+        path, old, new = reference["fix"]
+        files: Files = reference["files"]
+        before = files[path].split(BETWEEN)
+        after = files[path].replace(old, new).split(BETWEEN)
+        sources = [text for name, text in files.items() if name not in reference["protected"]]
+        repair = [] if any(new in text for text in sources) else [new]
+        return [*(text for text in after if text not in before), *repair]
 
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
         """Each call is really made, also a mistaken one: the tests say what they say to it."""

@@ -30,6 +30,10 @@ SWAPPED = "swapped"
 KINDS = (*SIMPLE, SWAPPED)
 
 
+BETWEEN = "\n\n\n"
+"""two functions of a file"""
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """`functions` in each of `modules`, the broken one among them."""

@@ -35,7 +35,10 @@ CHECKS = [
     Check("cat", "add", [-1, 1], 0),
 ]
 REPAIRED = ADD.replace("a - b", "a + b")
-ALWAYS_EQUAL = "class Any(int):\n    __eq__ = lambda s, o: True\n    __repr__ = lambda s: '5'\n    __hash__ = None\n"
+ALWAYS_EQUAL = (
+    "class Any(int):\n    __eq__ = lambda s, o: True\n    __repr__ = lambda s: '5'\n"
+    "    __hash__ = None\n"
+)
 
 IN_THE_CODE = {
     "exit code 0 at once": "import os\nos._exit(0)\n" + ADD,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report", "worker_news", "attention", "large_checkpoint", "memory",
+    "report", "worker_news", "attention", "large_checkpoint", "memory", "sandboxes",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -73,6 +73,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         memory,
         message_files,
         report,
+        sandboxes,
         worker_news,
     )
 
@@ -89,6 +90,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         attention.measure,
         large_checkpoint.measure,
         memory.measure,
+        sandboxes.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

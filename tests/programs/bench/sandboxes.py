@@ -1,4 +1,4 @@
-"""How long a sandbox takes to be ready, what a command in one costs, and what kills leave behind."""
+"""How long a sandbox takes to be ready, what a command in one costs, and what kills leave."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def _of_kind(name: str, start: Callable[[Limits], AgentSandbox], floor: float | 
             commands.append(time.perf_counter() - began)
     note = f"p90 {1000 * statistics.quantiles(starts, n=10)[-1]:.0f} ms of {TIMES}"
     bound = 1000 * floor if floor else None
+    ready, told = (1000 * statistics.median(seconds) for seconds in (starts, commands))
     return [
-        Row(f"{name} sandbox ready, p50", 1000 * statistics.median(starts), "ms", bound, True, note),
-        Row(f"{name} sandbox, a Python command, p50", 1000 * statistics.median(commands), "ms"),
-    ]  # fmt: skip
+        Row(f"{name} sandbox ready, p50", ready, "ms", bound, True, note),
+        Row(f"{name} sandbox, a Python command, p50", told, "ms"),
+    ]
 
 
 def _at_once() -> Row:
@@ -80,7 +81,7 @@ def _taken_warm() -> Row:
 
 
 def _left_over() -> Row:
-    """Processes and folders after SIGKILLs of sandboxes' processes, and of the one that forks them."""
+    """Processes and folders after SIGKILLs of sandboxes' processes, and of what forks them."""
     rng = random.Random(0)
     zygote = _zygote()
     before = (_descendants(), _folders())

@@ -36,7 +36,7 @@ class Connection:
         deadline = time.monotonic() + seconds
         try:
             header, body = receive(lambda size: self._read(size, deadline), most)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.close()
             raise SandboxLost(f"{self._about} answered {error}") from error
         if "error" in header:

@@ -51,7 +51,7 @@ def _answer(
         case "read":
             return {}, read_file(_below(place, request["path"]), request["most"])
         case "snapshot":
-            return {}, pack(place.folder, request["disk"])
+            return {}, pack(place.folder, 2 * request["disk"])
         case "restore":
             empty(place.folder)
             unpack(body, place.folder)

@@ -19,6 +19,7 @@ CONFINED = b"confined"
 _REPORT = 3
 """the descriptor where a child says how far it came"""
 _NOT_FOUND, _FAILED = 127, 1
+_ALL_USERS = (1 << 32) - 1
 _SCRIPT_NEEDED = "python needs -c CODE, -m MODULE or a file"
 
 
@@ -76,8 +77,15 @@ def _limit(limits: Mapping[str, Any]) -> None:
     ):
         resource.setrlimit(kind, (limits[name], limits[name]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if limits["processes"] > 1:  # does not hold for a sandbox that root started: see `commands.py`
+    # Counted by user. It does not bind where root started the sandbox: see `commands.py`.
+    if limits["processes"] > 1 and _has_users_of_its_own():
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"] + 8,) * 2)
+
+
+def _has_users_of_its_own() -> bool:
+    """Whether this is a user namespace: elsewhere others' processes would count as well."""
+    with open("/proc/self/uid_map") as mapped:
+        return int(mapped.readline().split()[2]) < _ALL_USERS
 
 
 def _open_streams() -> None:
@@ -136,9 +144,10 @@ def _run(arguments: Sequence[str]) -> None:
         sys.argv = list(arguments)
         sys.path.insert(0, os.path.dirname(os.path.abspath(option)))
         module = _new_main()
+        module["__file__"] = option
         with open(option, "rb") as file:
             source = file.read()
-        exec(compile(source, option, "exec"), module | {"__file__": option})
+        exec(compile(source, option, "exec"), module)
     else:
         raise SystemExit(_SCRIPT_NEEDED)
 
@@ -161,7 +170,11 @@ def _exit_code(code: object) -> int:
 def _show(error: BaseException) -> None:
     """The traceback, from the program's own first frame on."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     shown = error.with_traceback(trace)
     sys.__excepthook__(type(shown), shown, shown.__traceback__)
+
+
+def _is_ours(file: str) -> bool:
+    return file in (__file__, runpy.__file__) or file.startswith("<frozen")

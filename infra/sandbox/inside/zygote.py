@@ -7,6 +7,7 @@ It ends with its owner, also one that is killed; agents end with it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -141,15 +142,21 @@ def _collect(scratch: dict[int, str]) -> None:
             return
         if not child:
             return
-        if folder := scratch.pop(child, ""):
-            remove(folder)
+        _remove(scratch.pop(child, ""))
 
 
 def _end_all(scratch: dict[int, str]) -> None:
     for child in list(scratch):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        remove(scratch[child])
+        _remove(scratch[child])
+
+
+def _remove(folder: str) -> None:
+    """What cannot be removed yet is left to the next process of ours."""
+    with contextlib.suppress(OSError):
+        if folder:
+            remove(folder)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def start(
 
 
 def _command(limits: Limits, readable: Sequence[str]) -> list[str]:
+    """Without `--die-with-parent`, which means the thread that starts it: the agent ends when its
+    channel does."""
     has_processes = limits.processes > 1
     interpreter = os.path.realpath(sys.executable)
     shown = [*readable_paths(), interpreter, *readable]
@@ -108,7 +110,7 @@ def _command(limits: Limits, readable: Sequence[str]) -> list[str]:
     if has_processes:
         mounts += ["--proc", "/proc", "--symlink", "/proc/self/fd", "/dev/fd"]
     return [
-        *(PROGRAM, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"),
+        *(PROGRAM, "--unshare-user", "--unshare-all", "--new-session"),
         *("--as-pid-1", "--cap-drop", "ALL", "--uid", _NOBODY, "--gid", _NOBODY),
         *("--hostname", "sandbox", "--clearenv", "--setenv", "LANG", "C.UTF-8"),
         *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"),

@@ -60,7 +60,6 @@ def test_a_snapshot_is_all_the_files_and_moves_between_sandboxes(
     files = {"a.txt": b"1", "deep/er/b.bin": bytes(range(256)), "empty": b""}
     sandbox.restore(Snapshot.of(files))
     before = sandbox.snapshot()
-    assert before == Snapshot.of({}) or before.packed
     spoil = (
         "import os, shutil\nshutil.rmtree('deep'); open('a.txt', 'a').write('2')\n"
         "os.makedirs('x/' * 40); os.symlink('/etc', 'link'); os.mkfifo('pipe')"
@@ -126,14 +125,13 @@ def test_what_is_refused_says_why(sandbox: Sandbox) -> None:
 
 def test_nothing_of_ours_is_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "abc")
-    code = "import os; print(sorted(os.environ)); print(len(os.listdir('/root')))"
     told = python(sandbox, "import os; print(sorted(os.environ))")
     assert "SECRET" not in told.stdout
     assert "HOME" in told.stdout
     closed = (
         "import os\nfor n in range(3, 99):\n  try: os.fstat(n); print(n)\n  except OSError: pass"
     )
-    assert python(sandbox, closed).stdout == "", code
+    assert python(sandbox, closed).stdout == ""
 
 
 def test_stopping_ends_what_runs(start: Start) -> None:

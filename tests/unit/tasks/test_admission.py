@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engines.types import (
     AssistantTurn,
     Demonstration,
     Message,
     Problem,
-    ProtocolBreak,
     Split,
     Step,
     Tool,
@@ -26,6 +26,7 @@ from engines.types import (
 )
 from flows.command.main import main
 from infra.errors import InputError
+from infra.home import SOURCE_ROOT
 from rewards.rubric import Rubric, Term
 from tasks.admission.admission import Bounds, admit
 
@@ -94,9 +95,7 @@ class Planted:
         if call.name == "doors":
             return "\n".join(self.doors)
         if call.name == "open":
-            if call.arguments["door"] not in self.doors:
-                raise ProtocolBreak("no such door")
-            return self.doors[str(call.arguments["door"])]
+            return self.doors.get(str(call.arguments["door"]), "no such door")
         return "taken"
 
     async def __call__(self, transcript: Transcript) -> Verdict:
@@ -125,7 +124,7 @@ BAD = {
     "nothing passes": (Planted(is_free=True), "doing nothing scores 1"),
     "unsolvable": (Planted(password="coffee"), "its solution scores 0: the box is shut"),
     "flaky outcomes": (Planted(outcomes_vary=True), "its solution scores 1, then 0"),
-    "flaky answers": (Planted(answers_vary=True), "its solution, repeated, differs: '0', then '2'"),
+    "flaky answers": (Planted(answers_vary=True), "its solution, repeated, differs: '0', then"),
     "broken": (Planted(fault="no house"), "an episode failed: RuntimeError: no house"),
     "leaks in an answer": (
         Planted(doors={"red": "a box", "blue": "a note: Mint  TEA"}),
@@ -145,7 +144,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 async def test_a_planted_bad_problem_is_refused_with_its_reason(name: str) -> None:
     planted, reason = BAD[name]
-    bounds = {"random_outcome": 1.0} if "prompt" in name else {}
+    bounds = {"random_outcome": 1.0} if "leaks" in name else {}  # random actions find it too
     assert reason in (await reasons_of(planted, **bounds))[0]
 
 
@@ -155,17 +154,14 @@ async def test_a_slow_problem_is_refused() -> None:
 
 
 async def test_a_problem_that_random_actions_solve_is_refused() -> None:
-    told = Planted(prompt=SECRET.replace(" ", "\n"), password=SECRET)
-    guessed = Planted(doors={"red": "a box"})
-
     async def lucky(transcript: Transcript) -> Verdict:
         calls = [c.name for m in transcript.messages for c in m.tool_calls]
         return Verdict(float("take" in calls))
 
+    house = Planted()
     judge = Rubric([Term("lucky", 1.0, True, lucky)])
-    found = await admit(guessed, guessed, judge, guessed.problems("rl", 4, 0), Bounds(turns=30))
-    assert any("random actions score" in r for f in found for r in f.reasons), found
-    assert told.prompt
+    (found,) = await admit(house, house, judge, house.problems("rl", 1, 0), Bounds(turns=30))
+    assert found.reasons == ["random actions score 1, more than 0.1"]
 
 
 async def test_a_curriculum_that_cannot_solve_its_problems_is_told_what_it_lacks() -> None:
@@ -176,36 +172,32 @@ async def test_a_curriculum_that_cannot_solve_its_problems_is_told_what_it_lacks
         await admit(Without(), None, Rubric([Term("x", 1.0, True, Planted())]), [])
 
 
+def _run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["admit", *arguments])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
 def test_the_command_needs_a_domain_that_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["admit", "cpu-demo"]) == 2
+    assert _run("cpu-demo") == 2
     assert "name one of reasoning, agent, general" in " ".join(capsys.readouterr().err.split())
-    assert main(["admit", "cpu-demo", "--count", "0"]) == 2
+    assert _run("cpu-demo", "--count", "0") == 2
 
 
 @pytest.mark.integration
 def test_the_command_admits_problems_of_the_coding_curriculum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE)
-    findings = tmp_path / "findings.jsonl"
-    code = main(["admit", str(recipe), "--count", "5", "--to", str(findings)])
+    written = yaml.safe_load((SOURCE_ROOT / "flows/recipes/cpu-smoke.yaml").read_text())
+    domain = written["experts"]["agent"]["domain"]
+    domain["curriculum"] = {"name": "coding", "options": {"levels": ["easy", "hard"]}}
+    domain["rewards"] = [{"name": "repository-tests", "outcome": True}]
+    domain["max_turns"] = 14
+    recipe, findings = tmp_path / "recipe.yaml", tmp_path / "findings.jsonl"
+    recipe.write_text(yaml.safe_dump(written))
+    code = _run(str(recipe), "--count", "4", "--to", str(findings))
     said = capsys.readouterr()
     found = [json.loads(line) for line in findings.read_text().splitlines()]
-    assert [finding["reasons"] for finding in found] == [[]] * 5
-    assert (code, "5 of 5 problems are admitted" in said.out + said.err) == (0, True)
-
-
-RECIPE = """
-name: coding
-base:
-  random: {hidden_size: 64, layers: 2, heads: 4, kv_heads: 2, head_dim: 16, ffn_size: 128}
-experts:
-  coding:
-    domain:
-      curriculum: {name: coding, options: {levels: [easy, medium, hard]}}
-      rewards: [{name: repository-tests, outcome: true}]
-      max_turns: 14
-    path: [sft: {steps: 2}, rl: {steps: 2}]
-unified: {path: [distill: {}, sft: {}]}
-"""
+    assert [finding["reasons"] for finding in found] == [[]] * 4
+    assert (code, "4 of 4 problems are admitted" in said.out + said.err) == (0, True)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from curricula.admissible import Admissible
+from engines.rollout.protocols import Judge
 from engines.types import Environment, Message, Problem
 from infra.errors import InputError
-from tasks.admission.play import Judge, Played, play
+from tasks.admission.play import Played, play
 from tasks.admission.policies import NOTHING, Policy, act_at_random, looks, say, words_of
 
 CONCURRENT = 4

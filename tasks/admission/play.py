@@ -5,25 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
+from engines.rollout.protocols import Judge
 from engines.types import Environment, Message, Problem, ProtocolBreak, Status, Transcript
 from tasks.admission.policies import Policy
-
-
-class _Judgement(Protocol):
-    @property
-    def breakdown(self) -> dict[str, float]: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def failed(self) -> bool: ...
-
-
-class Judge(Protocol):
-    """As `rewards.rubric.Rubric`."""
-
-    async def judge(self, transcript: Transcript) -> _Judgement: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from curricula.browsing.pages import Web, web_of
-from curricula.browsing.questions import Question, draw_question
+from curricula.browsing.questions import draw_question
 from curricula.browsing.tools import OPEN, SEARCH, TOOLS, execute
 from curricula.episodes import ToolEpisode
 from curricula.options import check_count
@@ -25,21 +25,26 @@ def _hops(count: int) -> Family:
             family=f"hop{count}",
             prompt=question.text,
             content=question.text,
-            reference={"answer": question.answer, "needs": needs},
-            plan=_plan(question),
+            reference={
+                "answer": question.answer,
+                "needs": needs,
+                "description": question.description,
+                "way": [page.title for page in question.way],
+            },
+            plan=_plan(question.description, [p.title for p in question.way], question.answer),
             tools=TOOLS,
         )
 
     return draw
 
 
-def _plan(question: Question) -> tuple[Message, ...]:
+def _plan(description: str, way: Sequence[str], answer: str) -> tuple[Message, ...]:
     calls = [
-        ToolCall(SEARCH.name, {"q": question.description}),
-        *(ToolCall(OPEN.name, {"title": page.title}) for page in question.way),
+        ToolCall(SEARCH.name, {"q": description}),
+        *(ToolCall(OPEN.name, {"title": title}) for title in way),
     ]
     turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
-    return (*turns, Message("assistant", question.answer))
+    return (*turns, Message("assistant", answer))
 
 
 class Browsing(Procedural):
@@ -60,6 +65,15 @@ class Browsing(Procedural):
 
     def environment(self) -> Environment:
         return BrowsingEnvironment(max_calls=self._max_calls)
+
+    def solution(self, problem: Problem) -> Sequence[Message]:
+        """The assistant's turns that find the answer."""
+        reference: Any = problem.reference
+        return _plan(reference["description"], reference["way"], reference["answer"])
+
+    def secrets(self, problem: Problem) -> Sequence[str]:
+        """None: pages are there to be read. `needs_its_way` says that no less will do."""
+        return ()
 
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
         """Each call is really made, also a mistaken one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from curricula.registry import build
 from engines.types import (
     AssistantTurn,
     Demonstration,
@@ -27,6 +28,7 @@ from engines.types import (
 from flows.command.main import main
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
+from rewards.registry import build as build_reward
 from rewards.rubric import Rubric, Term
 from tasks.admission.admission import Bounds, admit
 
@@ -170,6 +172,14 @@ async def test_a_curriculum_that_cannot_solve_its_problems_is_told_what_it_lacks
 
     with pytest.raises(InputError, match="`solution"):
         await admit(Without(), None, Rubric([Term("x", 1.0, True, Planted())]), [])
+
+
+async def test_questions_of_the_browsing_curriculum_are_admitted() -> None:
+    curriculum = build("browsing", {"levels": ["easy", "hard"]})
+    judge = Rubric([Term("answer", 1.0, True, build_reward("agent-answer"))])
+    problems = curriculum.problems("rl", 3, seed=0)
+    found = await admit(curriculum, curriculum.environment(), judge, problems)
+    assert [finding.reasons for finding in found] == [[]] * 3
 
 
 def _run(*arguments: str) -> int:

@@ -114,6 +114,7 @@ class SimulatedJudgement:
     reward: float
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
+    turns: tuple[float, ...] = ()
     failed: bool = False
 
 

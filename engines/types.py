@@ -137,10 +137,19 @@ class Sample:
     branch: int = 0
     """position among the samples of its rollout"""
     metadata: dict[str, Json] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
+    """the part of `reward` that each of its turns earned, in order; the rest is its last turn's.
+    Empty: nobody said, and all of it is"""
 
     @property
     def num_trained_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def num_turns(self) -> int:
+        """Stretches of tokens that the policy wrote."""
+        mask = self.loss_mask
+        return int(mask[:1].sum() + (mask[1:] & ~mask[:-1]).sum())
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -359,6 +368,9 @@ class Verdict:
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    turns: Sequence[float] = ()
+    """the part of `score` that each assistant turn earned; the rest is the last turn's. Empty: all
+    of it is. Only advantages that look at turns make a difference between the two"""
 
 
 class Reward(Protocol):

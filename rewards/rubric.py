@@ -49,6 +49,8 @@ class RubricJudgement:
     reward: float
     breakdown: dict[str, float] = field(default_factory=dict)
     reason: str = ""
+    turns: list[float] = field(default_factory=list)
+    """the part of `reward` that each assistant turn earned; empty: no reward said"""
     failed: bool = False
     """a reward raised or gave no usable number: the sample is recorded, not trained on"""
 
@@ -77,6 +79,8 @@ class Rubric:
             if fault := verdict_fault(term, verdict):
                 return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             assert isinstance(verdict, Verdict)
+            if fault := turns_fault(verdict, transcript):
+                return RubricJudgement(0.0, reason=f"reward {term.name!r} {fault}", failed=True)
             given[term.name] = verdict
         return _combined(terms, given, reason)
 
@@ -103,7 +107,11 @@ def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> 
         breakdown[key] = float(verdict.score)
         breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
         reasons.append(verdict.reason)
-    return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)))
+    parts = [
+        [term.weight * t for t in given[term.name].turns] for term in terms if term.name in given
+    ]
+    turns = [float(sum(of_turn)) for of_turn in zip(*filter(None, parts), strict=True)]
+    return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)), turns)
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:
@@ -121,9 +129,17 @@ def verdict_fault(term: Term, verdict: object) -> str:
         return f"raised {type(verdict).__name__}: {verdict}"
     if not isinstance(verdict, Verdict):
         return f"returned {type(verdict).__name__}, not a Verdict"
-    numbers: list[Any] = [verdict.score, *verdict.parts.values()]
+    numbers: list[Any] = [verdict.score, *verdict.parts.values(), *verdict.turns]
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         return f"returned {', '.join(map(str, numbers))}: every score must be a finite number"
     if term.outcome and not 0 <= verdict.score <= 1:
         return f"scored {verdict.score}: an outcome must be between 0 and 1"
     return ""
+
+
+def turns_fault(verdict: Verdict, transcript: Transcript) -> str:
+    """What is wrong with its turns, in words; empty if nothing is."""
+    count = sum(message.role == "assistant" for message in transcript.messages)
+    if len(verdict.turns) in (0, count):
+        return ""
+    return f"says what {len(verdict.turns)} turns earned, of a rollout with {count}"

@@ -56,10 +56,11 @@ class AgentSession:
         """set where no request will be answered any more"""
         self.lost: Exception | None = None
         """why the engine does not answer: not the rollout's fault"""
+        self.tree = Trajectory()
+        """the turns so far"""
         self._host = host
         self._problem = problem
         self._limits = limits
-        self.tree = Trajectory()
         self._record = SessionRecord(host.temperature)
         self._lines: list[TokenSession] = []
         self._begun = 0
@@ -186,9 +187,11 @@ class AgentSession:
             return request.messages
         if request.previous not in self._answers:
             raise Refusal(404, f"previous_response_id: no answer {request.previous!r} here")
+        before = self._answers[request.previous]
         system = tuple(message for message in request.messages if message.role == "system")
         rest = tuple(message for message in request.messages if message.role != "system")
-        return (*system, *self._answers[request.previous], *rest)
+        replaced = 1 if system and before[0].role == "system" else 0
+        return (*system, *before[replaced:], *rest)
 
     async def _sample(self, begun: _Begun, request: Request) -> tuple[HostTurn, Turn]:
         """The turn, as the last one of its line. Raises Refusal, and what the host raises."""

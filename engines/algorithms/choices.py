@@ -47,11 +47,11 @@ class PartWithCode(Part, Choice):
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
-Need = Literal["spread", "batch", "critic", "teachers", "reference"]
+Need = Literal["spread", "batch", "critic", "teachers", "reference", "turns"]
 """what an estimator cannot do without. spread: rewards that differ within a group, so that a group
 of equal rewards teaches nothing and fresh problems replace it; batch: other rollouts of the step;
 critic: a value of each token; teachers, reference: their logprob of each token (the reference is
-the model that the stage started from)"""
+the model that the stage started from); turns: where each turn begins, and what it earned"""
 
 # Advantages
 
@@ -84,6 +84,21 @@ class OpoAdvantage(PartWithCode):
     code: ClassVar[str] = "engines.algorithms.advantages.opo:advantages"
     needs: ClassVar[tuple[Need, ...]] = ("spread",)
     kind: Literal["opo"]
+    whiten: bool = False
+
+
+class GigpoAdvantage(PartWithCode):
+    """`group`'s, and how good each turn was among those that answered the same (GiGPO)."""
+
+    code: ClassVar[str] = "engines.algorithms.advantages.gigpo:advantages"
+    needs: ClassVar[tuple[Need, ...]] = ("spread", "turns")
+    kind: Literal["gigpo"]
+    gamma: Share = 0.95
+    """discount per turn of what later turns earn"""
+    turn_weight: float = Field(default=1.0, ge=0)
+    """of the second term; 0: `group`"""
+    std: bool = True
+    """divide each term by its standard deviation"""
     whiten: bool = False
 
 
@@ -161,6 +176,7 @@ Advantage = Annotated[
     GroupAdvantage
     | RlooAdvantage
     | OpoAdvantage
+    | GigpoAdvantage
     | ReinforcePlusPlusAdvantage
     | ReinforcePlusPlusBaselineAdvantage
     | GaeAdvantage

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories
+from engines.algorithms.inputs import LossInputs, PolicyLoss, StepTokens, Trajectories, Turns
 from engines.fault import Fault, guarded
 
 if TYPE_CHECKING:
     from engines.algorithms.choices import Need
 
 TOLERANCE = 1e-5
-_GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers")
+_GIVEN: tuple[Need, ...] = ("critic", "reference", "teachers", "turns")
 """the needs that a step has to be given something for"""
 
 # A user's function may return anything: that is what is tried here.
@@ -174,6 +174,22 @@ def example_step(needs: Collection[Need] = ()) -> StepTokens:
             if "teachers" in needs
             else None
         ),
+        turns=_example_turns(lengths) if "turns" in needs else None,
+    )
+
+
+def _example_turns(lengths: Tensor) -> Turns:
+    """A sample's first token is a turn, the others are its second one; all first turns of a group
+    are in one state, and those after it of the first two samples in another."""
+    turns_N = lengths.clamp(max=2)
+    sequence_U = torch.arange(len(lengths)).repeat_interleave(turns_N)
+    is_first_R = torch.cat([torch.arange(n) == 0 for n in lengths.tolist()])
+    is_second_R = torch.cat([torch.arange(n) == 1 for n in lengths.tolist()])
+    return Turns(
+        turn_R=(is_first_R | is_second_R).cumsum(0) - 1,
+        sequence_U=sequence_U,
+        shares_U=torch.linspace(0.1, 0.4, len(sequence_U), dtype=torch.float64),
+        state_U=torch.tensor([0, 3, 1, 0, 3, 1, 4, 1, 2, 5]),
     )
 
 
@@ -200,10 +216,13 @@ def example_micro_batch() -> LossInputs:
     )
 
 
-def _tensors(tokens: StepTokens | Trajectories) -> list[Tensor]:
+def _tensors(tokens: StepTokens | Trajectories | Turns) -> list[Tensor]:
     values = [getattr(tokens, field.name) for field in fields(tokens)]
     inner = [
-        tensor for value in values if isinstance(value, Trajectories) for tensor in _tensors(value)
+        tensor
+        for value in values
+        if isinstance(value, Trajectories | Turns)
+        for tensor in _tensors(value)
     ]
     return [value for value in values if isinstance(value, Tensor)] + inner
 
@@ -224,8 +243,19 @@ def _reordered(tokens: StepTokens, order_N: Tensor) -> tuple[StepTokens, Tensor]
         reference_logprobs_R=_at(tokens.reference_logprobs_R, places_R),
         teacher_logprobs_KR=_at(tokens.teacher_logprobs_KR, (slice(None), places_R)),
         teacher_weights_NK=_at(tokens.teacher_weights_NK, order_N),
+        turns=tokens.turns and _turns_moved(tokens.turns, order_N, places_R),
     )
     return moved, places_R
+
+
+def _turns_moved(turns: Turns, order_N: Tensor, places_R: Tensor) -> Turns:
+    places_U = torch.cat([(turns.sequence_U == n).nonzero()[:, 0] for n in order_N])
+    return Turns(
+        turn_R=places_U.argsort()[turns.turn_R[places_R]],
+        sequence_U=order_N.argsort()[turns.sequence_U[places_U]],
+        shares_U=turns.shares_U[places_U],
+        state_U=turns.state_U[places_U],
+    )
 
 
 def _moved(trajectories: Trajectories, back_N: Tensor, places_S: Tensor) -> Trajectories:

@@ -28,6 +28,24 @@ class Trajectories:
     """bool: whether the token was the model's own; the others are observations"""
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The step's turns: stretches of trained tokens with observations between them. Axis: U turns.
+
+    Example: a sample of two turns with 2 and 1 tokens, and one of a single turn with 1:
+    turn_R [0, 0, 1, 2], sequence_U [0, 0, 1], state_U [0, 1, 0].
+    """
+
+    turn_R: Tensor
+    """long; turn of each trained token, ascending"""
+    sequence_U: Tensor
+    """long; sample of each turn, ascending"""
+    shares_U: Tensor
+    """float64 part of its rollout's reward that a turn earned; the rest is the last turn's"""
+    state_U: Tensor
+    """long; turns of one number, of one group, answer the same observation"""
+
+
 class CriticTarget(Protocol):
     """What the critic of an advantage learns: the return of each token."""
 
@@ -77,6 +95,8 @@ class StepTokens:
     """from teachers, if the algorithm needs them"""
     teacher_weights_NK: Tensor | None = None
     """how much each sample listens to each teacher; rows sum to 1"""
+    turns: Turns | None = None
+    """if the algorithm needs them"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ class Judgement(Protocol):
     def reason(self) -> str: ...
 
     @property
+    def turns(self) -> Sequence[float]: ...
+
+    @property
     def failed(self) -> bool: ...
 
 

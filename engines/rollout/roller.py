@@ -9,7 +9,7 @@ never trained on. A lost engine is none of these: EngineError passes through and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -154,11 +154,27 @@ async def _judge(domain: LiveDomain, rollout: Rollout) -> None:
     with span(JUDGES, rollout.id):
         judgement = await domain.judge.judge(rollout.transcript)
     reason = judgement.reason or rollout.transcript.reason
-    if judgement.failed:
+    if fault := _turns_fault(rollout.samples, judgement.turns):
+        reason = fault
+    if judgement.failed or fault:
         _write(rollout.samples, reason=reason, status=Status.FAILED)
         return
-    breakdown = dict(judgement.breakdown)
-    _write(rollout.samples, reason=reason, reward=judgement.reward, rewards=breakdown)
+    breakdown, turns = dict(judgement.breakdown), list(judgement.turns)
+    _write(
+        rollout.samples,
+        reason=reason, reward=judgement.reward, rewards=breakdown, turn_rewards=turns,
+    )  # fmt: skip
+
+
+def _turns_fault(samples: Sequence[Sample], turns: Sequence[float]) -> str:
+    """Why the turns that earned something cannot be found among the tokens; empty if they can."""
+    if not turns:
+        return ""
+    if len(samples) > 1:
+        return f"a reward judges turns, and this rollout has {len(samples)} samples"
+    if samples[0].num_turns != len(turns):
+        return f"a reward judges {len(turns)} turns; tokens of {samples[0].num_turns} are trained"
+    return ""
 
 
 def _write(samples: tuple[Sample, ...], **fields: Any) -> None:

@@ -113,6 +113,7 @@ class Verdict:
     reward: float
     breakdown: Mapping[str, float]
     reason: str = ""
+    turns: Sequence[float] = ()
     failed: bool = False
 
 
@@ -121,6 +122,7 @@ class Judge:
     """Scores a transcript with a function of its answer; a raising function is a failed verdict."""
 
     score: Callable[[str], float]
+    turns: Sequence[float] = ()
     seen: list[Transcript] = field(default_factory=list)
 
     async def judge(self, transcript: Transcript) -> Verdict:
@@ -129,7 +131,7 @@ class Judge:
             value = self.score(transcript.answer)
         except ValueError as error:
             return Verdict(0.0, {}, str(error), failed=True)
-        return Verdict(value, {"outcome": value})
+        return Verdict(value, {"outcome": value}, turns=self.turns)
 
 
 class Counting:

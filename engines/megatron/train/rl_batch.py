@@ -24,6 +24,7 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.parallel import Layout
 from engines.megatron.train.pack import FlatSequences, flatten
 from engines.megatron.train.rl_objective import RlObjective, RlTargets
+from engines.megatron.train.turns import turns_of
 from engines.step_inputs import StepInputs
 from engines.types import Sample
 from infra.errors import AgreementError, TrainingStopped
@@ -187,6 +188,7 @@ class RlBatch:
             reference_logprobs_R=None if reference is None else self._at(reference),
             teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
             teacher_weights_NK=None if teachers is None else teachers.weights_NK,
+            turns=turns_of(self.samples, self.flat) if "turns" in algorithm.needs else None,
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:

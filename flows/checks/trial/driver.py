@@ -37,6 +37,7 @@ class _NoVerdict:
     reward: float = 0.0
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
+    turns: tuple[float, ...] = ()
     failed: bool = False
 
     async def judge(self, transcript: Transcript) -> _NoVerdict:

@@ -10,7 +10,7 @@ from typing import Any
 from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
-from rewards.rubric import Term, verdict_fault
+from rewards.rubric import Term, turns_fault, verdict_fault
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -53,7 +53,7 @@ def _score(
     )
     if not fine:
         return None
-    if fault := verdict_fault(term, verdict):
+    if fault := verdict_fault(term, verdict) or turns_fault(verdict, transcript):
         attempts.problems.append(f"{at}: {term.name} {fault}")
         return None
     return float(verdict.score)

@@ -118,6 +118,7 @@ class _Judgement:
     reward: float = 1.0
     breakdown: Mapping[str, float] = field(default_factory=lambda: {"outcome": 1.0})
     reason: str = ""
+    turns: tuple[float, ...] = ()
     failed: bool = False
 
 

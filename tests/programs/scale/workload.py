@@ -99,6 +99,9 @@ class SimulatedChat:
     ) -> list[int]:
         return []
 
+    def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
+        return []
+
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         return AssistantTurn("", "", None, ())
 
@@ -111,6 +114,7 @@ class SimulatedJudgement:
     reward: float
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
+    turns: tuple[float, ...] = ()
     failed: bool = False
 
 

@@ -74,6 +74,24 @@ async def test_a_reward_that_fails_makes_a_failed_judgement_with_its_reason(said
     assert reason in judgement.reason
 
 
+async def test_what_turns_earned_is_weighted_and_summed():
+    two = Problem("p", "agent", (), {})
+    said = (Message("assistant", "!ask"), Message("tool", "42"), Message("assistant", "42"))
+    transcript = Transcript(two, said, Status.COMPLETED, 5)
+    rubric = _rubric(Verdict(1.0, turns=(0.25, 0.5)), Verdict(0.0, turns=[1.0, -1.0]))
+    judgement = await rubric.judge(transcript)
+    assert (judgement.reward, judgement.turns) == (1.0, [0.75, 0.0])
+    plain = await _rubric(Verdict(1.0, turns=(0.25, 0.5))).judge(transcript)
+    assert plain.turns == [0.25, 0.5]
+    for turns, reason in (
+        ((1.0,), "what 1 turns earned, of a rollout with 2"),
+        ((math.nan, 0), "finite"),
+    ):
+        failed = await _rubric(Verdict(1.0, turns=turns)).judge(transcript)
+        assert failed.failed
+        assert reason in failed.reason
+
+
 async def test_terms_are_asked_at_once():
     both = asyncio.Barrier(2)
 

@@ -248,3 +248,16 @@ async def test_what_a_request_asks_for_is_recorded_and_not_followed() -> None:
     rollout = session.finish(DONE, {"a.txt": "x"})
     assert rollout.transcript.files == rollout.samples[0].files == {"a.txt": "x"}
     assert record(rollout)["asked"] == {"temperature": [0.2], "max_tokens": [5]}
+
+
+async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_request() -> None:
+    session = session_of(counting())
+    brief = Message("system", "be brief")
+    first = Request((brief, USER))
+    async with session.turn(first) as answer:
+        session.remember("r1", first, answer)
+    async with session.turn(Request((brief, Message("user", "more")), previous="r1")):
+        pass
+    async with session.turn(Request((Message("user", "more"),), previous="r1")):
+        pass
+    assert kinds(session.finish(DONE, {})) == ["first", "continued", "retry"]

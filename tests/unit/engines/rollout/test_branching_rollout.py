@@ -7,6 +7,7 @@ stop token, the other with 3 and the stop token. Rewards are 1 and 0 in each gro
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group, Message, Problem, Rollout, Sample, Status
 from infra.errors import EngineError
 from tasks.distill.body import _row
-from tests.parts.rollout_parts import Policy, domain, ids, roller
+from tests.parts.rollout_parts import Judge, Policy, domain, ids, roller
 
 pytestmark = pytest.mark.unit
 
@@ -95,6 +96,17 @@ async def test_samples_of_a_rollout_share_its_name_reward_and_end() -> None:
     first = groups[0][0]
     assert (first.num_trained_tokens, first.transcript.num_tokens) == (6, 6)
     assert (first.transcript.raw, first.transcript.answer) == ("177", "177")
+
+
+async def test_turns_cannot_be_judged_where_a_rollout_has_several_samples() -> None:
+    live = domain("d", lambda _: 1.0, driver=Plan(), max_new_tokens=20)
+    live = replace(live, judge=Judge(lambda _: 1.0, (1.0,)))
+    (rollout,) = await roller(policy()).roll_group(
+        live, live.curriculum.problems("rl", 1, 0)[0], 1,
+        temperature=1.0, group_id="g", seed_name="g",
+    )  # fmt: skip
+    assert {s.status for s in rollout.samples} == {Status.FAILED}
+    assert rollout.samples[0].reason == "a reward judges turns, and this rollout has 2 samples"
 
 
 async def test_each_session_has_seeds_of_its_own() -> None:

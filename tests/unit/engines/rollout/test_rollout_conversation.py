@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engines.rollout.drivers import session_host
+from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.types import Message, Status, Step
 from infra.errors import EngineError
 from tests.parts.rollout_parts import STOP, Judge, Policy, domain, ids, roller
@@ -65,6 +68,24 @@ async def test_tool_output_is_in_the_sample_but_masked():
     assert sample.reward == 1.0
     assert [m.role for m in rollout.transcript.messages] == ["assistant", "tool", "assistant"]
     assert oracle.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("turns", "fault"),
+    [((0.25, 0.5), ""), ((), ""), ((1.0,), "a reward judges 1 turns; tokens of 2 are trained")],
+)
+async def test_what_turns_earned_is_kept_where_they_can_be_found(turns, fault):
+    live = domain(
+        "d", lambda a: float(a == "42"), environment=Oracle(), max_turns=3, max_new_tokens=20
+    )
+    live = replace(live, judge=Judge(lambda _: 1.0, turns))
+    said = Policy(lambda prompt, _: "!ask" if "[42]" not in prompt else "42")
+    (sample,) = (await roll(said, live)).samples
+    assert sample.num_turns == 2
+    assert sample.status is (Status.FAILED if fault else Status.COMPLETED)
+    assert (sample.turn_rewards, sample.reason) == ([] if fault else list(turns), fault)
+    (kept,), _ = unpack_samples(pack_samples([sample]))
+    assert kept == sample
 
 
 async def test_the_engine_is_told_which_turn_nothing_follows():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report", "worker_news", "attention", "large_checkpoint", "memory", "agents",
+    "report", "worker_news", "attention", "large_checkpoint", "memory", "agents", "sandboxes",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -74,6 +74,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         memory,
         message_files,
         report,
+        sandboxes,
         worker_news,
     )
 
@@ -91,6 +92,7 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         large_checkpoint.measure,
         memory.measure,
         agents.measure,
+        sandboxes.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

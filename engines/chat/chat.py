@@ -113,6 +113,12 @@ class Chat:
         ids += [*end.tail, *self._encode(self._pieces.continuation(new, problem.thinking))]
         return ids[1:] if ids[0] == last_token else ids
 
+    def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
+        """A turn as the policy would have written it, with its stop token, if the template has one:
+        what somebody else put into its mouth. Raises InputError."""
+        ids, _ = self._split(self._encode(self._pieces.turn(turn, problem.thinking)))
+        return ids
+
     def training_ids(
         self, problem: Problem, turns: Sequence[Message]
     ) -> tuple[list[int], list[int]]:

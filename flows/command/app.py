@@ -35,6 +35,15 @@ fleet_app = App(
   tributary fleet check topology.yaml""",
 )
 app.command(fleet_app)
+sessions_app = App(
+    name="sessions",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  tributary sessions diff
+  tributary sessions diff agent-rl --step 5:9
+  tributary sessions diff --limit 1 --json""",
+)
+app.command(sessions_app)
 console = CommandConsole(emoji=False)
 errors = CommandConsole(stderr=True, emoji=False)
 
@@ -54,7 +63,7 @@ def examples(*lines: str) -> str:
 
 def unwrap_help() -> None:
     """Join the lines of each command's docstring: the terminal's width breaks them anew."""
-    for owner in (app, artifacts_app, fleet_app):
+    for owner in (app, artifacts_app, fleet_app, sessions_app):
         for name in owner:
             function = owner[name].default_command
             if isinstance(function, FunctionType) and function.__doc__:

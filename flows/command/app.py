@@ -26,6 +26,15 @@ artifacts_app = App(
   tributary artifacts gc""",
 )
 app.command(artifacts_app)
+sessions_app = App(
+    name="sessions",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  tributary sessions diff
+  tributary sessions diff agent-rl --step 5:9
+  tributary sessions diff --limit 1 --json""",
+)
+app.command(sessions_app)
 console = CommandConsole(emoji=False)
 errors = CommandConsole(stderr=True, emoji=False)
 
@@ -45,7 +54,7 @@ def examples(*lines: str) -> str:
 
 def unwrap_help() -> None:
     """Join the lines of each command's docstring: the terminal's width breaks them anew."""
-    for owner in (app, artifacts_app):
+    for owner in (app, artifacts_app, sessions_app):
         for name in owner:
             function = owner[name].default_command
             if isinstance(function, FunctionType) and function.__doc__:

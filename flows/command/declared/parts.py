@@ -78,7 +78,7 @@ def check_hook(
 @app.command(
     help_epilogue=examples(
         "admit recipe.yaml",
-        "admit recipe.yaml --domain coding --count 200 --split heldout --to findings.jsonl",
+        "admit recipe.yaml --domain coding --count 200 --to findings.jsonl",
     )
 )
 def admit(

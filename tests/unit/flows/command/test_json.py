@@ -36,7 +36,7 @@ CALLS: dict[str, list[str]] = {
     "test-hook": ["curricula.reasoning:Reasoning"],
     "top": [],
 }
-NEED_MORE = {"doctor", "preview", "publish", "replay"}
+NEED_MORE = {"admit", "doctor", "preview", "publish", "replay", "sessions"}
 """called with --json where the machine is looked at, and a model, servers or kept rollouts are"""
 
 

@@ -18,7 +18,8 @@ EDIT = "edit"
 
 
 class RepositoryTests:
-    """1 if every check holds after the rollout's edits, judged in a fresh sandbox.
+    """1 if every check holds after the rollout's edits, or with the files that its driver
+    collected, judged in a fresh sandbox.
 
     The reference holds `files`, `protected` and `checks`: `[module, function, arguments, value]`.
     """
@@ -32,7 +33,10 @@ class RepositoryTests:
     async def __call__(self, transcript: Transcript) -> Verdict:
         reference: Any = transcript.problem.reference
         original, protected = reference["files"], reference["protected"]
-        final, refused = _replayed(transcript, original, protected)
+        if transcript.files:
+            final, refused = {**original, **transcript.files}, 0
+        else:
+            final, refused = _replayed(transcript, original, protected)
         parts = {"calls": float(transcript.tool_turns), "refused_edits": float(refused)}
         last = transcript.messages[-1] if transcript.messages else None
         if last is None or last.role != "assistant" or last.tool_calls:

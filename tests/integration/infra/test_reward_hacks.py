@@ -7,6 +7,7 @@ tries to pass all the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -191,3 +192,14 @@ async def test_the_reward_is_for_edits_that_repair() -> None:
     for hack in ("printed results", "exit code 0 at once", "a patched serializer"):
         whole = edit("cat.py", ADD, IN_THE_CODE[hack])
         assert (await reward(transcript(whole))).score == 0.0, hack
+
+
+async def test_files_that_a_driver_collected_are_judged_as_they_are() -> None:
+    reward = build("repository-tests")
+
+    async def score(files: dict[str, str]) -> float:
+        return (await reward(replace(transcript(), files=files))).score
+
+    assert await score({"cat.py": REPAIRED, "notes.txt": "x"}) == 1.0
+    assert await score({"cat.py": REPAIRED, "test_cat.py": ""}) == 0.0
+    assert await score({"cat.py": ADD, "conftest.py": REPAIRED}) == 0.0

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.command.output import print_json
+from flows.command.output import print_json, text_table
 from flows.command.show import open_page
 from flows.plan import EVALUATE
 from flows.reports.comparison import (
@@ -124,10 +124,10 @@ def _scored(record: RunRecord) -> ScoredRun:
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
     domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
-    table = Table("model", *domains, title=title)
-    for model, row in rows.items():
-        table.add_row(model, *(_cell(row.get(domain)) for domain in domains))
-    return table
+    cells = [
+        [model, *(_cell(row.get(domain)) for domain in domains)] for model, row in rows.items()
+    ]
+    return text_table(["model", *domains], cells, title)
 
 
 def _cell(spread: Spread | None) -> str:
@@ -137,24 +137,19 @@ def _cell(spread: Spread | None) -> str:
 
 
 def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
-    table = Table(
-        "expert",
-        "domain",
-        "gain",
-        "standard errors",
-        "each run",
-        title="last version over first",
-    )
-    for model, row in gains.items():
-        for domain, spread in row.items():
-            table.add_row(
-                model,
-                domain,
-                f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
-                _errors(spread),
-                ", ".join(f"{100 * value:+.1f}" for value in spread.values),
-            )
-    return table
+    rows = [
+        [
+            model,
+            domain,
+            f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
+            _errors(spread),
+            ", ".join(f"{100 * value:+.1f}" for value in spread.values),
+        ]
+        for model, row in gains.items()
+        for domain, spread in row.items()
+    ]
+    header = ["expert", "domain", "gain", "standard errors", "each run"]
+    return text_table(header, rows, "last version over first")
 
 
 def _errors(spread: Spread) -> str:

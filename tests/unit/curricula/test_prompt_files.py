@@ -244,6 +244,55 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     assert words.shared_with("One two!") == ("one two", "x")
 
 
+def test_signs_are_words_where_a_script_has_no_spaces():
+    # By hand: four signs, a word, two more signs.
+    assert list(runs("农夫有羊 seven あい", 4)) == [
+        ("农", "夫", "有", "羊"), ("夫", "有", "羊", "seven"), ("有", "羊", "seven", "あ"),
+        ("羊", "seven", "あ", "い"),
+    ]  # fmt: skip
+    words = HeldOutWords(5)
+    words.add("x", "农夫有七只白羊，又买了三只")
+    assert words.shared_with("问：一个农夫有七只白羊吗？") == ("农 夫 有 七 只", "x")
+    assert words.shared_with("농부는 양이 있다") is None
+
+
+def test_prompts_that_differ_in_what_was_called_are_two(tmp_path: Path):
+    def asked_of(city: str) -> dict[str, Any]:
+        call = {"function": {"name": "weather", "arguments": {"city": city}}}
+        return {
+            "messages": [
+                {"role": "user", "content": "Go on."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "sunny"},
+            ]
+        }
+
+    rows = [asked_of("Rome"), asked_of("Oslo"), asked_of("Rome")]
+    made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
+    assert (made.num_rows("rl"), made.counts[0].duplicates) == (2, 1)
+
+
+def test_a_cell_of_metadata_may_be_empty_in_parquet_as_in_jsonl(tmp_path: Path):
+    rows = [row(1) | {"level": 3}, row(2) | {"level": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl", rows)
+    for name in ("a.parquet", "a.jsonl"):
+        sources = {"files": [str(tmp_path / name)], "columns": {"metadata": ["level"]}}
+        made = Files(sources=sources, shares={"heldout": 0})
+        levels = {p.messages[0].content: p.metadata["level"] for p in every(made, "rl")}
+        assert levels == {row(1)["question"]: 3, row(2)["question"]: None}, name
+
+
+def test_a_folder_of_which_a_part_was_removed_is_made_again(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", list(map(row, range(4))))
+    Files(sources={"files": [file]}).num_rows("rl")
+    (kept,) = (home() / "cache/prompts").iterdir()
+    for name in ("counts.json", "rows.jsonl"):
+        (kept / name).unlink()
+        assert Files(sources={"files": [file]}).counts[0].read == 4
+        assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
 def test_a_number_that_is_none_is_a_missing_reference(tmp_path: Path):
     rows = {"question": ["1 and 1?", "2 and 2?"], "answer": pa.array([2.0, float("nan")])}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")

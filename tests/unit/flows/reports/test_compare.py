@@ -16,7 +16,8 @@ from flows.command.compare import show_comparison
 from flows.load import load_recipe
 from flows.reports.comparison import Spread, compare
 from flows.reports.report import Report, ReportStage
-from flows.running.records import StageRecord, new_run
+from flows.running.new_run import new_run
+from flows.running.records import StageRecord
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 

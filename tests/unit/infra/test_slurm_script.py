@@ -26,10 +26,9 @@ def script(path: Path, text: str) -> None:
 
 def test_a_job_is_put_back_into_the_queue_once_its_stack_is_down(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    wait = (
-        'test "$1" != run || for i in $(seq 600); do test -e "$NOTES.end" && exit; sleep .1; done\n'
-    )
-    script(tmp_path / ".venv/bin/tributary", f'test "$1" != cancel || touch "$NOTES.end"\n{wait}')
+    until_cancelled = 'for i in $(seq 600); do test -e "$NOTES.end" && exit; sleep .1; done'
+    does = f'test "$1" != cancel || touch "$NOTES.end"\ntest "$1" != run || {until_cancelled}\n'
+    script(tmp_path / ".venv/bin/tributary", does)
     script(tmp_path / "bin/scontrol", "")
     shutil.copy(SOURCE_ROOT / "infra/slurm/run.sbatch", tmp_path)
     env = os.environ | {

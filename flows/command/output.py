@@ -50,7 +50,9 @@ class CommandConsole(Console):
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
     """All text is shown as it is: `[x]` in a name or a message is no markup."""
-    table = Table(*map(Text, header), title=Text(title, "table.title") if title else None)
+    table = Table(title=Text(title, "table.title") if title else None)
+    for name in header:
+        table.add_column(Text(name))
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -244,18 +243,6 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     assert words.shared_with("One two!") == ("one two", "x")
 
 
-def test_signs_are_words_where_a_script_has_no_spaces():
-    # By hand: four signs, a word, two more signs.
-    assert list(runs("农夫有羊 seven あい", 4)) == [
-        ("农", "夫", "有", "羊"), ("夫", "有", "羊", "seven"), ("有", "羊", "seven", "あ"),
-        ("羊", "seven", "あ", "い"),
-    ]  # fmt: skip
-    words = HeldOutWords(5)
-    words.add("x", "农夫有七只白羊，又买了三只")
-    assert words.shared_with("问：一个农夫有七只白羊吗？") == ("农 夫 有 七 只", "x")
-    assert words.shared_with("농부는 양이 있다") is None
-
-
 def test_prompts_that_differ_in_what_was_called_are_two(tmp_path: Path):
     def asked_of(city: str) -> dict[str, Any]:
         call = {"function": {"name": "weather", "arguments": {"city": city}}}
@@ -281,16 +268,6 @@ def test_a_cell_of_metadata_may_be_empty_in_parquet_as_in_jsonl(tmp_path: Path):
         made = Files(sources=sources, shares={"heldout": 0})
         levels = {p.messages[0].content: p.metadata["level"] for p in every(made, "rl")}
         assert levels == {row(1)["question"]: 3, row(2)["question"]: None}, name
-
-
-def test_a_folder_of_which_a_part_was_removed_is_made_again(tmp_path: Path):
-    file = write(tmp_path / "a.jsonl", list(map(row, range(4))))
-    Files(sources={"files": [file]}).num_rows("rl")
-    (kept,) = (home() / "cache/prompts").iterdir()
-    for name in ("counts.json", "rows.jsonl"):
-        (kept / name).unlink()
-        assert Files(sources={"files": [file]}).counts[0].read == 4
-        assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
 def test_a_number_that_is_none_is_a_missing_reference(tmp_path: Path):
@@ -330,17 +307,6 @@ def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
 def test_a_column_cannot_take_the_place_of_the_source_s_name():
     with pytest.raises(InputError, match=r"metadata: the metadata's `source` is the name of"):
         Files(sources={"files": ["x.jsonl"], "columns": {"metadata": ["source"]}})
-
-
-def test_an_unused_folder_is_removed_and_a_draft_that_goes_away_is_no_fault(tmp_path: Path):
-    file = write(tmp_path / "a.jsonl", list(map(row, range(4))))
-    Files(sources={"files": [file]}).num_rows("rl")
-    (kept,) = (home() / "cache/prompts").iterdir()
-    os.utime(kept, (0, 0))
-    (kept.parent / ".gone").symlink_to(tmp_path / "gone")  # looked at, it is missing
-    write(tmp_path / "a.jsonl", list(map(row, range(5))))
-    assert Files(sources={"files": [file]}).counts[0].read == 5
-    assert not kept.exists()
 
 
 def test_parquet_gives_the_same_problems_as_jsonl(tmp_path: Path):

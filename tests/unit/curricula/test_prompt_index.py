@@ -1,4 +1,4 @@
-"""The rows that a machine keeps: made once, removed when nobody opens them, made again when torn."""
+"""The rows that a machine keeps: made once, removed when unused, made again when torn."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
     # Beside Prefect's own database: who deletes one deletes both.
     note = home() / "prefect" / "deployed"
     if note.exists() and note.read_text() == fingerprint:
+        restore_schedules(stack)  # of an `up` that was interrupted, and whose code is gone again
         return
     note_schedules(stack)
     log = home() / "logs" / "deploy.log"

@@ -47,7 +47,7 @@ def restore_schedules(stack: Stack) -> None:
     """Switch on what is written down, as it was made, and forget it. Raises InfrastructureError
     when the server refuses it."""
     noted = {(each.deployment, each.slug): each for each in _noted(stack)}
-    for deployment, schedule in _schedules(stack):
+    for deployment, schedule in _schedules(stack) if noted else ():
         if before := noted.get((deployment["name"], schedule["slug"])):
             path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
             made = {"schedule": before.schedule, "parameters": before.parameters}

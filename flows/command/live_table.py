@@ -63,7 +63,7 @@ class LiveTable:
     def update(self) -> None:
         stages = self._stages = self._record.stages(self._stages)
         if self._live is not None:
-            self._live.update(_table(self._plan, stages), refresh=True)
+            self._live.update(run_table(self._plan, stages), refresh=True)
             return
         for name, stage in stages.items():
             if self._said.get(name) != stage.state:
@@ -72,7 +72,8 @@ class LiveTable:
                 self._console.print(f"{name}: {stage.state}{seconds}", markup=False)
 
 
-def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
+def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
+    """Where each stage stands."""
     table = Table("stage", "kind", "state", "progress", "time", "left", expand=False)
     for planned in plan:
         stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)

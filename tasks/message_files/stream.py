@@ -147,7 +147,7 @@ class MessageStream:
         return [None if each is None else next(made) for each in read]
 
     def _read(self, window: _Window, place: _Place) -> Conversation | BadRow | None:
-        read = self._conversation(window.rows[place.rows], place.index)
+        read = self._conversation(window.rows[place.rows], place.row)
         if not place.is_repeated:
             return read
         return None if isinstance(read, BadRow) else self._renderer.without_thoughts(read)
@@ -190,14 +190,14 @@ class MessageStream:
             order = [_Place(n, i) for n, part in enumerate(rows) for i in range(len(part))]
             if self._nothink_share:
                 again = [p for p in order if self._is_repeated(self._line(chunks, rows, p))]
-                order += [_Place(p.rows, p.index, True) for p in again]
+                order += [_Place(p.rows, p.row, True) for p in again]
             random.Random(f"{self._seed}/{self._epoch}/{self._window}").shuffle(order)
             self._open = _Window(chunks, rows, order)
         return self._open
 
     def _line(self, chunks: Sequence[Chunk], rows: Sequence[Rows], place: _Place) -> str:
         """File and line of a row."""
-        return f"{self._files.names[chunks[place.rows].file]}:{rows[place.rows].line(place.index)}"
+        return f"{self._files.names[chunks[place.rows].file]}:{rows[place.rows].line(place.row)}"
 
     def _is_repeated(self, line: str) -> bool:
         """The same in every epoch."""
@@ -235,7 +235,8 @@ class _Place(NamedTuple):
 
     rows: int
     """place of its chunk"""
-    index: int
+    row: int
+    """its place there"""
     is_repeated: bool = False
     """without its thoughts"""
 

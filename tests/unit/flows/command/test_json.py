@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from flows.command.live_table import _table
+from flows.command.live_table import run_table
 from flows.command.main import app
 from flows.command.output import CommandConsole, duration, text_table
 from flows.load import load_recipe
@@ -59,7 +59,7 @@ def test_brackets_in_names_and_messages_are_text(capsys: pytest.CaptureFixture[s
             name=plan[0].name, kind="base", state="running", done=1, total=2, message="[/x] 3 [of]"
         )
     }
-    console.print(_table(plan, stages))
+    console.print(run_table(plan, stages))
     told = " ".join(capsys.readouterr().out.split())
     for text in ("model [x]", "a [/red] b", "of [bold]run", "1/2 [/x] 3 [of]"):
         assert text in told, text

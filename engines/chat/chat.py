@@ -65,6 +65,14 @@ class Chat:
         """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
 
+    def require_thinking_switch(self) -> None:
+        """Raises InputError where the template writes the same with thinking on and off."""
+        if not self.is_thinking_switchable:
+            raise InputError(
+                "nothink_share needs a chat template that reacts to `enable_thinking`; this"
+                " model's does not: set nothink_share to 0"
+            )
+
     @property
     def writes_thoughts(self) -> bool:
         """Whether a turn's thought has a place of its own: it can be switched on, or the header

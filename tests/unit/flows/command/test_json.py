@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from rich.table import Table
 
+from flows.command.live_table import run_table
 from flows.command.main import app
-from flows.command.output import CommandConsole, duration
+from flows.command.output import CommandConsole, duration, text_table
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from flows.running.records import StageRecord
 from tests.parts.recorded_run import RecordedRun, exit_code
 
 pytestmark = pytest.mark.unit
@@ -44,6 +48,21 @@ NEED_MORE = {"admit", "doctor", "preview", "publish", "replay", "sessions"}
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     return RecordedRun.of(tmp_path, "first").with_samples()
+
+
+def test_brackets_in_names_and_messages_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    console = CommandConsole(width=100)
+    console.print(text_table(["model [x]"], [["a [/red] b"]], "of [bold]run"))
+    plan = plan_post_train(load_recipe("cpu-smoke"))[:1]
+    stages = {
+        plan[0].name: StageRecord(
+            name=plan[0].name, kind="base", state="running", done=1, total=2, message="[/x] 3 [of]"
+        )
+    }
+    console.print(run_table(plan, stages))
+    told = " ".join(capsys.readouterr().out.split())
+    for text in ("model [x]", "a [/red] b", "of [bold]run", "1/2 [/x] 3 [of]"):
+        assert text in told, text
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -19,10 +19,17 @@ from tests.parts.recorded_run import RecordedRun, exit_code
 
 pytestmark = pytest.mark.unit
 
-COMMANDS = {name for name in app if not name.startswith("-")}
+GROUPS = {"fleet"}
+"""of commands with two words"""
+COMMANDS = {
+    " ".join((*group, name)): of[name]
+    for group, of in [((), app), *(((name,), app[name]) for name in GROUPS)]
+    for name in of
+    if not name.startswith("-") and (group or name not in GROUPS)
+}
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
     *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
-    *("chat", "convert", "export", "notify", "push", "save", "serve"),
+    *("chat", "convert", "export", "fleet up", "notify", "push", "save", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
 IS_TEXT = {"completion", "logs"}
@@ -40,7 +47,7 @@ CALLS: dict[str, list[str]] = {
     "test-hook": ["curricula.reasoning:Reasoning"],
     "top": [],
 }
-NEED_MORE = {"admit", "doctor", "preview", "publish", "replay", "sessions"}
+NEED_MORE = {"admit", "doctor", "fleet check", "preview", "publish", "replay", "sessions"}
 """called with --json where the machine is looked at, and a model, servers or kept rollouts are"""
 
 
@@ -75,10 +82,10 @@ def test_each_command_has_the_option_or_shows_nothing() -> None:
     without = SHOWS_NOTHING | IS_TEXT
     found = {
         name
-        for name in COMMANDS
-        if any("--json" in a.names for a in app[name].assemble_argument_collection())
+        for name, command in COMMANDS.items()
+        if any("--json" in a.names for a in command.assemble_argument_collection())
     }
-    assert found == COMMANDS - without
+    assert found == COMMANDS.keys() - without
     assert set(CALLS) | NEED_MORE >= found
 
 

@@ -93,7 +93,7 @@ class TurnQueue:
 
 
 class Lanes:
-    """Which routes share a lane. A route without a name is one of its own each time."""
+    """Which routes share a lane. Turns without a route get new lanes each time."""
 
     def __init__(self, size: int) -> None:
         """`size`: turns of a tick that begin a lane together."""
@@ -108,7 +108,8 @@ class Lanes:
         by_route: dict[str, list[AskedTurn]] = {}
         for turn in turns:
             by_route.setdefault(turn.sampling.route, []).append(turn)
-        by_lane: dict[str, list[AskedTurn]] = {}
+        nowhere = by_route.pop("", [])
+        by_lane = {self._new(): list(part) for part in equal_parts(nowhere, self._size)}
         begun, room = "", 0
         for route, of_route in by_route.items():
             lane = self._known.get(route, "")
@@ -116,8 +117,7 @@ class Lanes:
                 if len(of_route) > room:
                     begun, room = self._new(), self._size
                 lane, room = begun, room - len(of_route)
-            if route:
-                self._remember(route, lane)
+            self._remember(route, lane)
             by_lane.setdefault(lane, []).extend(of_route)
         return by_lane
 

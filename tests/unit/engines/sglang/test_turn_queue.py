@@ -49,6 +49,12 @@ async def test_a_route_that_begins_later_begins_a_lane() -> None:
     assert first.lane != second.lane
 
 
+async def test_turns_without_a_route_are_not_all_for_one_server() -> None:
+    begun = _taken(TurnQueue(4, "sticky", None), [""] * 10 + ["a"] * 2)
+    assert sorted(len(b.turns) for b in begun) == [2, 3, 3, 4]
+    assert len({b.lane for b in begun}) == 4
+
+
 async def test_a_lane_is_never_begun_by_more_turns_than_a_request_has() -> None:
     queue = TurnQueue(4, "sticky", None)
     begun = _taken(queue, ["a"] * 3 + ["b"] * 3 + ["c"])

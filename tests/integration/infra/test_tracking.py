@@ -289,10 +289,10 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("response", lambda reply: wrong.append(reply.url) if reply.status >= 400 else None)
         for title, texts in {
-            "MLflow scores": ["agent: agent 0.750", "score/agent", "0.75"],
+            "MLflow scores": ["run-1: agent 0.75", "score/agent", "0.75"],
             "MLflow comparison": ["agent-rl (outcome_mean)", "reasoning-rl (outcome_mean)"],
             "MLflow run": ["mean outcome", "reasoning-sft"],
-            "experiment": ["agent: agent 0.750", "run-1: agent 0.75"],
+            "experiment": ["agent: agent 0.750", "mean outcome"],
         }.items():
             page.goto(links[title], timeout=60_000)
             for text in texts:

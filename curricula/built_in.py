@@ -8,6 +8,8 @@ BUILT_IN: Mapping[str, str] = {
     "reasoning": "curricula.reasoning:Reasoning",
     "reasoning-gym": "curricula.reasoning_gym:ReasoningGym",
     "agent": "curricula.agent:Agent",
+    "coding": "curricula.coding.curriculum:Coding",
+    "browsing": "curricula.browsing.curriculum:Browsing",
     "files": "curricula.prompt_files.curriculum:Files",
     "general": "curricula.general:General",
 }

@@ -22,6 +22,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "array": (list,),
     "object": (dict,),
+    "any": (object,),
 }
 
 
@@ -62,6 +63,6 @@ def _report(result: SandboxResult) -> str:
 
 
 def _is_a(value: Json, kind: str) -> bool:
-    if isinstance(value, bool) and kind != "boolean":
+    if isinstance(value, bool) and kind not in ("boolean", "any"):
         return False
     return isinstance(value, _TYPES[kind])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from engines.weight_versions import WeightVersions
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
+ParameterKind: TypeAlias = Literal[
+    "string", "number", "integer", "boolean", "array", "object", "any"
+]
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -47,11 +50,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call; `parameters` maps a name to its JSON type."""
+    """A function the model may call; `parameters` maps a name to its JSON type, or to any."""
 
     name: str
     description: str
-    parameters: Mapping[str, Literal["string", "number", "integer", "boolean", "array", "object"]]
+    parameters: Mapping[str, ParameterKind]
     required: tuple[str, ...] = ()
     schema: Mapping[str, Json] | None = None
     """the function as its own JSON schema describes it, which templates get as it is; None: they
@@ -154,6 +157,11 @@ class Sample:
         return int(self.loss_mask.argmax()) if self.num_trained_tokens else len(self.tokens)
 
     @property
+    def files(self) -> dict[str, str]:
+        """What its rollout's driver collected, by name; kept with the first sample alone."""
+        return cast("dict[str, str]", self.metadata.get("files", {}))
+
+    @property
     def oldest_version(self) -> int:
         return self.weight_versions.oldest
 
@@ -206,6 +214,8 @@ class Sampling:
     seed: int | None = None
     is_last: bool = False
     """no later turn follows this one: its answer need not stay in the engine's cache"""
+    route: str = ""
+    """turns of one route begin alike, so they go to one server; empty: nothing is known of it"""
 
 
 Finish: TypeAlias = Literal["stop", "length", "abort"]
@@ -248,6 +258,8 @@ class Transcript:
     reason: str = ""
     raw: str = ""
     """the whole response as decoded with special tokens"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """what the driver collected, by name: text files that an agent wrote"""
 
     @property
     def answer(self) -> str:

@@ -50,6 +50,14 @@ class WeightVersions:
     def __add__(self, later: WeightVersions) -> WeightVersions:
         return WeightVersions.of_runs([*self.runs, *later.runs])
 
+    def first(self, count: int) -> WeightVersions:
+        """Of the first `count` tokens."""
+        kept: list[tuple[int, int]] = []
+        for version, length in self.runs:
+            kept.append((version, min(length, count)))
+            count -= kept[-1][1]
+        return WeightVersions.of_runs(kept)
+
     @property
     def sampled(self) -> frozenset[int]:
         """The versions that wrote tokens."""

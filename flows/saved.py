@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -41,6 +42,7 @@ class Saved:
     name: str
     file: Path
     is_new: bool
+    """there was none of its name that could be read"""
     changed: list[Difference]
     """what differs from the one that it replaces"""
 
@@ -59,14 +61,21 @@ def save_recipe(recipe: str, name: str = "", changes: Sequence[str] = ()) -> Sav
     known = validate_recipe(written.data, str(path), written)
     _require_free(known.name)
     file = saved_folder() / f"{known.name}.yaml"
-    is_new = not file.exists()
-    before = {} if is_new else read_recipe(str(file))[1].data
-    changed = [] if is_new else list(differences(before, written.data))
+    before = _saved_before(file)
+    changed = [] if before is None else list(differences(before, written.data))
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".draft")  # a flow may read it at any moment
     draft.write_text(yaml.safe_dump(written.data, sort_keys=False, allow_unicode=True))
     draft.replace(file)
-    return Saved(known.name, file, is_new, changed)
+    return Saved(known.name, file, before is None, changed)
+
+
+def _saved_before(file: Path) -> dict[str, Any] | None:
+    """None where there is none, or one that nobody can run any more."""
+    try:
+        return read_recipe(str(file))[1].data if file.exists() else None
+    except InputError:
+        return None
 
 
 def remove_recipe(name: str) -> Path:

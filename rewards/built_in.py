@@ -9,6 +9,7 @@ BUILT_IN: Mapping[str, str] = {
     "exact": "rewards.exact:Exact",
     "regex": "rewards.exact:Regex",
     "agent-answer": "rewards.agent_answer:AgentAnswer",
+    "repository-tests": "rewards.repository:RepositoryTests",
     "constraints": "rewards.constraints:Constraints",
     "reasoning-gym": "rewards.reasoning_gym:ReasoningGymScore",
     "format": "rewards.format:Format",

@@ -85,7 +85,10 @@ class DriverSpec(HookSpec):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (DRIVERS.get(self.name, self.name),)
+        """The program that a harness runs counts too."""
+        program = self.options.get("program")
+        programs = (f"{program}:",) if isinstance(program, str) and program else ()
+        return (DRIVERS.get(self.name, self.name), *programs)
 
 
 class Domain(Config):

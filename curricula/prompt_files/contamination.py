@@ -1,7 +1,8 @@
 """Whether a text repeats what is held out: n words in a row that both have.
 
-Words are compared in lower case, without marks and accents of writing (Unicode NFKC). A held-out
-text of fewer than n words counts only where it is the whole of the other text.
+Words are compared in lower case, without marks and accents of writing (Unicode NFKC). In scripts
+that have no spaces between words each sign is one. A held-out text of fewer than n words counts
+only where it is the whole of the other text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-_WORD = re.compile(r"\w+")
+_SPACELESS = (
+    "\u0e00-\u0eff"  # Thai, Lao
+    "\u1000-\u109f\u1780-\u17ff"  # Burmese, Khmer
+    "\u3040-\u30ff\u31f0-\u31ff"  # Japanese kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+)
+_WORD = re.compile(rf"(?=\w)[{_SPACELESS}]|(?:(?![{_SPACELESS}])\w)+")
 
 
 class HeldOutWords:

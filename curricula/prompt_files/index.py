@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORM = 1
+_FORM = 2
 """of the folder's files; raise it when they change"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""
@@ -71,9 +71,13 @@ def open_index(settings: PromptFiles) -> RowIndex:
     """Reads the files if this machine has not yet. Raises InputError, StorageError, and
     TrainingStopped for too many bad rows."""
     folder = home() / "cache/prompts" / _key(settings)
-    if not (folder / _COUNTS).is_file():
+    if not _is_whole(folder):
         _make(settings, folder)
     return RowIndex(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (_ROWS, _PLACES, _COUNTS))
 
 
 def _key(settings: PromptFiles) -> str:
@@ -100,10 +104,12 @@ def _make(settings: PromptFiles, folder: Path) -> None:
         if settings.decontaminate:
             places = builder.decontaminated(draft / _ROWS)
         _save(draft, places, builder.counts)
+        if not _is_whole(folder):
+            _remove(folder)
         try:
             draft.rename(folder)
         except OSError:  # another process made the same one first
-            if not (folder / _COUNTS).is_file():
+            if not _is_whole(folder):
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -122,4 +128,12 @@ def _forget_unused(folder: Path) -> None:
     for old in folder.iterdir():
         with suppress(FileNotFoundError):  # another process's draft, which has its own name by now
             if time.time() - old.stat().st_mtime > _UNUSED_S:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """At once for who looks for it by its name: half of it is of no use."""
+    aside = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    with suppress(OSError):  # another process was first
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)

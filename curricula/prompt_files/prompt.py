@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
         tools=tools_of(tools),
         metadata={name: column(row, name) for name in columns.metadata},
         solution=_solution(row, columns.solution, reference),
-        text="\n".join(f"{m.role}: {' '.join(m.content.split())}" for m in said),
+        text="\n".join(map(_said, said)),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
     )
 
@@ -78,6 +79,12 @@ def used_columns(row: Mapping[str, Any], source: PromptSource) -> dict[str, Any]
 def checksum(text: str) -> int:
     """64 bits that stay the same everywhere."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _said(message: Message) -> str:
+    """A message on one line, with what it calls."""
+    calls = [json.dumps([c.name, c.arguments], sort_keys=True) for c in message.tool_calls]
+    return " ".join([f"{message.role}: {' '.join(message.content.split())}", *calls])
 
 
 def _messages(row: Mapping[str, Any], source: PromptSource) -> tuple[Message, ...]:

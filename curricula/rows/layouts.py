@@ -45,7 +45,8 @@ _UNREAD = ("function_call", "refusal", "audio", "images")
 
 def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conversation:
     """Raises BadRow."""
-    name = columns.messages or ("conversations" if "conversations" in row else "messages")
+    is_talk = row.get("conversations") is not None
+    name = columns.messages or ("conversations" if is_talk else "messages")
     messages = _objects(column(row, name), name)
     if _is_sharegpt(messages, layout):
         read = _sharegpt(row, messages, name, columns)

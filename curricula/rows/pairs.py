@@ -45,7 +45,7 @@ class Pair:
 
 def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Pair:
     """Raises BadRow."""
-    if "preferred_output" in row:
+    if row.get("preferred_output") is not None:
         start, given = _openai_input(row, layout)
         names = ("preferred_output", "non_preferred_output")
     else:
@@ -79,7 +79,7 @@ def _openai_input(
 
 def _start(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> tuple[Message, ...]:
     name = columns.prompt or "prompt"
-    if not columns.prompt and name not in row:
+    if not columns.prompt and row.get(name) is None:
         return ()
     value = column(row, name)
     if isinstance(value, str):

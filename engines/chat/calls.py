@@ -76,12 +76,21 @@ def _glm_value(tool: Tool, key: str, text: str) -> Json:
         raise CallError(f"{tool.name} has no parameter {_short(key)}")
     if kind == "string":
         return text
+    if kind == "any":
+        return _json_or_text(text)
     try:
         return json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise CallError(
             f"argument {key} of {tool.name} is not a JSON {kind}: {_short(text)}"
         ) from error
+
+
+def _json_or_text(text: str) -> Json:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (json.JSONDecodeError, CallError):
+        return text
 
 
 def _parse_hermes(body: str, known: Mapping[str, Tool]) -> ToolCall:
@@ -124,6 +133,8 @@ def _check(tool: Tool, arguments: Mapping[str, Json]) -> None:
 
 
 def _is_a(kind: str, value: Json) -> bool:
+    if kind == "any":
+        return True
     if isinstance(value, bool):  # bool is an int in Python, not in JSON
         return kind == "boolean"
     types: dict[str, tuple[type, ...]] = {

@@ -65,6 +65,14 @@ class Chat:
         """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
 
+    def require_thinking_switch(self) -> None:
+        """Raises InputError where the template writes the same with thinking on and off."""
+        if not self.is_thinking_switchable:
+            raise InputError(
+                "nothink_share needs a chat template that reacts to `enable_thinking`; this"
+                " model's does not: set nothink_share to 0"
+            )
+
     @property
     def writes_thoughts(self) -> bool:
         """Whether a turn's thought has a place of its own: it can be switched on, or the header
@@ -112,6 +120,12 @@ class Chat:
         ids = [] if end.stop is None else [end.stop]
         ids += [*end.tail, *self._encode(self._pieces.continuation(new, problem.thinking))]
         return ids[1:] if ids[0] == last_token else ids
+
+    def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
+        """A turn as the policy would have written it, with its stop token, if the template has one:
+        what somebody else put into its mouth. Raises InputError."""
+        ids, _ = self._split(self._encode(self._pieces.turn(turn, problem.thinking)))
+        return ids
 
     def training_ids(
         self, problem: Problem, turns: Sequence[Message]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NoReturn
 
 from engines.chat.calls import CallForm
 from engines.chat.template import ChatTemplate
@@ -19,6 +20,8 @@ _CALL = ToolCall("tool", {"key": "value"})
 _CALLER = Message("assistant", "", tool_calls=(_CALL,))
 OPEN_THOUGHT = re.compile(r"\s*<think>\s*\Z")
 """at the end of a header: the model's turn begins inside its thought"""
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_LAST_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 
 
 class Pieces:
@@ -29,6 +32,7 @@ class Pieces:
         self._openings = {
             t: template.render([_USER], thinking=t, open_turn=True) for t in (False, True)
         }
+        self._stand_ins: dict[tuple[bool, str | None, bool], str] = {}
         self.thinking_switchable = self._openings[False] != self._openings[True]
         self.opens_thought = OPEN_THOUGHT.search(self._openings[True]) is not None
 
@@ -53,11 +57,21 @@ class Pieces:
         """What follows a finished turn when `new` (tool results) and another turn come."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
-        thought = "r" if calls else None
+        thought = "r" if calls and all(m.role == "tool" for m in new) else None
         said = Message("assistant", "c", thought, calls)
-        before = self.template.render([_USER, said], thinking=thinking)
+        before = self._before(said, thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
-        return self._rest(after, before, "an assistant's turn that is followed by others")
+        rest = what_follows(before, after)
+        if rest is None:
+            self._refuse(after, before, "an assistant's turn that is followed by others")
+        return rest
+
+    def _before(self, said: Message, thinking: bool) -> str:
+        """A rendering that ends with a stand-in turn: each is needed again and again."""
+        key = (bool(said.tool_calls), said.reasoning, thinking)
+        if key not in self._stand_ins:
+            self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
+        return self._stand_ins[key]
 
     def _check_thought(self, turn: Message, text: str) -> None:
         if turn.reasoning and turn.reasoning.strip() not in text:
@@ -91,7 +105,7 @@ class Pieces:
             self._refuse(full, prefix, what)
         return full[len(prefix) :]
 
-    def _refuse(self, full: str, expected: str, what: str) -> None:
+    def _refuse(self, full: str, expected: str, what: str) -> NoReturn:
         at = next((i for i, (a, b) in enumerate(zip(full, expected, strict=False)) if a != b), None)
         at = min(len(full), len(expected)) if at is None else at
         raise InputError(
@@ -108,3 +122,15 @@ def without_open_thought(header: str, full: str) -> str:
     if opened is None or full.startswith(header) or not full.startswith(header[: opened.start()]):
         return header
     return header[: opened.start()]
+
+
+def what_follows(before: str, header: str) -> str | None:
+    """What a template writes after a turn, up to the header of the next one; None if it changes
+    what was there `before` by more than empty thoughts."""
+    if header.startswith(before):
+        return header[len(before) :]
+    found = _LAST_EMPTY_THOUGHT.search(header)
+    its_own = found.group() if found else ""
+    rest = _EMPTY_THOUGHT.sub("", header.removesuffix(its_own))
+    kept = _EMPTY_THOUGHT.sub("", before)
+    return rest[len(kept) :] + its_own if rest.startswith(kept) else None

@@ -14,17 +14,14 @@ model writes it: then the template can keep it in the last turn only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.chat.pieces import OPEN_THOUGHT, Pieces, without_open_thought
+from engines.chat.pieces import OPEN_THOUGHT, Pieces, what_follows, without_open_thought
 from engines.chat.template import END, START
 from engines.types import Message, Tool
 from infra.errors import InputError
 
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-_LAST_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 _SHOWN = 40
 
 
@@ -96,7 +93,7 @@ def _by_prefix(
         if number == 0:
             prompt = header
         else:
-            after = _what_follows(before, header)
+            after = what_follows(before, header)
             if after is None:
                 raise _rewritten(pieces, turns[number - 1], before, header)
             exchanges[-1] = (exchanges[-1][0], after)
@@ -110,18 +107,6 @@ def _thought_that_was_open(turn: Message, header: str, full: str) -> str:
     if not turn.reasoning or turn.reasoning.strip() in full[len(header) :]:
         return ""
     return f"{turn.reasoning.strip()}\n</think>\n\n" if OPEN_THOUGHT.search(header) else ""
-
-
-def _what_follows(before: str, header: str) -> str | None:
-    """What a template writes after a turn, up to the header of the next one; None if it changes
-    what was there `before` by more than empty thoughts."""
-    if header.startswith(before):
-        return header[len(before) :]
-    found = _LAST_EMPTY_THOUGHT.search(header)
-    its_own = found.group() if found else ""
-    rest = _EMPTY_THOUGHT.sub("", header.removesuffix(its_own))
-    kept = _EMPTY_THOUGHT.sub("", before)
-    return rest[len(kept) :] + its_own if rest.startswith(kept) else None
 
 
 def _rewritten(pieces: Pieces, turn: int, expected: str, found: str) -> InputError:

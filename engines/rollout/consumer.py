@@ -67,6 +67,14 @@ class StepResult:
     publish_bytes: int = 0
 
     @property
+    def shown_groups(self) -> list[Group]:
+        """By ticket: what was trained on, and what was sampled meanwhile and will not be. Of a
+        group that still waits, the step that trains on it tells."""
+        known = {id(group) for group in (*self.groups, *self.sampled.kept)}
+        dropped = [group for group in self.sampled.groups if id(group) not in known]
+        return sorted([*self.groups, *dropped], key=lambda group: group.ticket)
+
+    @property
     def staleness(self) -> list[int]:
         """For each trainable sample: the training version minus its oldest token's version."""
         trained_at = self.version - bool(self.trained)
@@ -124,9 +132,8 @@ class Consumer:
         too_few = len(groups) < _MIN_SHARE * self._wanted
         if too_few or not samples:
             return result
-        inputs = StepInputs(
-            samples, self._algorithm, gate=True, version=before, shown=to_score(samples, groups)
-        )
+        shown = to_score(samples, result.shown_groups)
+        inputs = StepInputs(samples, self._algorithm, gate=True, version=before, shown=shown)
         async with self._policy.changing():
             began = time.monotonic()
             with span(TRAINER, "train", step=step):

@@ -109,6 +109,7 @@ def rollout_of(problem: Problem, found: Finished, text: str) -> Rollout:
         num_tokens=sum(s.num_trained_tokens for s in found.samples),
         reason=first.reason,
         raw=text,
+        files=first.files,
     )
     return Rollout(found.samples, transcript)
 

@@ -105,6 +105,8 @@ class Aborts:
     async def _tell(self, turns: set[str]) -> None:
         places = asyncio.Semaphore(_AT_ONCE)
 
+        # One request a turn: SGLang takes one id, begins no others with it (its tokenizer knows
+        # whole ids only), and `abort_all` would end the turns of evaluations and of others.
         async def tell(server: str, turn: str) -> None:
             async with places:
                 await self._asked("POST", server, "/abort_request", {"rid": turn})

@@ -1,8 +1,9 @@
 """Generation through the router: many concurrent turns in, few batched requests out.
 
 Turns asked for in the same tick of the event loop travel in one HTTP request of up to `max_batch`
-sequences: that saves 40% against one request each. A turn is a pure function of prompt, sampling
-(with its seed) and weights, and one answer is taken for it, so repeating a batch doubles nothing.
+sequences: that saves 40% against one request each. Which of them, and to which server, is said in
+`turn_queue.py`. A turn is a pure function of prompt, sampling (with its seed) and weights, and one
+answer is taken for it, so repeating a batch doubles nothing, and where it runs changes nothing.
 A turn whose caller is cancelled is aborted at the servers.
 """
 
@@ -13,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,8 @@ from engines.sglang.aborts import Aborts
 from engines.sglang.in_flight import InFlight
 from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import names_of, pack
+from engines.sglang.spec import Routing
+from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
 from engines.types import Finish, Generation, Sampling, TokenIds
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
 from infra.errors import EngineError
@@ -57,20 +60,6 @@ class _Lost(_Retryable):
     """The connection stands, and no answer will come through it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One that was asked for."""
-
-    prompt_ids: TokenIds
-    sampling: Sampling
-    generation: asyncio.Future[Generation]
-
-    @property
-    def is_over(self) -> bool:
-        """It is answered, or its caller gave up."""
-        return self.generation.done()
-
-
 @dataclass(slots=True)
 class ClientCounts:
     """What a client did so far."""
@@ -79,13 +68,26 @@ class ClientCounts:
     requests: int = 0
     retries: int = 0
     new_tokens: int = 0
+    prompt_tokens: int = 0
+    """of answered turns: all that was before each"""
+    cached_tokens: int = 0
+    """of those, what a server had in its prefix cache"""
 
 
 class GenerationClient:
     """Generates turns at one router. Make and use it in one event loop; `close` it there."""
 
-    def __init__(self, router_url: str, *, max_batch: int = 16, stall_s: float = STALL_S) -> None:
-        """`max_batch`: turns in a request; 1 for servers without our plugin. `stall_s`: how long a
+    def __init__(
+        self,
+        router_url: str,
+        *,
+        max_batch: int = 16,
+        routing: Routing = "spread",
+        most_turns: int | None = None,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """`max_batch`: turns in a request; 1 for servers without our plugin. `most_turns`: at the
+        servers at once; others wait here, as long as those make progress. `stall_s`: how long a
         request may make no progress, beside the time of its tokens."""
         self.router_url = router_url
         self.counts = ClientCounts()
@@ -93,12 +95,14 @@ class GenerationClient:
         """called before each further try"""
         self.must_wait: Callable[[], bool] = lambda: False
         """whether lost servers have to wait for their weights: that time does not count"""
-        self.max_batch = max_batch
+        self.max_batch, self.most_turns = max_batch, most_turns
+        self.routing: Routing = routing
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
         self._key: dict[str, str] = {}
         self._aborts = Aborts(router_url, self._connections)
-        self._queue: list[_Turn] = []
+        self._queue = TurnQueue(max_batch, routing, most_turns)
+        self._will_flush = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusal: Exception | None = None
         """why every further turn fails; None: turns are answered"""
@@ -114,11 +118,9 @@ class GenerationClient:
         """
         if self.refusal is not None:
             raise self.refusal
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Generation] = loop.create_future()
-        if not self._queue:
-            loop.call_soon(self._flush)
-        self._queue.append(_Turn(prompt_ids, sampling, future))
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._queue.add(AskedTurn(prompt_ids, sampling, future))
+        self._flush_soon()
         with self.in_flight.turn():
             return await future
 
@@ -127,7 +129,9 @@ class GenerationClient:
         self.refusal = reason
 
     async def close(self) -> None:
-        """Cancel what is under way, also at the servers, and close the connections."""
+        """Cancel what waits or is under way, also at the servers, and close the connections."""
+        for turn in self._queue.take_all():
+            turn.generation.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,40 +145,50 @@ class GenerationClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _flush_soon(self) -> None:
+        """At the end of this tick, together with what else is asked for in it."""
+        if not self._will_flush:
+            self._will_flush = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
-        """Send what was asked for since the last tick, in batches of equal size.
-
-        Neighbours stay together: a batch's answer waits for its longest turn, and samples of one
-        prompt wait for each other anyway. A server prefills their prompt once.
-        """
-        queue, self._queue = [turn for turn in self._queue if not turn.is_over], []
-        num_batches = -(-len(queue) // self.max_batch)
-        ends = [len(queue) * batch // num_batches for batch in range(num_batches + 1)]
-        for begin, end in pairwise(ends):
-            task = asyncio.create_task(self._settle(queue[begin:end]))
+        """Send what was asked for since the last tick, as far as there are places for it."""
+        self._will_flush = False
+        if self.refusal is not None:
+            for turn in self._queue.take_all():
+                turn.generation.set_exception(self.refusal)
+        for batch in self._queue.take():
+            task = asyncio.create_task(self._settle(batch))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._over, batch))
 
-    async def _settle(self, batch: list[_Turn]) -> None:
+    def _over(self, batch: Batch, task: asyncio.Task[None]) -> None:
+        """Its places are for those who wait."""
+        self._tasks.discard(task)
+        self._queue.give_back(batch)
+        if self._queue.num_waiting:
+            self._flush_soon()
+
+    async def _settle(self, batch: Batch) -> None:
         """Answer every turn of a batch, or fail every one of them."""
         try:
             await self._answer(batch)
         except asyncio.CancelledError:
-            for turn in batch:
+            for turn in batch.turns:
                 turn.generation.cancel()
             raise
         except Exception as error:
-            for turn in batch:
+            for turn in batch.turns:
                 if not turn.is_over:
                     turn.generation.set_exception(error)
 
-    async def _answer(self, batch: list[_Turn]) -> None:
+    async def _answer(self, batch: Batch) -> None:
         """Answer a batch, tried for as long as a lost server may take to come back."""
         tries, lost, refused_since = 0, 0, time.monotonic()
-        while waiting := [turn for turn in batch if not turn.is_over]:
+        while waiting := [turn for turn in batch.turns if not turn.is_over]:
             tries, began = tries + 1, time.monotonic()
             try:
-                await self._try(waiting)
+                await self._try(waiting, batch.lane)
                 return
             except _Retryable as error:
                 now = time.monotonic()
@@ -188,11 +202,12 @@ class GenerationClient:
             wait = min(_FIRST_WAIT_S * 2 ** (tries - 1), _LONGEST_WAIT_S)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
-    async def _try(self, turns: list[_Turn]) -> None:
+    async def _try(self, turns: list[AskedTurn], lane: str) -> None:
         """One try, for as long as the engine makes progress."""
         name = uuid4().hex
         request = self._progress.begin(max(turn.sampling.max_new_tokens for turn in turns))
-        post = asyncio.create_task(self._post(_body(name, turns, self.max_batch > 1)))
+        body = _body(name, turns, self.max_batch > 1)
+        post = asyncio.create_task(self._post(body, lane or name))
         futures = [turn.generation for turn in turns]
         with self._aborts.watch(post, dict(zip(names_of(name, len(turns)), futures, strict=True))):
             while not post.done():
@@ -207,17 +222,25 @@ class GenerationClient:
                     )
                 await asyncio.wait({post}, timeout=left)
             made = _read(post.result(), turns)
-            self._progress.answer(request, max((len(g.token_ids) for _, g in made), default=0))
-            self.counts.turns += len(made)
-            for turn, generation in made:
-                self.counts.new_tokens += len(generation.token_ids)
-                turn.generation.set_result(generation)
+            longest = max((len(answer.generation.token_ids) for answer in made), default=0)
+            self._progress.answer(request, longest)
+            for answer in made:
+                self._count(answer)
+                answer.turn.generation.set_result(answer.generation)
 
-    async def _post(self, body: bytes) -> bytes:
+    def _count(self, answer: _Answer) -> None:
+        counts = self.counts
+        counts.turns += 1
+        counts.new_tokens += len(answer.generation.token_ids)
+        counts.prompt_tokens += len(answer.turn.prompt_ids)
+        counts.cached_tokens += answer.cached_tokens
+
+    async def _post(self, body: bytes, lane: str) -> bytes:
         self.counts.requests += 1
         url = f"{self.router_url}/generate"
+        session, headers = self._connections(), self._key | {LANE_HEADER: lane}
         try:
-            async with self._connections().post(url, data=body, headers=self._key) as response:
+            async with session.post(url, data=body, headers=headers) as response:
                 text = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -238,7 +261,7 @@ class GenerationClient:
         return self._session
 
 
-def _body(name: str, turns: Sequence[_Turn], for_plugin: bool) -> bytes:
+def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool) -> bytes:
     """Of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
@@ -263,7 +286,15 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     return parameters
 
 
-def _read(text: bytes, turns: Sequence[_Turn]) -> list[tuple[_Turn, Generation]]:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    turn: AskedTurn
+    generation: Generation
+    cached_tokens: int
+    """of its prompt"""
+
+
+def _read(text: bytes, turns: Sequence[AskedTurn]) -> list[_Answer]:
     """What a reply has for turns that are waited for, checked against what was asked."""
     try:
         # [[p, id, null], [p, id, null]] -> [[p, id, p, id, null]]: a list for each token would
@@ -272,7 +303,7 @@ def _read(text: bytes, turns: Sequence[_Turn]) -> list[tuple[_Turn, Generation]]
         if len(replies) != len(turns):
             raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
         return [
-            (turn, _parse(reply, turn.sampling))
+            _Answer(turn, _parse(reply, turn.sampling), reply["meta_info"].get("cached_tokens", 0))
             for reply, turn in zip(replies, turns, strict=True)
             if not turn.is_over
         ]

@@ -41,9 +41,13 @@ class Fleet:
     def __init__(self, lease: StageLease | ExternalLease, terms: ServerTerms) -> None:
         use: ServerUse = lease.use
         self.router_url = use.router_url
-        self.client = GenerationClient(use.router_url)
-        if not use.takes_batches:
-            self.client = GenerationClient(use.router_url, max_batch=1)
+        count, most = len(use.server_urls), terms.spec.max_turns_per_server
+        self.client = GenerationClient(
+            use.router_url,
+            max_batch=16 if use.takes_batches else 1,
+            routing=terms.spec.routing if count > 1 else "spread",
+            most_turns=most and most * count,
+        )
         self._lease, self._terms = lease, terms
         self._asleep = 0
         lease.on_lost = self.client.refuse  # every further turn fails and says why

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,7 +50,13 @@ class ServerReply(dict[str, Any]):
 
 
 def call(
-    url: str, path: str, body: dict[str, Any] | None = None, *, timeout: float, method: str = ""
+    url: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout: float,
+    method: str = "",
+    headers: Mapping[str, str] | None = None,
 ) -> ServerReply:
     """POST `body` as JSON (GET without one) and return the JSON object that is answered.
 
@@ -57,7 +64,7 @@ def call(
     an answer that is no JSON object, or one that says `success: false`: SGLang answers 200 to some
     refusals.
     """
-    text, origin = _exchange(url, path, body, timeout, method)
+    text, origin = _exchange(url, path, body, timeout, method, headers)
     try:
         reply = json.loads(text)
     except ValueError:
@@ -84,7 +91,12 @@ def read_text(
 
 
 def _exchange(
-    url: str, path: str, body: dict[str, Any] | None, timeout: float, method: str
+    url: str,
+    path: str,
+    body: dict[str, Any] | None,
+    timeout: float,
+    method: str,
+    more_headers: Mapping[str, str] | None = None,
 ) -> tuple[str, str]:
     """The answer's text, and what was asked, for messages."""
     method = method or ("GET" if body is None else "POST")
@@ -92,7 +104,7 @@ def _exchange(
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     payload = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | bearer_of(url)
+    headers = {"Content-Type": "application/json"} | bearer_of(url) | dict(more_headers or {})
     try:
         connection.request(method, path, payload, headers)
         response = connection.getresponse()

@@ -62,6 +62,10 @@ RESULT_NEUTRAL = frozenset(
 """Options that change speed, memory, logs or places but not what is generated, beyond
 floating-point order: they stay out of a stage's digest."""
 
+_OF_HOSTS = (
+    "a stage's server is on one host; serve on several with `tributary fleet up`"
+    " (hosts_per_server), and name the addresses in fleet.external"
+)
 _SET_BY_US = {
     "admin_api_key": "the key is the stack's; see docs/security.md",
     "api_key": "the key is the stack's; see docs/security.md",
@@ -70,11 +74,17 @@ _SET_BY_US = {
         "SGLang refuses new weights from a trainer where a server has replicas; raise resources:"
         " servers for replicas, or pass attn_dp_size to share the attention within tp_per_server"
     ),
+    "disaggregation_mode": (
+        "a stage's servers answer whole requests; serve apart with `tributary fleet up`"
+        " (disaggregated), and name the addresses in fleet.external"
+    ),
+    "dist_init_addr": _OF_HOSTS,
     "enable_dp_attention": "SGLang calls it attn_dp_size now; pass that",
     "host": "set TRIBUTARY_HOST for `tributary up`",
     "max_total_tokens": "write it as `fleet.max_total_tokens`",
     "model_path": "it comes from the stage's input",
-    "nnodes": "a server runs on one host",
+    "nnodes": _OF_HOSTS,
+    "node_rank": _OF_HOSTS,
     "port": "the fleet chooses it",
     "skip_server_warmup": "the fleet tests a server with its own request",
     "skip_tokenizer_init": "requests and answers are token ids",

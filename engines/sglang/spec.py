@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PositiveInt
@@ -33,6 +33,7 @@ def _different(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 
 
+Routing = Literal["sticky", "spread"]
 ServerAddress = Annotated[str, AfterValidator(server_address)]
 
 
@@ -48,3 +49,13 @@ class FleetSpec(Config):
     external: Annotated[tuple[ServerAddress, ...], AfterValidator(_different), RESULT_NEUTRAL] = ()
     """addresses of running servers that are not ours, or of a router that knows them, e.g.
     http://10.0.0.2:30000; empty: servers of our own"""
+    routing: Annotated[Routing, RESULT_NEUTRAL] = "sticky"
+    """sticky: the rollouts of a group and all turns of a rollout go to the server that has their
+    beginning in its cache; spread: each request goes to the server with the fewest of them"""
+    max_turns_per_server: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
+    """most turns under way at once, for each server; others wait in the stage until a place is
+    free; None: no bound of ours, and SGLang has its own queue"""
+
+    def of_servers(self) -> dict[str, Any]:
+        """What its servers are started with, without what concerns their clients only."""
+        return self.model_dump(mode="json", exclude={"routing", "max_turns_per_server"})

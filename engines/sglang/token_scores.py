@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import stamina
 
 from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call
+from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
 
 _PATIENCE_S = 120.0
@@ -69,7 +71,8 @@ class TokenScorer:
     def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
         for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=_PATIENCE_S):
             with attempt:
-                return call(self._url, "/generate", body, timeout=self._timeout_s)
+                key = {LANE_HEADER: uuid4().hex}  # any server may take it
+                return call(self._url, "/generate", body, timeout=self._timeout_s, headers=key)
         raise AssertionError("stamina raises what the last try raised")
 
 

@@ -26,6 +26,24 @@ artifacts_app = App(
   tributary artifacts gc""",
 )
 app.command(artifacts_app)
+fleet_app = App(
+    name="fleet",
+    help="Fleets of servers that serve without training, as a file says.",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  tributary fleet up topology.yaml
+  tributary fleet check topology.yaml""",
+)
+app.command(fleet_app)
+sessions_app = App(
+    name="sessions",
+    help_format="plaintext",
+    help_epilogue="""Examples:
+  tributary sessions diff
+  tributary sessions diff agent-rl --step 5:9
+  tributary sessions diff --limit 1 --json""",
+)
+app.command(sessions_app)
 console = CommandConsole(emoji=False)
 errors = CommandConsole(stderr=True, emoji=False)
 
@@ -45,7 +63,7 @@ def examples(*lines: str) -> str:
 
 def unwrap_help() -> None:
     """Join the lines of each command's docstring: the terminal's width breaks them anew."""
-    for owner in (app, artifacts_app):
+    for owner in (app, artifacts_app, fleet_app, sessions_app):
         for name in owner:
             function = owner[name].default_command
             if isinstance(function, FunctionType) and function.__doc__:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows.catalog import plan_of
-from flows.command.output import print_json
+from flows.command.output import print_json, text_table
 from flows.command.show import open_page
-from flows.plan import EVALUATE
+from flows.plan import EVALUATE, LM_EVAL
 from flows.reports.comparison import (
     Comparison,
     Spread,
@@ -20,12 +22,14 @@ from flows.reports.comparison import (
     require_scores,
 )
 from flows.reports.comparison_page import write_comparison
-from flows.reports.report import Report, build_report, read_scores
+from flows.reports.report import Report, build_report, read_scores, read_task_scores
 from flows.reports.run_pairs import PairedScore, PairOfRuns, ScoredRun, pair_of
-from flows.running.records import RunRecord, find_run
+from flows.running.records import RunRecord, StageRecord, find_run
 from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
+
+_KINDS = {"score": "t = 1", "greedy": "greedy", "task": "lm-eval"}
 
 
 def show_comparison(runs: Sequence[str], json: bool, open_: bool, console: Console) -> int:
@@ -65,11 +69,15 @@ def _print(found: Comparison, console: Console) -> None:
         )
     if not found.differences:
         title = f"mean and standard deviation, n = {len(found.runs)} runs"
-        console.print(_table(f"outcome at temperature 1: {title}", found.scores))
-        console.print(_table(f"greedy: {title}", found.greedy))
-        for k, spreads in found.best_of.items():
-            console.print(_table(f"best of {k}: {title}", spreads))
-        console.print(_gains(found.gains))
+        tables = {"outcome at temperature 1": found.scores, "greedy": found.greedy}
+        tables |= {f"best of {k}": spreads for k, spreads in found.best_of.items()}
+        for what, spreads in tables.items():
+            if spreads:
+                console.print(_table(f"{what}: {title}", spreads))
+        if found.tasks:
+            console.print(_tasks(f"tasks of lm-eval: {title}", found.tasks))
+        if found.gains:
+            console.print(_gains(found.gains))
     for pair in found.pairs:
         if pair.scores:
             console.print(_pair(pair))
@@ -89,9 +97,9 @@ def _pair(pair: PairOfRuns) -> Table:
         table.add_column(header)
     for score in pair.scores:
         table.add_row(
-            score.model,
-            score.domain,
-            "greedy" if score.kind == "greedy" else "t = 1",
+            escape(score.model),
+            escape(score.domain),
+            _KINDS[score.kind],
             f"{score.first:.3f} → {score.second:.3f}",
             _difference(score),
             f"{score.better}, {score.worse}, {score.problems}",
@@ -113,21 +121,35 @@ def _report(record: RunRecord) -> Report:
 
 
 def _scored(record: RunRecord) -> ScoredRun:
-    """The run's evaluation as its artifact has it."""
-    stage = record.stage(EVALUATE)
+    """The run's evaluations as their artifacts have them."""
+    stage, of_tasks = record.stage(EVALUATE), record.stage(LM_EVAL)
+    digest = "/".join(each.digest for each in (stage, of_tasks) if each)
+    return ScoredRun(
+        record.run, digest, _settings(record, stage), read_scores(record, stage),
+        _settings(record, of_tasks), read_task_scores(record),
+    )  # fmt: skip
+
+
+def _settings(record: RunRecord, stage: StageRecord | None) -> Mapping[str, Any]:
+    """A stage's settings, as its artifact has them; empty without one."""
     artifacts = ArtifactStore(record.store, home() / "cache")
     manifest = artifacts.manifest(stage.kind, stage.digest) if stage else None
-    identity = manifest.identity if manifest else {}
-    digest = stage.digest if stage else ""
-    return ScoredRun(record.run, digest, identity, read_scores(record, stage))
+    return manifest.identity if manifest else {}
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
     domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
-    table = Table("model", *domains, title=title)
-    for model, row in rows.items():
-        table.add_row(model, *(_cell(row.get(domain)) for domain in domains))
-    return table
+    cells = [
+        [model, *(_cell(row.get(domain)) for domain in domains)] for model, row in rows.items()
+    ]
+    return text_table(["model", *domains], cells, title)
+
+
+def _tasks(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:
+    """Tasks by row, as there may be many."""
+    tasks = list(dict.fromkeys(task for row in rows.values() for task in row))
+    cells = [[task, *(_cell(row.get(task)) for row in rows.values())] for task in tasks]
+    return text_table(["lm-eval task", *rows], cells, title)
 
 
 def _cell(spread: Spread | None) -> str:
@@ -137,24 +159,19 @@ def _cell(spread: Spread | None) -> str:
 
 
 def _gains(gains: Mapping[str, Mapping[str, Spread]]) -> Table:
-    table = Table(
-        "expert",
-        "domain",
-        "gain",
-        "standard errors",
-        "each run",
-        title="last version over first",
-    )
-    for model, row in gains.items():
-        for domain, spread in row.items():
-            table.add_row(
-                model,
-                domain,
-                f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
-                _errors(spread),
-                ", ".join(f"{100 * value:+.1f}" for value in spread.values),
-            )
-    return table
+    rows = [
+        [
+            model,
+            domain,
+            f"{100 * spread.mean:+.1f} ± {100 * spread.deviation:.1f}",
+            _errors(spread),
+            ", ".join(f"{100 * value:+.1f}" for value in spread.values),
+        ]
+        for model, row in gains.items()
+        for domain, spread in row.items()
+    ]
+    header = ["expert", "domain", "gain", "standard errors", "each run"]
+    return text_table(header, rows, "last version over first")
 
 
 def _errors(spread: Spread) -> str:

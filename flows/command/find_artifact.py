@@ -1,6 +1,6 @@
 """An artifact or a model as a person names it.
 
-3f09c2, rl/3f09c2b1a7d4      the beginning of a digest, or kind and digest as `artifacts` shows
+3f09c2, rl/3f09c2            the beginning of a digest, alone or after its kind
 agent-rl                     a stage of the latest run
 cpu-demo/agent-rl            a stage of a run: its id, its name, or its recipe (the latest run)
 @best, cpu-demo-agent@best   an alias in MLflow, of the latest run's model or of the one named
@@ -14,13 +14,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.running.records import find_run, run_entries, store_of, store_to_show
+from flows.running.records import find_run, run_entries, store_at, store_of, store_to_show
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
 from infra.hub import is_hub_name, snapshot
 from infra.stack import load_stack
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
-from infra.store.store import Store
 from infra.tracking.aliases import aliased_artifact
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.location import beside
@@ -44,7 +43,7 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
 
     Raises InputError.
     """
-    found = [r for r in artifacts.list() if r.digest.startswith(wanted) or r.name == wanted]
+    found = [record for record in artifacts.list() if _begins(record, wanted)]
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
@@ -57,6 +56,11 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
             f"no artifact `{wanted}` in {artifacts.store.root}; see `tributary artifacts`"
         )
     return made
+
+
+def _begins(record: ArtifactRecord, wanted: str) -> bool:
+    kind, _, beginning = wanted.rpartition("/")
+    return kind in ("", record.kind) and beginning != "" and record.digest.startswith(beginning)
 
 
 def find_model(model: str, root: str) -> Path:
@@ -124,7 +128,7 @@ def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:
             " RECIPE-EXPERT or RECIPE-unified, and each run that ends sets the aliases best, sft,"
             f" rl ...: {stack.mlflow_uri}/#/models"
         )
-    artifacts = ArtifactStore(_store_at(found.root), home() / "cache")
+    artifacts = ArtifactStore(store_at(found.root), home() / "cache")
     for record in artifacts.list():
         if record.digest == found.digest:
             return artifacts, record
@@ -132,14 +136,6 @@ def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:
         f"{name}@{alias} is artifact {found.digest[:12]}, which is no longer in {found.root}; run"
         " the recipe again"
     )
-
-
-def _store_at(root: str) -> Store:
-    """With the credentials of this home's runs there."""
-    for entry in run_entries():
-        if (store := store_of(entry.storage)).root == root:
-            return store
-    return Store(root)
 
 
 def _only_model(wanted: str) -> str:

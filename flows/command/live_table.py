@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from flows.command.output import duration
+from flows.command.output import duration, text_table
 from flows.plan import PlannedStage
 from flows.reports.curve_chart import curve_table
 from flows.reports.page import report_path
-from flows.reports.report import build_report, notes, score_table, task_table, training_table
+from flows.reports.report import (
+    Report,
+    build_report,
+    notes,
+    score_table,
+    task_table,
+    training_table,
+)
 from flows.running.records import RunRecord, StageRecord
 
 STYLES = {
@@ -54,7 +63,7 @@ class LiveTable:
     def update(self) -> None:
         stages = self._stages = self._record.stages(self._stages)
         if self._live is not None:
-            self._live.update(_table(self._plan, stages), refresh=True)
+            self._live.update(run_table(self._plan, stages), refresh=True)
             return
         for name, stage in stages.items():
             if self._said.get(name) != stage.state:
@@ -63,7 +72,8 @@ class LiveTable:
                 self._console.print(f"{name}: {stage.state}{seconds}", markup=False)
 
 
-def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
+def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
+    """Where each stage stands."""
     table = Table("stage", "kind", "state", "progress", "time", "left", expand=False)
     for planned in plan:
         stage = stages.get(planned.name) or StageRecord(name=planned.name, kind=planned.kind)
@@ -73,8 +83,8 @@ def _table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table:
         table.add_row(
             planned.name,
             planned.kind,
-            f"[{STYLES[stage.state]}]{stage.state}[/]",
-            progress if running else "",
+            Text(stage.state, STYLES[stage.state]),
+            Text(progress if running else ""),  # what a stage says may have brackets in it
             f"{seconds:.1f} s" if seconds else "",
             duration(stage.seconds_left(time.time())),
         )
@@ -85,30 +95,7 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     """Scores, notes and links of a run that is over."""
     report = build_report(record, plan)
     console.print(f"{report.run}: {report.state} in {report.seconds:.0f} s", markup=False)
-    for title, scores in (("temperature 1", report.scores), ("greedy", report.greedy)):
-        if scores:
-            header, rows = score_table(scores)
-            table = Table(*header, title=f"mean outcome, {title}")
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
-    if report.gains:
-        header, rows = training_table(report)
-        table = Table(*header, title="first and last version, with 95% intervals")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    if report.tasks:
-        header, rows = task_table(report.tasks)
-        table = Table(*header, title="tasks of lm-eval")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    header, rows = curve_table(report.curves)
-    if rows:
-        table = Table(*header, title="on held-out problems while training")
-        for row in rows:
-            table.add_row(*row)
+    for table in _result_tables(report):
         console.print(table)
     said = [f"{s.name}: {s.message}" for s in record.stages().values() if s.is_done and s.message]
     for note in [*said, *notes(report, record.recipe())]:
@@ -118,3 +105,16 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
     for title, url in (links | ({"report": page.as_uri()} if page.is_file() else {})).items():
         console.print(f"{title}: {url}", markup=False, soft_wrap=True)
     return 0 if report.state == "completed" else 1
+
+
+def _result_tables(report: Report) -> Iterator[Table]:
+    for title, scores in (("temperature 1", report.scores), ("greedy", report.greedy)):
+        if scores:
+            yield text_table(*score_table(scores), f"mean outcome, {title}")
+    if report.gains:
+        yield text_table(*training_table(report), "first and last version, with 95% intervals")
+    if report.tasks:
+        yield text_table(*task_table(report.tasks), "tasks of lm-eval")
+    header, rows = curve_table(report.curves)
+    if rows:
+        yield text_table(header, rows, "on held-out problems while training")

@@ -9,10 +9,10 @@ from cyclopts import CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import machine, models, pages, parts, results, running, stages
+from flows.command.declared import fleets, machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 
-DECLARED = (machine, models, pages, parts, results, running, stages)
+DECLARED = (fleets, machine, models, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
 
 

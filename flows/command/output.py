@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console, ConsoleDimensions
 from rich.table import Table
-from rich.text import TextType
+from rich.text import Text, TextType
 
 _PIPE_WIDTH = 100_000
 """characters: nothing is cut off or broken where no terminal shows it"""
@@ -45,6 +46,16 @@ class CommandConsole(Console):
     def say(self, text: str, style: str | None = None) -> None:
         """A whole line, as it is."""
         self.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    """All text is shown as it is: `[x]` in a name or a message is no markup."""
+    table = Table(title=Text(title, "table.title") if title else None)
+    for name in header:
+        table.add_column(Text(name))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def print_json(value: Any) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from flows.command.output import CommandConsole, print_json
+from flows.command.output import CommandConsole, print_json, text_table
 from flows.differences import listed
 from flows.page.recipe_list import renew_lists
 from flows.running.prefect_api import PrefectApi
@@ -35,10 +33,8 @@ def show_recipes(remove: str, json: bool, console: CommandConsole) -> int:
     if json:
         print_json([{"name": r.name, "shipped": r.is_shipped, "file": str(r.file)} for r in known])
         return 0
-    table = Table("recipe", "from", "file")
-    for one in known:
-        table.add_row(one.name, "shipped" if one.is_shipped else "saved", str(one.file))
-    console.print(table)
+    rows = [(r.name, "shipped" if r.is_shipped else "saved", str(r.file)) for r in known]
+    console.print(text_table(["recipe", "from", "file"], rows))
     return 0
 
 

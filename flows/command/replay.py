@@ -6,7 +6,8 @@ from flows.catalog import plan_of
 from flows.command.app import errors
 from flows.command.output import CommandConsole, print_json
 from flows.command.run import watch
-from flows.running.records import DONE, RunRecord, StageRecord, find_run, new_run
+from flows.running.new_run import new_run
+from flows.running.records import DONE, RunRecord, StageRecord, find_run
 from infra.errors import InputError
 
 FLOW = "replay"

@@ -82,7 +82,7 @@ def start_flow(
     `asked`: how a form would ask for the recipe by its name, if it has one.
     """
     from flows.checks.recipe import cautions, check_recipe
-    from flows.running.begin import begin
+    from flows.running.new_run import new_run
     from flows.running.open import running_stack
     from flows.running.stored_stages import require_stored
 
@@ -94,7 +94,7 @@ def start_flow(
         console.print(f"warning: {caution}", markup=False, highlight=False, soft_wrap=True)
     if not in_process:  # before anything is on record
         PrefectApi(running_stack().prefect_api).require(flow)
-    record = begin(loaded, flow, arguments, name=name, in_process=in_process, asked=asked)
+    record = new_run(loaded, flow, arguments, name=name, in_process=in_process, asked=asked)
     return watch(record, console)
 
 

@@ -50,14 +50,24 @@ def _part_of(flow: str, arguments: Mapping[str, object]) -> str:
 
 
 def result_of(report: Report) -> str:
-    """Example: `unified 0.86`, the mean over domains; an expert's is that of its own domain."""
+    """Example: `unified 0.86`, the mean over domains; an expert's is that of its own domain. Of a
+    run with scores of lm-eval alone: `agent arc_easy acc 0.71`."""
     scores = {name: mean(row) for name, row in report.scores.items()}
-    if not scores:
+    if not scores and not report.tasks:
         return f"{len(report.stages)} stages, none of them an evaluation"
-    last = {names[-1] for names in report.versions.values() if names}
-    wanted = [UNIFIED] if UNIFIED in scores else [name for name in scores if name in last]
-    wanted = wanted or list(scores)
     own = {name: gain.after for name, gain in report.gains.items()}
-    said = [f"{name} {own.get(name, scores[name]):.2f}" for name in wanted[:_MOST]]
-    more = len(wanted) - len(said)
-    return ", ".join(said) + (f" and {more} more" if more > 0 else "")
+    said = [f"{name} {own.get(name, scores[name]):.2f}" for name in _last(scores, report)]
+    said = said or [
+        f"{name} {task} {value:.2f}"
+        for name in _last(report.tasks, report)
+        for task, value in report.tasks[name].items()
+    ]
+    more = len(said) - _MOST
+    return ", ".join(said[:_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _last(scored: Mapping[str, object], report: Report) -> list[str]:
+    """Of the models that have scores: the unified one, else the last versions, else all."""
+    last = {names[-1] for names in report.versions.values() if names}
+    wanted = [UNIFIED] if UNIFIED in scored else [name for name in scored if name in last]
+    return wanted or list(scored)

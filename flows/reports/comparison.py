@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from flows.differences import differences, listed
+from flows.plan import EVALUATE, LM_EVAL
 from flows.reports.report import Report, Scores, domains_of
 from flows.reports.run_pairs import PairOfRuns
 from flows.running.records import RunHead
@@ -58,14 +59,16 @@ class Comparison(Config):
     greedy: dict[str, dict[str, Spread]]
     best_of: dict[str, dict[str, dict[str, Spread]]]
     """k -> model -> domain -> expected best of k samples at temperature 1 (pass@k)"""
+    tasks: dict[str, dict[str, Spread]] = Field(default_factory=dict[str, dict[str, Spread]])
+    """model -> task and metric of lm-eval -> its value"""
     gains: dict[str, dict[str, Spread]]
     """model -> domain -> its last version's score minus its first one's, where both were scored"""
     seconds: dict[str, Spread]
     """stage -> wall time, of the runs that did not find it in the store"""
     differences: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
     """run -> how its recipe differs from the first run's; empty where all are of one recipe under
-    any seeds. Otherwise `scores`, `greedy`, `best_of`, `gains` and `seconds` are empty: a mean over
-    different recipes says nothing"""
+    any seeds. Otherwise `scores`, `greedy`, `best_of`, `tasks`, `gains` and `seconds` are empty: a
+    mean over different recipes says nothing"""
     pairs: list[PairOfRuns] = Field(default_factory=list[PairOfRuns])
     """the first run with each other one"""
 
@@ -85,6 +88,7 @@ def compare(reports: Sequence[Report], pairs: Sequence[PairOfRuns] = ()) -> Comp
             for k in reports[0].best_of
             if all(k in report.best_of for report in reports)
         },
+        tasks=_spreads([report.tasks for report in reports]),
         gains=_spreads([_gains(report) for report in reports]),
         seconds=_seconds(reports),
     )
@@ -114,7 +118,7 @@ def compare_recipes(
 def require_scores(reports: Sequence[Report]) -> None:
     """Raises InputError for a run without scores."""
     for report in reports:
-        if not report.scores:
+        if not report.scores and not report.tasks:
             raise InputError(
                 f"run {report.run} has no scores to compare: its evaluation is not done; see "
                 f"`tributary report {report.run}`"
@@ -142,9 +146,8 @@ def _compared(head: RunHead) -> dict[str, Any]:
 def _equal(reports: Sequence[Report]) -> list[list[str]]:
     of_evaluation: dict[str, list[str]] = {}
     for report in reports:
-        for stage in report.stages:
-            if stage.kind == "evaluate":
-                of_evaluation.setdefault(stage.digest, []).append(report.run)
+        digests = [s.digest for s in report.stages if s.name in (EVALUATE, LM_EVAL)]
+        of_evaluation.setdefault("/".join(digests), []).append(report.run)
     return [runs for runs in of_evaluation.values() if len(runs) > 1]
 
 

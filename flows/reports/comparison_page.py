@@ -48,6 +48,7 @@ def comparison_page(found: Comparison, runs: Sequence[ComparedRun]) -> str:
     averaged = {"sampled at temperature 1": found.scores, "greedy": found.greedy} | {
         f"pass@{k}": spreads for k, spreads in found.best_of.items()
     }
+    averaged["lm-eval"] = found.tasks
     return render(
         "compare.html",
         found=found,

@@ -118,12 +118,7 @@ def markdown(report: Report, said: list[str]) -> str:
     return "\n\n".join(
         [
             f"### {report.run}: {report.state} in {report.seconds:.0f} s",
-            "#### Scores (temperature 1)",
-            markdown_table(*score_table(report.scores)),
-            "#### Scores (greedy)",
-            markdown_table(*score_table(report.greedy)),
-            "#### First and last version, with 95% intervals",
-            markdown_table(*training_table(report)),
+            *_markdown_scores(report),
             *_markdown_tasks(report),
             *_markdown_rounds(report),
             *_markdown_curves(report),
@@ -132,6 +127,18 @@ def markdown(report: Report, said: list[str]) -> str:
             "\n".join(f"- {note}" for note in said),
         ]
     )
+
+
+def _markdown_scores(report: Report) -> list[str]:
+    tables = {
+        "Scores (temperature 1)": score_table(report.scores),
+        "Scores (greedy)": score_table(report.greedy),
+        "First and last version, with 95% intervals": training_table(report),
+    }
+    shown = {title: table for title, table in tables.items() if table[1]}
+    return [
+        line for title, table in shown.items() for line in (f"#### {title}", markdown_table(*table))
+    ]
 
 
 def _markdown_tasks(report: Report) -> list[str]:

@@ -253,6 +253,11 @@ def context_notes(report: Report, recipe: Recipe) -> list[str]:
         "problems."
     ]
     if not report.scores:
+        if report.tasks:
+            return [
+                "Scores are lm-eval's, by its own metrics; none is on held-out problems of the"
+                " recipe's domains."
+            ]
         if report.state == "completed":
             return ["The run was to evaluate nothing, so it has no scores."]
         return ["The run has no scores yet: its evaluation is not done."]

@@ -1,9 +1,10 @@
-"""Two runs that scored the same held-out problems, compared problem by problem. Pure."""
+"""Two runs that scored the same held-out problems, or documents of lm-eval's tasks, compared one by
+one. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flows.reports.paired_tests import holm, paired
@@ -19,7 +20,8 @@ class PairedScore(Config):
 
     model: str
     domain: str
-    kind: Literal["score", "greedy"]
+    """or a task of lm-eval with its metric"""
+    kind: Literal["score", "greedy", "task"]
     first: float
     second: float
     difference: float
@@ -55,6 +57,10 @@ class ScoredRun:
     """settings of the evaluation"""
     scores: Mapping[str, Any]
     """content of `scores.json`"""
+    task_identity: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """settings of lm-eval's stage"""
+    task_scores: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """content of `task_scores.json`"""
 
 
 def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
@@ -62,7 +68,7 @@ def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
     if first.digest == second.digest:
         why = "both have one and the same evaluation"
         return PairOfRuns(first=first.run, second=second.run, scores=[], why_not=why)
-    cells = list(_cells(first, second))
+    cells = [*_cells(first, second), *_task_cells(first, second)]
     made = [_score(ours, theirs) for ours, theirs in cells]
     adjusted = holm([score.p for score in made])
     scores = [
@@ -86,6 +92,33 @@ def _cells(
             and len(other["outcomes"]) == len(cell["outcomes"]) > 0
         ):
             yield other, cell
+
+
+def _task_cells(
+    first: ScoredRun, second: ScoredRun
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Metrics that are means over the same documents, asked in the same way."""
+    if _asked(first) != _asked(second):
+        return
+    ours = {(c["model"], c["task"], c["metric"]): c for c in first.task_scores.get("cells", [])}
+    for cell in second.task_scores.get("cells", []):
+        other = ours.get((cell["model"], cell["task"], cell["metric"]))
+        if other is not None and len(other["outcomes"]) == len(cell["outcomes"]) > 0:
+            yield _as_cell(other), _as_cell(cell)
+
+
+def _asked(run: ScoredRun) -> Any:
+    """What decides which documents a task has and how they are asked."""
+    settings = run.task_identity.get("settings", {})
+    asked = {name: value for name, value in settings.items() if name not in ("tasks", "fleet")}
+    return run.task_identity.get("version"), asked
+
+
+def _as_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In the form of `scores.json`: one value a problem."""
+    outcomes = [[value] for value in cell["outcomes"]]
+    name = f"{cell['task']} {cell['metric']}"
+    return {"model": cell["model"], "domain": name, "kind": "task", "outcomes": outcomes}
 
 
 def _score(first: Mapping[str, Any], second: Mapping[str, Any]) -> PairedScore:
@@ -113,6 +146,8 @@ def _why_not(first: ScoredRun, second: ScoredRun) -> str:
     seeds = first.identity.get("seed"), second.identity.get("seed")
     if seeds[0] != seeds[1]:
         return f"their held-out problems are of different seeds, {seeds[0]} and {seeds[1]}"
+    if not first.scores or not second.scores:
+        return "no model was scored in both on the same documents of a task"
     counts = [run.identity.get("settings", {}).get("problems") for run in (first, second)]
     if counts[0] != counts[1]:
         return f"they scored {counts[0]} and {counts[1]} problems of each domain"

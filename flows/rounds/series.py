@@ -3,7 +3,9 @@ trigger is still at work or the series is at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.distill_rounds import FLOW, Earlier, earlier_rounds, plan_distill_rounds
@@ -11,10 +13,12 @@ from flows.plan import EVALUATE
 from flows.recipe import Recipe
 from flows.reports.report import read_scores
 from flows.rounds.promotion import rounds_by, why_over
-from flows.running.records import RunRecord, new_run, runs_of, store_of
+from flows.running.records import RunRecord, StageRecord, runs_of, store_of
 from flows.running.run_lock import is_running
 
 State = Literal["Skipped", "Over"]
+_START_SECONDS = 300.0
+"""what a run that is on record may take to be worked on: it may wait for its flow's process"""
 
 
 class NotDue(Exception):
@@ -25,15 +29,18 @@ class NotDue(Exception):
         self.state = state
 
 
-def begin_rounds(
-    recipe: Recipe,
-    arguments: Mapping[str, Any],
-    *,
-    name: str = "",
-    in_process: bool = False,
-    asked: Mapping[str, Any] | None = None,
-) -> RunRecord:
-    """Put a run on record that goes on from the newest round.
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a new run is to do."""
+
+    arguments: Mapping[str, Any]
+    """the flow's, in addition to the recipe"""
+    stages: Sequence[StageRecord] = ()
+    """of earlier runs, which it finds as these made them"""
+
+
+def next_rounds(recipe: Recipe, arguments: Mapping[str, Any]) -> Due:
+    """Those after the newest.
 
     Raises NotDue while an earlier trigger still works on this expert's rounds, and once the series
     is at its end.
@@ -52,20 +59,22 @@ def begin_rounds(
             f"the rounds of {expert} are at their end: {why}. Change `rounds` in the recipe to go"
             " on, or switch the schedule off",
         )
-    found = {**arguments, "after": earlier.rounds}
-    record = new_run(recipe, FLOW, found, name=name, in_process=in_process, asked=asked)
-    record.take_over(earlier.stages.values())
-    return record
+    return Due({**arguments, "after": earlier.rounds}, list(earlier.stages.values()))
 
 
 def _running(recipe: Recipe, expert: str) -> str:
-    """The run that works on this expert's rounds now; empty if there is none."""
+    """The run that works on this expert's rounds now, or is about to; empty if there is none."""
     for record in runs_of(recipe.name, store_of(recipe.storage)):
-        if is_running(record.run):
+        if is_running(record.run) or _is_about_to_start(record):
             head = record.head()
             if head.flow == FLOW and head.arguments["expert"] == expert:
                 return record.run
     return ""
+
+
+def _is_about_to_start(record: RunRecord) -> bool:
+    age = time.time() - record.head().created
+    return age < _START_SECONDS and record.state().state == "pending"
 
 
 def _why_over(recipe: Recipe, expert: str, earlier: Earlier) -> str:

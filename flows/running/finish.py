@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flows.page.shown import result_of
 from flows.plan import EVALUATE, PlannedStage
 from flows.reports.page import report_path, write_page
 from flows.reports.report import Report, build_report, read_scores, read_task_scores
@@ -18,8 +19,10 @@ def conclude(
     """Called while the run still counts as running: a failure here is the run's failure."""
     content = read_scores(run.record, run.record.stage(EVALUATE))
     scores = content.get("scores", {})
+    tasks = read_task_scores(run.record).get("scores", {})
     run.tracked.scores(plan, scores)
-    run.tracked.task_scores(plan, read_task_scores(run.record).get("scores", {}))
+    run.tracked.task_scores(plan, tasks)
+    run.tracked.say_best(plan, scores, tasks)
     rounds = rounds_of(run.record.head(), run.recipe, plan, content)
     run.tracked.rounds(rounds)
     best = best_of_rounds(rounds)
@@ -31,5 +34,7 @@ def publish(run: RecipeRun, plan: list[PlannedStage]) -> Report:
     """The report of a run that is over, however it ended."""
     report = build_report(run.record, plan)
     write_page(run.record, report, plan)
+    if report.scores or report.tasks:
+        run.tracked.say_result(result_of(report))
     run.tracked.finish("FINISHED" if report.state == "completed" else "FAILED")
     return report

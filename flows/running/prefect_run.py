@@ -27,8 +27,8 @@ from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
 from flows.rounds.series import NotDue
-from flows.running.begin import begin
 from flows.running.finish import conclude, publish
+from flows.running.new_run import new_run
 from flows.running.open import open_run
 from flows.running.prefect_api import RUN_LABEL
 from flows.running.records import RunRecord, check_name, find_run
@@ -101,7 +101,7 @@ def _record(flow_run: str, name: str, asked: Asked, arguments: dict[str, Any]) -
     recipe = asked.resolved()
     plan = plan_of(name, recipe, arguments)  # refuses what is wrong before anything is on record
     require_stored(recipe, plan)
-    return begin(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
+    return new_run(recipe, name, arguments, name=asked.name, in_process=False, asked=asked.by_name)
 
 
 def _show_name(flow_run: str, record: RunRecord) -> None:

@@ -9,8 +9,6 @@ $TRIBUTARY_HOME/runs/<run>.json      where this home finds the run
 from __future__ import annotations
 
 import re
-import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -18,7 +16,6 @@ from pydantic import Field
 
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
-from flows.running.hub_models import pinned_arguments, pinned_recipe
 from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
@@ -210,6 +207,15 @@ def store_to_show(root: str = "") -> Store:
     return store
 
 
+def store_at(root: str) -> Store:
+    """The store with this `Store.root`, with the credentials of this home's latest run there, and
+    with no other run's."""
+    for entry in run_entries():
+        if Store(entry.root).root == root:
+            return store_of(entry.storage)
+    return Store(root)
+
+
 def check_name(name: str) -> None:
     """Raises InputError for a run's name that no folder, page or command could bear."""
     if name and not (re.fullmatch(NAME_PATTERN, name) and len(name) <= MAX_NAME):
@@ -217,47 +223,6 @@ def check_name(name: str) -> None:
             f"--name {name}: a run's name has small letters, digits and `-`, begins with a letter"
             f" or digit, and has at most {MAX_NAME} characters"
         )
-
-
-def new_run(
-    recipe: Recipe,
-    flow: str,
-    arguments: Mapping[str, Any],
-    *,
-    name: str = "",
-    in_process: bool,
-    asked: Mapping[str, Any] | None = None,
-) -> RunRecord:
-    """Put a run on record, in its store and in this home."""
-    now = time.time()
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    run = f"{name or recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    record = RunRecord(store_of(recipe.storage), run)
-    recipe, arguments = pinned_recipe(recipe), pinned_arguments(arguments)
-    head = RunHead(
-        run=run,
-        flow=flow,
-        arguments=dict(arguments),
-        created=now,
-        recipe=recipe.model_dump(mode="json"),
-        asked=dict(asked or {}),
-        in_process=in_process,
-    )
-    record.store.create(f"runs/{run}/recipe.json", head.model_dump_json(indent=1).encode())
-    entry = RunEntry(
-        run=run,
-        name=name,
-        recipe=recipe.name,
-        root=recipe.storage.root,
-        credentials=recipe.storage.credentials,
-        created=now,
-    )
-    path = home() / "runs" / f"{run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")  # others list this folder at any moment
-    draft.write_text(entry.model_dump_json(indent=1))
-    draft.replace(path)
-    return record
 
 
 def has_run(wanted: str) -> bool:
@@ -280,7 +245,7 @@ def find_run(wanted: str = "") -> RunRecord:
 def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
     """This home's runs of a recipe that are still in a store, newest first."""
     for entry in run_entries():
-        if entry.recipe == recipe and store_of(entry.storage).root == store.root:
+        if entry.recipe == recipe and Store(entry.root).root == store.root:
             record = RunRecord(store, entry.run)
             if record.exists:
                 yield record

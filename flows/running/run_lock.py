@@ -58,6 +58,19 @@ def working_on(
         yield
 
 
+@contextmanager
+def one_at_a_time(what: str) -> Generator[None]:
+    """A moment's work that no two processes of this home do side by side, by a name of its own.
+    Raises InputError when another one is at it for too long."""
+    with _lock_file(what) as file:
+        if not _takes_within(file, GIVE_WAY_SECONDS):
+            raise InputError(
+                f"another process holds {_path(what)} for more than {GIVE_WAY_SECONDS:.0f} s; end"
+                " it, and try again"
+            )
+        yield
+
+
 def is_running(run: str) -> bool:
     """Whether a process of this machine works on the run now."""
     with _lock_file(run) as file:

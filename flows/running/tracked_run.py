@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
-from flows.reports.report import Scores
+from flows.reports.report import Scores, domains_of
 from flows.rounds.promotion import Round
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
@@ -25,6 +25,7 @@ COMPARED = ("outcome_mean", "entropy")
 """curves that tell how experts learn, of every stage that trains a policy"""
 LEARNED = ("loss",)
 """the curve of stages that learn from data, for runs without a policy"""
+_MOST_COLUMNS = 12
 BEST = "best"
 """alias of a model's best version"""
 BY_ROUNDS = {"tributary.best_by": "distill-rounds"}
@@ -212,7 +213,7 @@ class TrackedRun:
 
     def scores(self, plan: Sequence[PlannedStage], scores: Scores) -> None:
         """The scores as metrics of the parent run, each model's own one of the stage that made it
-        too; who is best is said on the run's page and on the experiment's."""
+        too."""
         if self.tracker is None:
             return
         versions = [p for p in plan if p.scored_as in scores]
@@ -222,16 +223,6 @@ class TrackedRun:
         for planned in versions:
             if run := self._runs.get(planned.name):
                 self.tracker.log(run, 0, {"score": own[planned.scored_as]})
-        if not scores:
-            return
-        with _tolerated("scores"):
-            pages = self.links()
-            note = run_note("", scores, pages | self._pages)
-            self.tracker.describe(self.parent, note)
-            last = run_note(f"[{self._run}]({pages['MLflow run']})", scores, pages)
-            models = [p.scored_as for p in versions if p.scored_as == p.model]
-            columns = [f"metrics.score/{model}" for model in models]
-            self.tracker.show_columns([*columns, "params.seed"], last)
 
     def task_scores(self, plan: Sequence[PlannedStage], tasks: Scores) -> None:
         """Those of lm-eval, as metrics of the parent run and of the stage that made each model."""
@@ -243,6 +234,32 @@ class TrackedRun:
             self.tracker.log(self.parent, 0, {f"task/{model}/{t}": v for t, v in named.items()})
             if run := self._runs.get(stages.get(model, "")):
                 self.tracker.log(run, 0, {f"task/{t}": v for t, v in named.items()})
+
+    def say_best(self, plan: Sequence[PlannedStage], scores: Scores, tasks: Scores) -> None:
+        """On the run's page and on the experiment's: who is best in each domain, or of a run
+        without scores in domains, in each of lm-eval's tasks."""
+        if self.tracker is None or not (scores or tasks):
+            return
+        shown = scores or tasks
+        models = [p.model for p in plan if p.scored_as == p.model and p.model in shown]
+        columns = [f"score/{model}" for model in models]
+        if not scores:
+            named = [
+                (model, task.replace(" ", "/")) for task in domains_of(tasks) for model in tasks
+            ]
+            columns = [f"task/{model}/{task}" for model, task in named]
+        with _tolerated("scores"):
+            pages = self.links()
+            self.tracker.describe(self.parent, run_note("", shown, pages | self._pages))
+            last = run_note(f"[{self._run}]({pages['MLflow run']})", shown, pages)
+            wanted = [f"metrics.{name}" for name in columns[:_MOST_COLUMNS]]
+            self.tracker.show_columns([*wanted, "params.seed"], last)
+
+    def say_result(self, said: str) -> None:
+        """In the run's name, which every list of runs shows, whatever its columns."""
+        if self.tracker is not None:
+            with _tolerated("the result"):
+                self.tracker.rename(self.parent, f"{self._run}: {said}")
 
     def rounds(self, rounds: Sequence[Round]) -> None:
         """The curve of a series, as metrics of the parent run with the round as step."""

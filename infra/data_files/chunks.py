@@ -88,7 +88,9 @@ class TableRows:
         return self._first + index
 
     def row(self, index: int) -> dict[str, Any]:
-        return _without_nulls(self._table.slice(index, 1).to_pylist()[0])
+        # A column is there in every row, also where it holds nothing, as JSON's null.
+        row = self._table.slice(index, 1).to_pylist()[0]
+        return {name: _without_nulls(value) for name, value in row.items()}
 
 
 class LocalFiles:

@@ -7,6 +7,7 @@ import json
 import os
 import posixpath
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ _WHOLE = 64 << 20
 _EDGE = 1 << 20
 """bytes of either end of a larger file that do"""
 _BLOCK = 1 << 20
+_FRESH_NS = 2 * 10**9
+"""a file that was written so lately may be written again without a later time"""
+_known: dict[tuple[str, str], list[Any]] = {}
+"""what `_hashed` found, by a file's URL and its state then: each stage of a plan asks for it"""
 Kind: TypeAlias = Literal["jsonl", "parquet", "arrow"]
 _SUFFIXES: dict[str, Kind] = {
     ".jsonl": "jsonl",
@@ -131,6 +136,30 @@ def _numbered(patterns: Sequence[str]) -> Iterator[tuple[int, DataFile]]:
 
 
 def _hashed(file: DataFile) -> list[Any]:
+    url = file.fs.unstrip_protocol(file.path)
+    state = _state_of(file)
+    if state and (url, state) in _known:
+        return _known[url, state]
+    found = _read_hash(file)
+    if state:
+        _known[url, state] = found
+    return found
+
+
+def _state_of(file: DataFile) -> str:
+    """Another one after each change of the file; empty where nothing tells of changes."""
+    try:
+        if not isinstance(file.fs, LocalFileSystem):
+            return str(file.fs.info(file.path).get("ETag", ""))
+        found = os.stat(file.path)
+        is_fresh = time.time_ns() - found.st_mtime_ns < _FRESH_NS
+        times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
+        return "" if is_fresh else f"{found.st_ino} {found.st_size} {times}"
+    except Exception as error:  # each file system has errors of its own
+        raise StorageError(f"files: {file.path} cannot be read: {error}") from error
+
+
+def _read_hash(file: DataFile) -> list[Any]:
     try:
         size = int(file.fs.size(file.path))
         ends = [(0, size)] if size <= _WHOLE else [(0, _EDGE), (size - _EDGE, size)]

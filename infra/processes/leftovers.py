@@ -23,7 +23,7 @@ import psutil
 
 from infra.home import home, runtime_dir
 from infra.processes.work_folder import abandoned_work
-from infra.sandbox.scratch import remove
+from infra.sandbox.trees import remove
 
 SHARED_MEMORY = Path("/dev/shm")
 _PID_IN_TORCH_NAME = re.compile(r"torch_(\d+)_")

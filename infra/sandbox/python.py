@@ -32,7 +32,9 @@ from typing import Literal
 
 from infra.errors import InputError, TributaryError
 from infra.sandbox.confine.launcher import READY
-from infra.sandbox.scratch import scratch_folder, used
+from infra.sandbox.limits import Limits, SandboxResult
+from infra.sandbox.scratch import scratch_folder
+from infra.sandbox.trees import used
 
 Mechanism = Literal["namespaces", "landlock", "seccomp"]
 MECHANISMS: tuple[Mechanism, ...] = ("namespaces", "landlock", "seccomp")
@@ -43,39 +45,6 @@ QUOTA_POLL_SECONDS = 0.02
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """exit codes of the launcher: killed itself, or passing on that its child was"""
 LAUNCHER = Path(__file__).parent / "confine" / "launcher.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one run may use."""
-
-    seconds: float = 5.0
-    """wall clock"""
-    cpu_seconds: int = 5
-    memory: int = 256 << 20
-    """bytes of address space"""
-    file_size: int = 16 << 20
-    """bytes of one file"""
-    disk: int = 16 << 20
-    """bytes of all files together, each at least a block. Kept by the kernel where namespaces
-    hold; elsewhere looked at every 20 ms, so what is written between two looks may exceed it"""
-    open_files: int = 32
-    output: int = 8192
-    """bytes kept of each of output and errors; the rest is read and thrown away"""
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxResult:
-    """How a run ended, e.g. `SandboxResult("ok", "42\\n", "", 0, False, 0.04)`."""
-
-    status: Literal["ok", "error", "killed", "timeout"]
-    """error: the code raised or exited with a number; killed: a limit or signal ended it"""
-    stdout: str
-    stderr: str
-    exit_code: int | None
-    truncated: bool
-    seconds: float
-    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +137,7 @@ def _run(code: str, limits: Limits, mechanisms: Sequence[Mechanism]) -> SandboxR
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"LANG": "C.UTF-8", "HOME": "/tmp"},
+            env={"LANG": "C.UTF-8", "HOME": "/sandbox"},
             start_new_session=True,
         )
         # a mount of the program's own is not seen here, and keeps the quota by itself
@@ -268,7 +237,9 @@ def _result(
 @functools.cache
 def readable_paths() -> list[str]:
     """Python's library, the system's shared libraries, and harmless devices."""
-    stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    # of the installed Python: a virtual environment's own folder holds nothing of it
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    stdlib = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     devices = ["/dev/null", "/dev/zero", "/dev/urandom"]
     paths = [*system, *stdlib, *devices]

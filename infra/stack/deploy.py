@@ -12,8 +12,8 @@ from infra.code.identity import code_identity
 from infra.errors import InfrastructureError
 from infra.home import SOURCE_ROOT, home
 from infra.processes.children import log_tail
-from infra.stack.prefect_server import active_schedules, keep_schedules
 from infra.stack.record import Stack
+from infra.stack.schedules import note_schedules, restore_schedules
 from infra.stack.services import program, service_env
 
 DEPLOY_SECONDS = 240.0
@@ -28,8 +28,9 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
     # Beside Prefect's own database: who deletes one deletes both.
     note = home() / "prefect" / "deployed"
     if note.exists() and note.read_text() == fingerprint:
+        restore_schedules(stack)  # of an `up` that was interrupted, and whose code is gone again
         return
-    switched_on = active_schedules(stack)
+    note_schedules(stack)
     log = home() / "logs" / "deploy.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -49,7 +50,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
             f"Prefect refused the deployments of {path}. Last lines of {log}:\n{log_tail(log)}\n"
             "Repair the cause and run `tributary up` again"
         )
-    keep_schedules(stack, switched_on)
+    restore_schedules(stack)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(fingerprint)
 

@@ -1,5 +1,4 @@
-"""What our Prefect server needs in addition to deployments: the work pool, the automation, and
-the schedules that someone switched on."""
+"""What our Prefect server needs in addition to deployments: the work pool and the automation."""
 
 from __future__ import annotations
 
@@ -10,64 +9,49 @@ import stamina
 
 from infra.access import basic
 from infra.errors import InfrastructureError
+from infra.home import home
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
 BUSY_SECONDS = 30.0
-_OF_SCHEDULE = ("active", "schedule", "parameters")
 
 
 def furnish(stack: Stack) -> None:
     """Put there what is missing. Raises InfrastructureError when the server refuses it."""
-    try:
-        _make_work_pool(stack)
-        _watch_flows(stack)
-    except httpx.HTTPError as error:
-        raise InfrastructureError(f"Prefect refused a part of the stack: {error}") from error
+    _make_work_pool(stack)
+    _watch_flows(stack)
 
 
 def _make_work_pool(stack: Stack) -> None:
     """The pool that deployments name; its worker fills in the job template."""
     body = {"name": WORK_POOL, "type": "process"}
-    _ask(stack, "POST", "/work_pools/", body, there_already=True)
+    ask(stack, "POST", "/work_pools/", body, there_already=True)
 
 
 def _watch_flows(stack: Stack) -> None:
     """One that someone turned off on Prefect's page stays off."""
     wanted = automation()
     named = {"automations": {"name": {"any_": [wanted["name"]]}}}
-    if not _ask(stack, "POST", "/automations/filter", named).json():
-        _ask(stack, "POST", "/automations/", wanted)
+    if not ask(stack, "POST", "/automations/filter", named).json():
+        ask(stack, "POST", "/automations/", wanted)
 
 
-def active_schedules(stack: Stack) -> dict[tuple[str, str], dict[str, Any]]:
-    """What makes up each schedule that is on, by its deployment's name and its own."""
-    found = _ask(stack, "POST", "/deployments/filter", {}).json()
-    return {
-        (deployment["name"], schedule["slug"]): {key: schedule[key] for key in _OF_SCHEDULE}
-        for deployment in found
-        for schedule in deployment["schedules"]
-        if schedule["active"] and schedule["slug"]
-    }
-
-
-def keep_schedules(stack: Stack, wanted: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """Let those stay on, as they were made: to register a deployment switches its schedules off.
-
-    Raises InfrastructureError when the server refuses it.
-    """
-    try:
-        for deployment in _ask(stack, "POST", "/deployments/filter", {}).json():
-            for schedule in deployment["schedules"]:
-                if before := wanted.get((deployment["name"], schedule["slug"])):
-                    path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-                    _ask(stack, "PATCH", path, before)
-    except httpx.HTTPError as error:
-        raise InfrastructureError(f"Prefect refused a schedule: {error}") from error
-
-
-def _ask(
+def ask(
     stack: Stack, method: str, path: str, body: dict[str, Any], there_already: bool = False
+) -> httpx.Response:
+    """One request to the server's API, whose answer is no refusal; with `there_already` it may be
+    that of a name which is taken. Raises InfrastructureError."""
+    try:
+        return _asked(stack, method, path, body, there_already)
+    except httpx.HTTPError as error:
+        raise InfrastructureError(
+            f"Prefect's server did not do {method} {path}: {type(error).__name__}: {error}. Its log"
+            f" is {home() / 'logs' / 'prefect-server.log'}; run `tributary up` again"
+        ) from error
+
+
+def _asked(
+    stack: Stack, method: str, path: str, body: dict[str, Any], there_already: bool
 ) -> httpx.Response:
     # On SQLite the server turns a write away while another one is going on.
     for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):

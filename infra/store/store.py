@@ -146,7 +146,7 @@ class Store:
             raise
 
     def _upload(self, source: Path, path: str, name: str) -> FileRecord:
-        target = self._full(f"{path}/{name}")
+        target = self._full(f"{path}/{name}" if path else name)
         if self.is_local:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             digest = _copy_hashed(source, Path(target))

@@ -113,6 +113,9 @@ class MlflowRest:
             body["end_time"] = _now()
         self._call("POST", "/runs/update", body)
 
+    def rename_run(self, run_id: str, name: str) -> None:
+        self._call("POST", "/runs/update", {"run_id": run_id, "run_name": name})
+
     def log_batch(
         self,
         run_id: str,

@@ -81,6 +81,10 @@ class Tracker:
         """The run's description, in markdown; a later one replaces it."""
         self._rest.log_batch(run_id, tags={NOTE: note})
 
+    def rename(self, run_id: str, name: str) -> None:
+        """What lists of runs call it."""
+        self._rest.rename_run(run_id, name)
+
     def knows(self, run_id: str) -> bool:
         """Whether a run is on this server."""
         try:

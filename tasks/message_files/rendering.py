@@ -44,6 +44,18 @@ class Renderer:
             raise made
         return made
 
+    def without_thoughts(self, conversation: Conversation) -> Conversation | None:
+        """The same for an answer with thinking off; None of one in which nobody thinks, or which
+        is bad."""
+        try:
+            messages = tuple(map(_with_thought, conversation.messages))
+        except BadRow:
+            return None
+        if not any(message.reasoning for message in messages):
+            return None
+        bare = tuple(replace(message, reasoning=None) for message in messages)
+        return replace(conversation, messages=bare)
+
     def render_all(
         self, conversations: Sequence[Conversation | BadRow]
     ) -> list[TokenSequence | BadRow]:

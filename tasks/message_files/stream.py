@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.rows.conversation import Conversation
@@ -41,6 +41,8 @@ class RowCounts(RowTally):
     tokens: int = 0
     trained: int = 0
     """of the tokens, those that the loss is taken on"""
+    without_thinking: int = 0
+    """sequences of rows that were repeated without their thoughts"""
 
     def good(self, sequence: TokenSequence) -> None:
         self.read += 1
@@ -48,12 +50,16 @@ class RowCounts(RowTally):
         self.trained += sum(sequence.loss_mask)
 
     def as_json(self) -> dict[str, Any]:
-        return RowTally.as_json(self) | {"tokens": self.tokens, "trained": self.trained}
+        own = ("tokens", "trained", "without_thinking")
+        return RowTally.as_json(self) | {name: getattr(self, name) for name in own}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowCounts:
         tally = RowTally.from_json(value)
-        return RowCounts(tally.read, tally.bad, tally.named, value["tokens"], value["trained"])
+        return RowCounts(
+            tally.read, tally.bad, tally.named, value["tokens"], value["trained"],
+            value["without_thinking"],
+        )  # fmt: skip
 
 
 class MessageStream:
@@ -66,11 +72,16 @@ class MessageStream:
         seed: str,
         scratch: Path,
         held_out: HeldOutWords | None = None,
+        nothink_share: float = 0.0,
     ) -> None:
-        """Raises InputError for files without a row, and what finding and opening them raises."""
+        """`nothink_share`: of the rows with thoughts, those that come a second time without them.
+
+        Raises InputError for files without a row, and what finding and opening them raises.
+        """
         self._source = source
         self._renderer = renderer
         self._held_out = held_out
+        self._nothink_share = nothink_share
         self._seed = seed
         self._files = LocalFiles(find_files(source.files), scratch)
         if not self._files.num_rows:
@@ -80,7 +91,7 @@ class MessageStream:
         self._has_good = False
         self._windows = self._windows_of(0)
         self._open: _Window | None = None
-        self._ready: deque[TokenSequence | BadRow] = deque()
+        self._ready: deque[TokenSequence | BadRow | None] = deque()
         """what became of the rows from `_row` on"""
 
     @property
@@ -100,12 +111,12 @@ class MessageStream:
                 continue
             if not self._ready:
                 self._ready = deque(self._rendered_ahead(window))
-            rows, index = window.order[self._row]
+            place = window.order[self._row]
             self._row += 1
             made = self._ready.popleft()
             if self._epoch == 0:
-                self._count(window, rows, index, made)
-            if not isinstance(made, BadRow):
+                self._count(window, place, made)
+            if isinstance(made, TokenSequence):
                 self._has_good = True
                 return made
 
@@ -128,14 +139,20 @@ class MessageStream:
         self._windows, self._open = self._windows_of(self._epoch), None
         self._ready.clear()
 
-    def _rendered_ahead(self, window: _Window) -> list[TokenSequence | BadRow]:
-        """The next rows, several at once; what becomes of a row depends on no other."""
-        wanted = window.order[self._row : self._row + _AHEAD]
-        return self._renderer.render_all(
-            [self._read(window.rows[rows], index) for rows, index in wanted]
-        )
+    def _rendered_ahead(self, window: _Window) -> list[TokenSequence | BadRow | None]:
+        """The next rows, several at once; what becomes of a row depends on no other. None of one
+        that would come a second time, and has no thought or is bad."""
+        read = [self._read(window, p) for p in window.order[self._row : self._row + _AHEAD]]
+        made = iter(self._renderer.render_all([each for each in read if each is not None]))
+        return [None if each is None else next(made) for each in read]
 
-    def _read(self, rows: Rows, index: int) -> Conversation | BadRow:
+    def _read(self, window: _Window, place: _Place) -> Conversation | BadRow | None:
+        read = self._conversation(window.rows[place.rows], place.row)
+        if not place.is_repeated:
+            return read
+        return None if isinstance(read, BadRow) else self._renderer.without_thoughts(read)
+
+    def _conversation(self, rows: Rows, index: int) -> Conversation | BadRow:
         try:
             read = read_row(rows.row(index), self._source.columns, self._source.format)
         except BadRow as error:
@@ -152,12 +169,17 @@ class MessageStream:
         run, other = shared
         return BadRow(Reason.CONTAMINATED, f"shares {run[:160]!r} with {other}, which is held out")
 
-    def _count(self, window: _Window, rows: int, index: int, made: TokenSequence | BadRow) -> None:
-        if not isinstance(made, BadRow):
-            self.counts.good(made)
+    def _count(self, window: _Window, place: _Place, made: TokenSequence | BadRow | None) -> None:
+        if place.is_repeated:
+            self.counts.without_thinking += isinstance(made, TokenSequence)
             return
-        name = self._files.names[window.chunks[rows].file]
-        self.counts.left_out(f"{name}:{window.rows[rows].line(index)}", made)
+        if isinstance(made, TokenSequence):
+            self.counts.good(made)
+        elif made is not None:
+            self._count_bad(self._line(window.chunks, window.rows, place), made)
+
+    def _count_bad(self, where: str, made: BadRow) -> None:
+        self.counts.left_out(where, made)
         source = self._source
         self.counts.judge(source.files, self.num_rows, source.max_bad_share)
 
@@ -165,10 +187,21 @@ class MessageStream:
         if self._open is None:
             chunks = self._windows[self._window]
             rows = [self._files.read(chunk) for chunk in chunks]
-            order = [(n, i) for n, part in enumerate(rows) for i in range(len(part))]
+            order = [_Place(n, i) for n, part in enumerate(rows) for i in range(len(part))]
+            if self._nothink_share:
+                again = [p for p in order if self._is_repeated(self._line(chunks, rows, p))]
+                order += [_Place(p.rows, p.row, True) for p in again]
             random.Random(f"{self._seed}/{self._epoch}/{self._window}").shuffle(order)
             self._open = _Window(chunks, rows, order)
         return self._open
+
+    def _line(self, chunks: Sequence[Chunk], rows: Sequence[Rows], place: _Place) -> str:
+        """File and line of a row."""
+        return f"{self._files.names[chunks[place.rows].file]}:{rows[place.rows].line(place.row)}"
+
+    def _is_repeated(self, line: str) -> bool:
+        """The same in every epoch."""
+        return random.Random(f"{self._seed}/nothink/{line}").random() < self._nothink_share
 
     def _next_window(self) -> None:
         self._open, self._row = None, 0
@@ -197,13 +230,23 @@ class MessageStream:
         return windows
 
 
+class _Place(NamedTuple):
+    """A row's turn in a window."""
+
+    rows: int
+    """place of its chunk"""
+    row: int
+    """its place there"""
+    is_repeated: bool = False
+    """without its thoughts"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     chunks: Sequence[Chunk]
     rows: Sequence[Rows]
     """of each chunk"""
-    order: Sequence[tuple[int, int]]
-    """chunk and row"""
+    order: Sequence[_Place]
 
 
 class MixedStream:
@@ -216,13 +259,16 @@ class MixedStream:
         seed: int,
         scratch: Path,
         held_out: HeldOutWords | None = None,
+        nothink_share: float = 0.0,
     ) -> None:
         """Raises what MessageStream raises, and names the source."""
         self._weights = [source.weight for source in sources]
         self.streams: list[MessageStream] = []
         for number, source in enumerate(sources):
             try:
-                stream = MessageStream(source, renderer, f"{seed}/{number}", scratch, held_out)
+                stream = MessageStream(
+                    source, renderer, f"{seed}/{number}", scratch, held_out, nothink_share
+                )
             except InputError as error:
                 raise InputError(f"data.{number}.{error}") from error
             self.streams.append(stream)

@@ -111,8 +111,8 @@ class RlRecord:
                 values.append(metrics[name])
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
-        groups = result.sampled.groups
-        self._last_steps.add(result.step, groups, self._gallery, result.logprobs)
+        shown = result.shown_groups
+        self._last_steps.add(result.step, shown, self._gallery, result.logprobs)
         if "outcome_mean" in metrics:
             self._training[result.step] = metrics["outcome_mean"]
         self._report(result.step, metrics)

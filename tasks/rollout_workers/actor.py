@@ -14,6 +14,7 @@ from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.messages import News, RollRequest
 from engines.rollout.workers.worker import RolloutWorker
 from engines.sglang.client import GenerationClient
+from engines.sglang.spec import Routing
 from infra.processes.leftovers import private_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
@@ -31,6 +32,9 @@ class WorkerSetup:
     router_url: str
     max_batch: int
     """turns in one request"""
+    routing: Routing
+    most_turns: int | None
+    """this worker's share of those at the servers at once"""
     context_length: int
     seed: int
 
@@ -50,7 +54,12 @@ class RolloutWorkerActor:
             for name, content in setup.chat_files.items():
                 (Path(folder) / name).write_bytes(content)
             chat, domains = await open_parts(self._open, Path(folder), setup.domains)
-        client = GenerationClient(setup.router_url, max_batch=setup.max_batch)
+        client = GenerationClient(
+            setup.router_url,
+            max_batch=setup.max_batch,
+            routing=setup.routing,
+            most_turns=setup.most_turns,
+        )
         await self._open.enter_async_context(client)
         self._worker = RolloutWorker(
             client=client,

@@ -56,12 +56,15 @@ class Rollers:
                 context_length=length,
                 seed=self._seed,
             )
+        client, workers = self._fleet.client, self._context.resources.rollout_workers
         setup = WorkerSetup(
             chat_files=chat_files(model),
             domains=self._domains,
             hooks=self._context.hooks,
             router_url=self._fleet.router_url,
-            max_batch=self._fleet.client.max_batch,
+            max_batch=client.max_batch,
+            routing=client.routing,
+            most_turns=client.most_turns and max(client.most_turns // workers, 1),
             context_length=length,
             seed=self._seed,
         )

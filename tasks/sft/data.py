@@ -127,11 +127,7 @@ def _without_thinking(
     thinking = [s for s in solved if s.problem.thinking]
     if not thinking or share == 0:
         return []
-    if not chat.is_thinking_switchable:
-        raise InputError(
-            "nothink_share needs a chat template that reacts to `enable_thinking`; this model's "
-            "does not: set nothink_share to 0"
-        )
+    chat.require_thinking_switch()
     chosen = random.Random(f"{seed}/nothink").sample(thinking, round(share * len(thinking)))
     return [
         _solved(

@@ -26,8 +26,10 @@ def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
     """Raises InputError for files without a row, and what opening them raises."""
     assert spec.settings.data is not None
     renderer, scratch = Renderer.of_model(context.inputs["model"]), context.scratch / "files"
-    held_out = _held_out_words(spec) if spec.held_out else None
-    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch, held_out)
+    held_out, share = _held_out_words(spec) if spec.held_out else None, spec.settings.nothink_share
+    if share:
+        renderer.chat.require_thinking_switch()
+    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch, held_out, share)
     return FileSupply(spec.settings.batch_size, stream)
 
 
@@ -78,5 +80,6 @@ class FileSupply:
             "bad_rows": float(bad.total()),
             "contaminated_rows": float(contaminated),
             **{f"bad_rows_{reason}": float(count) for reason, count in sorted(bad.items())},
+            "without_thinking": float(sum(each.without_thinking for each in counts)),
             "trained_share": sum(each.trained for each in counts) / max(tokens, 1),
         }

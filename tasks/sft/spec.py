@@ -103,11 +103,6 @@ class SftSpec(StageSpec):
     def problems(self) -> Iterator[str]:
         if self.settings.decontaminate and self.settings.data is None:
             yield "decontaminate: looks at your own files, and `data` names none; leave it out"
-        if self.settings.data is not None and self.settings.nothink_share:
-            yield (
-                "nothink_share: rows of your own files are rendered as they are written; leave it"
-                " out, or write the rows without thinking into a file"
-            )
 
     @property
     def trained_roles(self) -> tuple[Role, ...]:

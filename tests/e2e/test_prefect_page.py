@@ -17,7 +17,7 @@ from flows.running.prefect_api import PrefectApi
 from flows.saved import remove_recipe, save_recipe
 from infra.errors import InputError
 from infra.stack import WORK_POOL, Stack
-from infra.stack.prefect_server import active_schedules, keep_schedules
+from infra.stack.schedules import note_schedules, restore_schedules
 from tests.parts.machine import until
 
 pytestmark = pytest.mark.e2e
@@ -120,9 +120,10 @@ def test_a_schedule_that_is_switched_on_has_parameters_and_survives_registration
         given = {"recipe": "cpu-demo", "expert": "general", "rounds": 1}
         assert given.items() <= planned["parameters"].items()
 
-        before = active_schedules(stack)
+        note_schedules(stack)
         api.call("PATCH", path, {"active": False, "parameters": weekly["parameters"]})
-        keep_schedules(stack, before)
+        note_schedules(stack)  # of an `up` after one that was interrupted here
+        restore_schedules(stack)
         (kept,) = api.call("GET", f"/deployments/{deployment['id']}/schedules")
         assert (kept["active"], kept["parameters"]["expert"]) == (True, "general")
     finally:

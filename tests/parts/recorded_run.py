@@ -11,7 +11,8 @@ from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_datas
 from engines.rollout.records.gallery import Gallery
 from engines.types import Message, Problem, Sample, Status
 from flows.load import load_recipe
-from flows.running.records import RunRecord, StageRecord, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from tasks.durable.claims import Claims, Owner

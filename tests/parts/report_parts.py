@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from engines.rollout.records.gallery import ROLLOUTS_FILE
 from flows.load import load_recipe
-from flows.running.records import RunRecord, RunState, StageRecord, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord
 from infra.store.artifacts import ArtifactStore
 from infra.timeline import SERVERS, TRAINER, Timeline
 from infra.trace_file import write_trace

@@ -64,6 +64,9 @@ class CharChat:
     ) -> list[int]:
         return ids("".join(f"[{m.content}]" for m in new))
 
+    def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
+        return [*ids(turn.content), STOP]
+
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         text = self.decode(token_ids)
         calls = (ToolCall(text[1:], {}),) if text.startswith("!") else ()

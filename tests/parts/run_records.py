@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.load import load_recipe
-from flows.running.records import RunRecord, RunState, StageRecord, new_run, store_of
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord, store_of
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 

@@ -6,12 +6,15 @@ A model has the demo's shape: width 128, 4 layers, 4 heads over 2 key-value head
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
 END_TOKEN = 257
 """`<|endoftext|>`, also the end of a turn"""
+_END = "eos_token_id"
 _SPECIAL = (
     "<|pad|>",
     "<|endoftext|>",
@@ -38,6 +41,15 @@ def tiny_model(folder: Path, family: str = "qwen3", seed: int = 0, **config: Any
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder
+
+
+def without_end(model: Path, copy: Path) -> Path:
+    """A copy of a model's folder with which no token ends a turn by itself; returns the copy."""
+    shutil.copytree(model, copy)
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({k: v for k, v in fields.items() if k != _END}))
+    return copy
 
 
 def _config(family: str, overrides: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from engines.sglang.topology.spec import Topology
 from flows.command.main import app
 from flows.explain import explain
 from flows.load import load_recipe
@@ -119,7 +120,7 @@ def test_python_is_python_and_its_imports_exist(block: Block) -> None:
 
 @named(blocks("yaml"))
 def test_parts_of_recipes_have_fields_that_exist(block: Block) -> None:
-    """What stands there is a recipe's or a stage's, but for fields that are left out."""
+    """What stands there is a recipe's, stage's or topology's, but for fields that are left out."""
     if "..." in block.text:
         pytest.skip("a sketch with parts left out")
     written = yaml.safe_load(block.text)
@@ -127,14 +128,14 @@ def test_parts_of_recipes_have_fields_that_exist(block: Block) -> None:
         pytest.skip("not a mapping")
     found = [_problems(model, written) for model in _owners(set(written))]
     if not found:
-        pytest.skip("neither a recipe's nor a stage's")
+        pytest.skip("neither a recipe's nor a stage's nor a topology's")
     assert [] in found, f"{block.page}: {min(found, key=len)}"
 
 
 def _owners(fields: set[str]) -> list[type[Config]]:
     """Whose fields these can be."""
     settings: list[Any] = [written_form(kind).model_fields[kind].annotation for kind in PATH_KINDS]
-    return [model for model in (Recipe, *settings) if fields <= set(model.model_fields)]
+    return [model for model in (Recipe, Topology, *settings) if fields <= set(model.model_fields)]
 
 
 def _problems(model: type[Config], written: dict[str, Any]) -> list[str]:

@@ -64,6 +64,19 @@ class TokenSession:
             raise RuntimeError("a token session cannot grow while a turn is under way")
         self._append_unsampled(np.array(token_ids, np.int32))
 
+    def cut(self, length: int) -> None:
+        """Forget every token from position `length` on, as a turn that nobody got.
+
+        Raises RuntimeError while a turn is under way, and for a position in the prompt.
+        """
+        if self._busy or length < len(self._prompt):
+            raise RuntimeError("a token session is cut between turns, and after its prompt")
+        forgotten = int(self.loss_mask[length:].sum())
+        self._produced = self._produced[: len(self._produced) - forgotten]
+        self.tokens, self.loss_mask = self.tokens[:length], self.loss_mask[:length]
+        self.logprobs = self.logprobs[:length]
+        self.weight_versions = self.weight_versions.first(length)
+
     def _append_unsampled(self, ids: Tokens) -> None:
         versions = WeightVersions.of_runs([(NO_VERSION, len(ids))])
         self._append(ids, False, np.zeros(len(ids), np.float32), versions)

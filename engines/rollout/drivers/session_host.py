@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.drivers.session import TokenSession
@@ -18,6 +19,7 @@ from engines.types import (
     AssistantTurn,
     Finish,
     Generation,
+    Json,
     Message,
     Problem,
     Rollout,
@@ -29,10 +31,13 @@ from engines.types import (
 
 _CONTEXT_RESERVE = 8
 """positions that SGLang keeps free at the end of its context"""
+_ROLLOUTS_PER_ROUTE = 16
+"""of a large group: one server need not take all of it"""
 _INTERRUPTIONS = 5
 """of a turn, one after another, between which nothing is written"""
 _PAUSE_S = 0.1
 """after the first of them; longer after each further one"""
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,11 @@ class Attempt:
     @property
     def rollout_id(self) -> str:
         return f"{self.group_id}#{self.index}"
+
+    @property
+    def route(self) -> str:
+        """That of neighbours in its group, whose turns begin as its own do."""
+        return f"{self.group_id}/{self.index // _ROLLOUTS_PER_ROUTE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,22 @@ class SessionHost:
         """The problem as the chat format writes it: what a session usually begins with."""
         return self._attempt.prompt_ids
 
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a session."""
+        return self._context
+
+    @property
+    def tokens_left(self) -> int:
+        """Of the rollout's budget, beside what turns under way may still write."""
+        used = self._promised + sum(s.num_generated for s in self._sessions)
+        return self._attempt.max_new_tokens - used
+
+    @property
+    def temperature(self) -> float:
+        """At which every turn is sampled."""
+        return self._attempt.temperature
+
     def open(self, prompt_ids: Sequence[int]) -> TokenSession:
         """A new session; each that the policy wrote in becomes a sample."""
         session = TokenSession(self._generate, prompt_ids)
@@ -111,15 +137,20 @@ class SessionHost:
         return session
 
     async def turn(
-        self, session: TokenSession, *, max_new_tokens: int | None = None, is_last: bool = False
+        self,
+        session: TokenSession,
+        *,
+        max_new_tokens: int | None = None,
+        is_last: bool = False,
+        asked: Problem | None = None,
     ) -> Turn:
-        """Let the policy write in a session. `is_last`: nothing follows in it. Raises EngineError.
+        """Let the policy write in a session. `is_last`: nothing follows in it. `asked`: whose tools
+        it may call, if not the problem's. Raises EngineError.
 
         A turn that uses the rollout's budget up is cut off there, and ends the rollout as
         truncated. It may use all that is left, so turns at the same time need `max_new_tokens`.
         """
-        used = self._promised + sum(s.num_generated for s in self._sessions)
-        budget = self._attempt.max_new_tokens - used
+        budget = self.tokens_left
         if max_new_tokens is not None:
             budget = min(budget, max_new_tokens)
         room = self._context - len(session.tokens)
@@ -135,7 +166,7 @@ class SessionHost:
             return Turn(None, End(Status.ABORTED, "generation was interrupted again and again"))
         if len(session.tokens) == began:
             return Turn(None, End(Status.ABORTED, "the engine returned no token"))
-        said = self.chat.parse(self._attempt.problem, session.tokens[began:])
+        said = self.chat.parse(asked or self._attempt.problem, session.tokens[began:])
         if finish == "length":
             return Turn(said, End(Status.TRUNCATED, out_of))
         return Turn(said, End(Status.MALFORMED, said.error) if said.error else None)
@@ -176,6 +207,7 @@ class SessionHost:
                     stop_token_ids=self.chat.stop_token_ids,
                     seed=seed,
                     is_last=is_last,
+                    route=self._attempt.route,
                 )
             )
         finally:
@@ -193,10 +225,15 @@ class SessionHost:
         end: End,
         messages: Sequence[Message],
         sessions: Sequence[TokenSession] | None = None,
+        *,
+        files: Mapping[str, str] = _NONE,
+        notes: Sequence[Mapping[str, Json]] = (),
     ) -> Rollout:
-        """The rollout, to be judged by `messages` and by the text of the last of its sessions.
+        """The rollout, to be judged by `messages`, by the text of the last of its sessions, and by
+        `files`.
 
-        `sessions`: those to train on, if not all. Raises EngineError if their tokens were changed.
+        `sessions`: those to train on, if not all. `notes`: what is kept with each of them, where
+        the policy wrote in all. Raises EngineError if their tokens were changed.
         """
         chosen = self._sessions if sessions is None else sessions
         written = [s for s in chosen if s.num_generated] or list(chosen[:1])
@@ -206,6 +243,10 @@ class SessionHost:
         samples = tuple(
             self._sample(session, branch, end, turns) for branch, session in enumerate(written)
         )
+        for sample, note in zip(samples, notes, strict=False):
+            sample.metadata |= note
+        if files:
+            samples[0].metadata["files"] = dict(files)
         transcript = Transcript(
             problem=self._attempt.problem,
             messages=tuple(messages),
@@ -213,6 +254,7 @@ class SessionHost:
             num_tokens=sum(s.num_generated for s in written),
             reason=end.reason,
             raw=self.chat.decode(written[-1].response_ids),
+            files=dict(files),
         )
         return Rollout(samples, transcript)
 

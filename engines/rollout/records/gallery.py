@@ -51,6 +51,8 @@ class RolloutRow:
     weight_versions: list[int]
     trainer_logprobs: list[float]
     """before the update, 0 where nothing is trained; empty where the trainer did not score it"""
+    session: str = ""
+    """what a harness sent and what came back of it, as JSON; empty for other drivers"""
 
 
 class Gallery:
@@ -108,6 +110,7 @@ class Gallery:
             "logprobs": [s.logprobs for s in samples],
             "weight_versions": [s.weight_versions.of_each() for s in samples],
             "trainer_logprobs": [logprobs.get((s.rollout_id, s.branch), ()) for s in samples],
+            "session": [_session(sample) for sample in samples],
         }
         return pa.table(columns, schema=_schema())
 
@@ -165,6 +168,11 @@ class Gallery:
         self._tables += [self._table(*later) for later in self._later]
         self._later = []
         return pa.concat_tables([_schema().empty_table(), *self._tables])
+
+
+def _session(sample: Sample) -> str:
+    note = sample.metadata.get("session")
+    return json.dumps(note) if note else ""
 
 
 def _schema() -> pa.Schema:

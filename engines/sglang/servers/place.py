@@ -31,7 +31,7 @@ def architecture(spec: FleetSpec, model: Path, place: Place) -> str:
 
     Raises InputError if the folder has no readable config.json.
     """
-    parts: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "place": asdict(place)}
+    parts: dict[str, Any] = {"spec": spec.of_servers(), "place": asdict(place)}
     for name in ("config.json", "generation_config.json"):
         path = model / name
         try:

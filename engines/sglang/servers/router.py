@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
@@ -17,6 +18,8 @@ from infra.server_keys import key_of
 START_S = 180.0
 _CHANGE_S = 30.0
 _CONTROL_S = 10.0
+_KEY_S = 1800
+"""after which a routing key that nobody used is forgotten"""
 _NO_FLAGS: Mapping[str, object] = {}
 
 
@@ -34,7 +37,8 @@ class Router:
     ) -> None:
         """Start it; returns before it is ready. It listens where this home's servers do, or on
         `host`; on any free port, or on `port`. `flags` of the router's own go before ours;
-        None is the value of one that takes none."""
+        None is the value of one that takes none, and a list has the values of one that is
+        repeated."""
         self.name = name
         self.log = children.logs / f"{name}.log"
         self._children = children
@@ -47,8 +51,10 @@ class Router:
             "--port": self._port,
             "--prometheus-host": LOOPBACK,
             "--prometheus-port": free_ports(1, avoid={self._port})[0],
-            # requests are batches of equal size: taking turns balances them exactly
-            "--policy": "round_robin",
+            # requests with one routing key go to one server; a new key to the least busy one
+            "--policy": "manual",
+            "--assignment-mode": "min_load",
+            "--max-idle-secs": _KEY_S,
             "--log-level": "warn",
             "--worker-startup-check-interval": 1,
             "--health-check-interval-secs": 2,
@@ -57,9 +63,8 @@ class Router:
             # a batch may take long on a slow host; its caller has a bound of its own
             "--request-timeout-secs": 3600,
         }
-        given = (flags | dict(changed)).items()
-        values = [str(part) for flag in given for part in flag if part is not None]
-        return [sys.executable, "-m", "engines.sglang.servers.router_main", *values]
+        words = router_words(flags | dict(changed))
+        return [sys.executable, "-m", "engines.sglang.servers.router_main", *words]
 
     @property
     def url(self) -> str:
@@ -112,3 +117,18 @@ class Router:
 
     def stop(self) -> None:
         self._children.stop(self.pid)
+
+
+def router_words(flags: Mapping[str, object]) -> list[str]:
+    """Example: {"--port": 1, "--decode": [("a",), ("b",)]} -> [--port, 1, --decode, a, --decode,
+    b]"""
+    return [word for flag, value in flags.items() for word in _words(flag, value)]
+
+
+def _words(flag: str, value: object) -> list[str]:
+    if value is None:
+        return [flag]
+    if isinstance(value, list):
+        given = cast("list[tuple[object, ...]]", value)
+        return [word for parts in given for word in (flag, *map(str, parts))]
+    return [flag, str(value)]

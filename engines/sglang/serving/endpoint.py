@@ -12,58 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from engines.devices.child_processes import ChildProcesses, log_tail
+from engines.sglang.http import call
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.router_main import KEY_VARIABLE
 from engines.sglang.servers.server import Server
 from engines.sglang.serving.gateway import Gateway
-from engines.sglang.serving.parsers import NONE, Parsers
-from engines.sglang.spec import FleetSpec
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.arguments import router_form
+from engines.sglang.topology.placing import PlacedServer, place_here
 from infra.access import LOOPBACK, reachable
 from infra.cuda import has_cuda
 from infra.errors import EngineError
 from infra.server_keys import forget_key, note_key
 
 _LAUNCHER = "engines.sglang.servers.launcher"
-_ROUTER: Mapping[str, object] = {
-    # the same beginning of a prompt goes where it is cached
-    "--policy": "cache_aware",
-    "--log-level": "error",
-}
+_ROUTER: Mapping[str, object] = {"--log-level": "error"}
 _LOOK_S = 0.5
 _ROUTES_S = 120.0
 """what a router may take to look at servers that answer"""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model of an endpoint, under the name that requests give as `model`."""
-
-    name: str
-    folder: Path
-    parsers: Parsers
-    servers: int = 1
-    tp: int = 1
-    """devices of one server"""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """SGLang server arguments that win over ours"""
-
-    def spec(self) -> FleetSpec:
-        ours: dict[str, Any] = {
-            "host": LOOPBACK,
-            "served_model_name": self.name,
-            "skip_tokenizer_init": False,
-            "grammar_backend": "xgrammar",
-        }
-        if self.parsers.tools != NONE:
-            ours["tool_call_parser"] = self.parsers.tools
-        if self.parsers.thinking != NONE:
-            ours["reasoning_parser"] = self.parsers.thinking
-        return FleetSpec(sglang=ours | dict(self.options))
+_ELSEWHERE_S = 3600.0
+_ASK_S = 10.0
 
 
 class Endpoint:
@@ -73,31 +45,73 @@ class Endpoint:
         """Nothing is started yet. `key`: what requests must carry; empty: nothing, or the key of
         this home where a router listens beyond loopback."""
         self.url = f"http://{reachable(host)}:{port}"
-        self._logs, self._host, self._port, self._key = logs, host, port, key
+        self.logs, self._host, self._port, self._key = logs, host, port, key
         self._parents: list[ChildProcesses] = []
         self._parts: list[Server | Router] = []
         self._gateway: Gateway | None = None
-        self._devices = 0
-        """that servers have, from the first one on"""
 
     @property
     def server_urls(self) -> list[str]:
-        """Of the SGLang servers, in the models' order; they listen on loopback, without a key."""
+        """Of the SGLang servers of this host, in the models' order."""
         return [part.url for part in self._parts if isinstance(part, Server)]
 
-    def start(self, models: Sequence[ServedModel]) -> None:
-        """Return when every model answers. Raises EngineError with the end of a log."""
-        engines, programs = self._children(_LAUNCHER), self._programs(len(models) == 1)
-        routers = {model.name: self._router(programs, model, len(models)) for model in models}
-        servers: dict[str, list[Server]] = {}
+    def start_here(self, models: Sequence[ServedModel]) -> None:
+        """All of it on this host. Raises InputError where it has too few GPUs, and EngineError."""
+        self.start(models, place_here({m.name: m.fleet for m in models}), LOOPBACK, True)
+
+    def start(
+        self,
+        models: Sequence[ServedModel],
+        servers: Sequence[PlacedServer],
+        here: str,
+        has_routers: bool,
+    ) -> None:
+        """Return when every model answers, or, on a host without the routers, its own servers.
+        `here`: this host's address. Raises EngineError with the end of a log.
+        """
+        engines = self._children(_LAUNCHER)
+        by_name = {model.name: model for model in models}
+        nodes = [
+            self._node(engines, by_name[server.fleet], server, rank)
+            for server in servers
+            for rank, node in enumerate(server.nodes)
+            if node.host.address == here
+        ]
+        answering = [node for rank, node in nodes if rank == 0]
+        elsewhere = [s.url for s in servers if s.address != here] if has_routers else []
+        with ThreadPoolExecutor(len(nodes) + len(elsewhere) or 1) as pool:
+            waits = [pool.submit(node.wait_ready) for node in answering]
+            waits += [pool.submit(self._wait_for, url) for url in elsewhere]
+            for wait in waits:
+                wait.result()
+        if has_routers:
+            self._route(models, servers)
+
+    def _node(
+        self, engines: ChildProcesses, model: ServedModel, server: PlacedServer, rank: int
+    ) -> tuple[int, Server]:
+        """A server's process on this host; only that of rank 0 answers requests."""
+        node = server.nodes[rank]
+        name = _file_name(server.name) + (f"-node-{rank}" if rank else "")
+        device = node.first_device if has_cuda() else 0
+        tp = model.fleet.tp_per_server
+        spec = model.spec(server, rank)
+        started = Server(engines, name, spec, model.folder, tp, server.port, device)
+        self._parts.append(started)
+        return rank, started
+
+    def _route(self, models: Sequence[ServedModel], servers: Sequence[PlacedServer]) -> None:
+        programs = self._programs(len(models) == 1)
+        routers = {
+            model.name: self._router(
+                programs, model, [s for s in servers if s.fleet == model.name], len(models)
+            )
+            for model in models
+        }
         for model in models:
-            servers[model.name] = self._servers(engines, model)
-        everyone = [server for own in servers.values() for server in own]
-        with ThreadPoolExecutor(len(everyone)) as pool:
-            list(pool.map(Server.wait_ready, everyone))
-        for name, router in routers.items():
+            router, own = routers[model.name], [s for s in servers if s.fleet == model.name]
             router.wait_ready()
-            router.set_servers([server.url for server in servers[name]], _ROUTES_S)
+            router.set_servers([server.url for server in own], _ROUTES_S)
         if len(models) > 1:
             addresses = {name: router.url for name, router in routers.items()}
             self._gateway = Gateway(self._host, self._port, self._key, addresses)
@@ -112,26 +126,39 @@ class Endpoint:
         finally:
             os.environ.pop(KEY_VARIABLE, None)
 
-    def _router(self, programs: ChildProcesses, model: ServedModel, count: int) -> Router:
+    def _router(
+        self,
+        programs: ChildProcesses,
+        model: ServedModel,
+        servers: Sequence[PlacedServer],
+        count: int,
+    ) -> Router:
         name = f"router-{_file_name(model.name)}"
+        flags = {**_ROUTER, **router_form(model.fleet, servers)}
         if count > 1:
-            router = Router(programs, name, LOOPBACK, flags=_ROUTER)
+            router = Router(programs, name, LOOPBACK, flags=flags)
         else:
             if self._key:
                 note_key(self.url, self._key)
-            router = Router(programs, name, self._host, port=self._port, flags=_ROUTER)
+            router = Router(programs, name, self._host, port=self._port, flags=flags)
         self._parts.append(router)
         return router
 
-    def _servers(self, engines: ChildProcesses, model: ServedModel) -> list[Server]:
-        made: list[Server] = []
-        for number in range(model.servers):
-            device = self._devices if has_cuda() else 0
-            self._devices += model.tp
-            name = f"{_file_name(model.name)}-{number}"
-            made.append(Server(engines, name, model.spec(), model.folder, model.tp, None, device))
-            self._parts.append(made[-1])
-        return made
+    def _wait_for(self, url: str) -> None:
+        """Of a server that another host starts."""
+        deadline = time.monotonic() + _ELSEWHERE_S
+        while True:
+            try:
+                call(url, "/model_info", timeout=_ASK_S)
+                return
+            except EngineError as error:
+                if time.monotonic() > deadline:
+                    raise EngineError(
+                        f"the server at {url}, which another host starts, did not answer in"
+                        f" {_ELSEWHERE_S:.0f} s: run `tributary fleet up` there, with --on and its"
+                        " address"
+                    ) from error
+            time.sleep(_LOOK_S)
 
     def watch(self) -> None:
         """Return never; raises EngineError when a part of it has ended by itself."""
@@ -157,7 +184,7 @@ class Endpoint:
         self._parents.clear()
 
     def _children(self, preloaded: str) -> ChildProcesses:
-        self._parents.append(ChildProcesses(self._logs, preloaded))
+        self._parents.append(ChildProcesses(self.logs, preloaded))
         return self._parents[-1]
 
     def __enter__(self) -> Self:

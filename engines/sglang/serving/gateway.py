@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
 
 _START_S, _END_S = 30.0, 10.0
@@ -97,10 +98,13 @@ class Gateway:
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
         """What the router answers, piece by piece as it comes."""
         assert self._session is not None
-        kind = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
+        if lane := request.headers.get(LANE_HEADER):
+            headers[LANE_HEADER] = lane
         answer = web.StreamResponse()
         try:
-            async with self._session.post(router + request.path, data=body, headers=kind) as found:
+            url = router + request.path
+            async with self._session.post(url, data=body, headers=headers) as found:
                 answer.set_status(found.status)
                 answer.content_type = found.content_type
                 await answer.prepare(request)

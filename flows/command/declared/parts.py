@@ -73,3 +73,39 @@ def check_hook(
     from flows.command.hooks import show_hook
 
     return show_hook(path, kind, options, needs, domains, curriculum, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "admit recipe.yaml",
+        "admit recipe.yaml --domain coding --count 200 --to findings.jsonl",
+    )
+)
+def admit(
+    recipe: str,
+    /,
+    *,
+    domain: str = "",
+    split: Literal["sft", "rl", "distill", "heldout"] = "rl",
+    count: int = 20,
+    seed: int = 0,
+    to: str = "",
+    json: Json = False,
+) -> int:
+    """Try whether problems of a domain are fit to train on, without a model.
+
+    A problem is refused, with the reason, unless its own solution scores 1 twice, doing nothing
+    scores 0, random actions score next to nothing, no tool shows the solution, and it is quick.
+    Exit code 1 if any is refused.
+
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe.
+        domain: One of the recipe's domains; needed where it has several that can be tried.
+        split: Whose problems.
+        count: How many problems.
+        seed: Which problems.
+        to: A file for all findings: one JSON object a line, with `id`, `admitted` and `reasons`.
+    """
+    from flows.command.admit import show_admission
+
+    return show_admission(recipe, domain, split, count, seed, to, json, console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flows.command.app import Json, app, artifacts_app, console, examples
+from flows.command.app import Json, app, artifacts_app, console, examples, sessions_app
 
 
 @artifacts_app.default
@@ -67,3 +67,31 @@ def rollouts(
 
     wanted = Wanted.of(step, status, reward, domain, expert)
     return show_rollouts(artifact, run, wanted, sort, limit, root, json, console)
+
+
+@sessions_app.default
+@sessions_app.command(name="diff", help_epilogue=examples("sessions diff agent-rl --limit 1"))
+def sessions(
+    artifact: str = "",
+    /,
+    *,
+    run: str = "",
+    step: str = "",
+    limit: int = 10,
+    root: str = "",
+    json: Json = False,
+) -> int:
+    """Show, turn by turn, what a harness sent and what was sampled, and where the two differ.
+
+    Args:
+        artifact: A stage's name, or a digest (or its beginning); default: the run's last stage that
+            kept samples.
+        run: Whose stage: a run's id or name, or a recipe's name (its latest run); empty is the
+            latest run.
+        step: Only samples of these training steps: 7, 5:9, 5: or :9.
+        limit: How many samples to show.
+        root: The store to look in; default: the run's.
+    """
+    from flows.command.sessions import show_sessions
+
+    return show_sessions(artifact, run, step, limit, root, json, console)

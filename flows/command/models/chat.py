@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from engines.sglang.serving.endpoint import Endpoint, ServedModel
+from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import parsers_of
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
 from infra.access import LOOPBACK
 from infra.errors import EngineError, InputError
@@ -113,7 +115,8 @@ def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> in
     told = Console(stderr=True)
     with Endpoint(logs, LOOPBACK, free_ports(1)[0], "") as endpoint:
         told.print(f"starting the model; logs in {logs}", markup=False, soft_wrap=True)
-        endpoint.start([ServedModel(_NAME, folder, parsers_of(folder))])
+        fleet = ServedFleet(model=str(folder))
+        endpoint.start_here([ServedModel(_NAME, folder, parsers_of(folder), fleet)])
         talk = Conversation(endpoint.url, options)
         if is_terminal:
             told.print(f"{NEW} begins anew, {QUIT} or Ctrl-D ends, Ctrl-C stops an answer")

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.table import Table
 
 from flows.command.find_artifact import locate_artifact
 from flows.command.models.needed import Survey, Unneeded, has_mlflow_records, survey
-from flows.command.output import print_json
+from flows.command.output import print_json, text_table
 from flows.running.records import store_to_show
 from infra.errors import InputError
 from infra.home import home
@@ -84,13 +83,14 @@ def _aliases() -> list[AliasedArtifact] | None:
 
 
 def _show(found: Survey, store: str, console: Console) -> None:
-    table = Table("artifact", "size", "made", "of runs", title=f"unneeded in {store}")
+    rows: list[list[str]] = []
     for each in found.unneeded:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created))
         runs = ", ".join(each.runs) or "none on record"
-        table.add_row(each.name, _size(each.bytes), made if each.created else "unfinished", runs)
-    if found.unneeded:
-        console.print(table)
+        rows.append([each.name, _size(each.bytes), made if each.created else "unfinished", runs])
+    if rows:
+        header = ["artifact", "size", "made", "of runs"]
+        console.print(text_table(header, rows, f"unneeded in {store}"))
     kinds = Counter(why[0].partition(" ")[0] for why in found.kept.values())
     kept = ", ".join(f"{count} for {_KINDS.get(kind, kind)}" for kind, count in kinds.items())
     total = sum(each.bytes for each in found.unneeded)

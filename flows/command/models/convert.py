@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -13,29 +10,21 @@ from rich.console import Console
 from engines.megatron.convert.dist_folder import is_local_dist_folder
 from flows.command.find_artifact import find_model
 from infra.errors import InputError
+from infra.new_folder import new_folder, require_free
 
 
 def convert(source: str, folder: str, like: str, root: str, console: Console) -> int:
     """-> exit code. Raises InputError, before anything is written, for what cannot be converted."""
     target = Path(folder).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists and is not empty: give another folder")
+    require_free(target)
     given = Path(source).expanduser()
     is_dist = is_local_dist_folder(given)
     told = _config_folder(given, like, root) if is_dist else find_model(source, root)
     if like and not is_dist:
         raise InputError("--like is for a dist_checkpointing folder; an HF folder has all it needs")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
-            difference = _converted(given if is_dist else None, told, draft)
-        draft.chmod(0o755)
-        os.replace(draft, target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    with new_folder(target) as draft, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
+        difference = _converted(given if is_dist else None, told, draft)
     what = "an HF folder" if is_dist else "a dist_checkpointing folder"
     console.print(
         f"{target}: {what}; logits of Megatron-core and transformers differ by at most"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,12 @@ from flows.command.models.card import (
     lineage_content,
 )
 from flows.command.models.lineage import lineage_of, origin_of
-from infra.errors import CorruptArtifact, InputError
+from infra.errors import CorruptArtifact
+from infra.new_folder import new_folder, require_free
 
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".safetensors")
 """what a model is made of; records of how it was trained stay in the store"""
-_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+_FILE_MODE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,9 @@ class Exported:
 
 
 def export(artifact: str, folder: str, licence: str, root: str, console: Console) -> int:
-    made = export_model(find_named_model(artifact, root), Path(folder).expanduser(), licence)
+    target = Path(folder).expanduser()
+    require_free(target)  # before a model is fetched
+    made = export_model(find_named_model(artifact, root), target, licence)
     console.print(
         f"{made.folder}: {made.bytes / 1e6:.1f} MB; transformers loads it",
         markup=False,
@@ -53,23 +54,15 @@ def export(artifact: str, folder: str, licence: str, root: str, console: Console
 def export_model(model: NamedModel, folder: Path, licence: str = "") -> Exported:
     """Write the model to `folder`, which must not hold anything yet: all of it, or nothing.
 
-    Raises InputError for a folder that is taken, CorruptArtifact for a model that transformers does
-    not load whole.
+    Raises InputError for a folder that is taken or cannot be written, CorruptArtifact for a model
+    that transformers does not load whole.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists and is not empty: give another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        named = licence or licence_of(model.folder)
+    named = licence or licence_of(model.folder)
+    with new_folder(folder) as draft:
         _copy(model.folder, draft)
-        _describe(model, draft, folder.name, named)
+        _describe(model, draft, folder.resolve().name, named)
         require_loadable(draft)
         size = _open_to_readers(draft)
-        os.replace(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return Exported(folder, size, named)
 
 
@@ -115,5 +108,4 @@ def _open_to_readers(draft: Path) -> int:
     for path in draft.iterdir():
         path.chmod(_FILE_MODE)
         size += path.stat().st_size
-    draft.chmod(_FOLDER_MODE)
     return size

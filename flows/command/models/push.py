@@ -33,8 +33,7 @@ def _push(model: NamedModel, to: str, licence: str, public: bool) -> str:
         if is_hub_name(to):
             page = upload_model(folder, to, _message(model), is_public=public)
             return f"pushed to {page}"
-        parent, _, last = to.rstrip("/").rpartition("/")
-        files = Store(parent).upload_folder(folder, last)
+        files = Store(to).upload_folder(folder, "")
     return f"pushed {len(files)} files to {to}"
 
 

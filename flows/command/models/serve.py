@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from engines.sglang.serving.endpoint import Endpoint, ServedModel
+from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import Parsers, parsers_of
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
 from infra.access import is_loopback, key_path, required_key
 from infra.errors import InputError
@@ -41,21 +43,49 @@ class ServeOptions:
     """NAME=VALUE of SGLang's server arguments"""
     root: str
 
+    def fleet(self, model: str) -> ServedFleet:
+        """Of each model that it names."""
+        return ServedFleet(
+            model=model,
+            servers=self.servers,
+            tp_per_server=self.tp,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            sglang=_passed(self.sglang),
+        )
+
 
 def serve(models: Sequence[str], options: ServeOptions, console: Console) -> int:
     """Serve until Ctrl-C; -> exit code."""
-    key = _key(options)
+    key = key_to_ask(options.host, options.port, options.key_variable)
     served = models_to_serve(models, options)
-    logs = home() / "logs" / "serve" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    console.print(f"starting {len(served)} model(s); logs in {logs}", markup=False, soft_wrap=True)
-    with Endpoint(logs, options.host, options.port, key) as endpoint:
-        try:
-            endpoint.start(served)
-            for line in ready_lines(endpoint.url, served, shown_key(options)):
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-            endpoint.watch()
-        except KeyboardInterrupt:
-            console.print("stopping")
+    shown = shown_key(options.host, options.key_variable)
+    with Endpoint(logs_folder(), options.host, options.port, key) as endpoint:
+        return serve_until_stopped(endpoint, served, endpoint.start_here, shown, console)
+
+
+def logs_folder() -> Path:
+    """Of this command, for the logs of what it starts."""
+    return home() / "logs" / "serve" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def serve_until_stopped(
+    endpoint: Endpoint,
+    served: Sequence[ServedModel],
+    start: Callable[[Sequence[ServedModel]], None],
+    key: str,
+    console: Console,
+) -> int:
+    """Until Ctrl-C; -> exit code. `key`: how a shell finds it."""
+    told = f"starting {len(served)} model(s); logs in {endpoint.logs}"
+    console.print(told, markup=False, soft_wrap=True)
+    try:
+        start(served)
+        for line in ready_lines(endpoint.url, served, key):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        endpoint.watch()
+    except KeyboardInterrupt:
+        console.print("stopping")
     return 0
 
 
@@ -63,15 +93,28 @@ def models_to_serve(models: Sequence[str], options: ServeOptions) -> list[Served
     """Raises InputError for what is wrong with any of them, before anything is started."""
     if not models:
         raise InputError("name at least one model: an artifact, an alias, or an HF folder")
-    passed = _passed(options.sglang)
     found: dict[str, ServedModel] = {}
     for text in models:
-        name, folder = _named(text, options.root)
+        name, wanted = _named(text)
+        made = served_model(name, options.fleet(wanted), options.root)
+        name = made.name
         if name in found:
             raise InputError(f"two models would be called {name}: write NAME=ARTIFACT for one")
-        chosen = _parsers(folder, options)
-        found[name] = ServedModel(name, folder, chosen, options.servers, options.tp, passed)
+        found[name] = made
     return list(found.values())
+
+
+def served_model(name: str, fleet: ServedFleet, root: str) -> ServedModel:
+    """`name`: empty to call it as it was written. Raises InputError."""
+    folder = find_model(fleet.model, root)
+    if not name:
+        is_name = _NAME.fullmatch(fleet.model) and not Path(fleet.model).is_absolute()
+        name = fleet.model if is_name else folder.name
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{name}: a model's name has letters, digits and any of `.@/:+_-`")
+    found = parsers_of(folder)
+    chosen = Parsers(fleet.tool_parser or found.tools, fleet.reasoning_parser or found.thinking)
+    return ServedModel(name, folder, chosen, fleet)
 
 
 def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
@@ -92,27 +135,17 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
     ]
 
 
-def shown_key(options: ServeOptions) -> str:
+def shown_key(host: str, variable: str) -> str:
     """For a shell; the key itself is in no output."""
-    if options.key_variable:
-        return f"${options.key_variable}"
-    return "" if is_loopback(options.host) else f"$(cat {key_path()})"
+    if variable:
+        return f"${variable}"
+    return "" if is_loopback(host) else f"$(cat {key_path()})"
 
 
-def _named(text: str, root: str) -> tuple[str, Path]:
-    """Name and folder of `NAME=ARTIFACT`, or of an artifact that is called as it was written."""
+def _named(text: str) -> tuple[str, str]:
+    """Name, if there is one, and model of `NAME=MODEL`."""
     name, equals, wanted = text.partition("=")
-    folder = find_model(wanted if equals else text, root)
-    if not equals:
-        name = text if _NAME.fullmatch(text) and not Path(text).is_absolute() else folder.name
-    if not _NAME.fullmatch(name):
-        raise InputError(f"{text}: a model's name has letters, digits and any of `.@/:+_-`")
-    return name, folder
-
-
-def _parsers(folder: Path, options: ServeOptions) -> Parsers:
-    found = parsers_of(folder)
-    return Parsers(options.tool_parser or found.tools, options.reasoning_parser or found.thinking)
+    return (name, wanted) if equals else ("", text)
 
 
 def _passed(given: Sequence[str]) -> dict[str, Any]:
@@ -125,14 +158,15 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
     return passed
 
 
-def _key(options: ServeOptions) -> str:
-    if not is_free(options.port):
-        raise InputError(f"port {options.port} is taken: choose another with --port")
-    if options.key_variable:
-        key = os.environ.get(options.key_variable, "")
+def key_to_ask(host: str, port: int, variable: str) -> str:
+    """What requests must carry; empty for nothing. Raises InputError."""
+    if not is_free(port):
+        raise InputError(f"port {port} is taken: choose another with --port")
+    if variable:
+        key = os.environ.get(variable, "")
         if not key:
-            raise InputError(f"--api-key-from {options.key_variable}: that variable is not set")
+            raise InputError(f"--api-key-from {variable}: that variable is not set")
         return key
-    if is_loopback(options.host):
+    if is_loopback(host):
         return ""
-    return required_key(options.host)
+    return required_key(host)

@@ -1,6 +1,6 @@
 """Namespaces: a process without network, other processes, users or the host's files in sight.
 
-The new root is a tmpfs that holds read-only views of the readable trees and an empty `/tmp`.
+The new root is a tmpfs that holds read-only views of the readable trees and one empty folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from infra.sandbox.confine.libc import mount, swap_root, unshare
 
-WORK = "/tmp"
+WORK = "/sandbox"
+"""the one folder that can be written; nothing that is shown lies below it"""
 _NEW_MOUNTS, _NEW_NAMES, _NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 _NEW_USERS, _NEW_PIDS, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _REMOUNT = 1, 2, 4, 32
@@ -27,8 +28,8 @@ _KEPT = {
 _NOBODY = 65534
 BLOCK = 4096
 """bytes that the smallest file counts for"""
-_SPARE_NODES = 128
-"""for the folders and mount points of the root itself"""
+_SPARE_NODES = 16
+"""for the folder itself"""
 
 
 def leave() -> None:
@@ -44,14 +45,17 @@ def leave() -> None:
 
 
 def replace_root(scratch: str, readable: Sequence[str], size: int) -> None:
-    """A new root over the folder `scratch`, with `size` bytes of space in memory."""
+    """A new root over the folder `scratch`, with `size` bytes of space in memory for `WORK`."""
+    private = _NO_SETUID | _NO_DEVICES
     mount("none", "/", "", _PRIVATE | _RECURSIVE)
-    # an empty file costs the kernel memory too, so their number is bounded with their size
-    room = f"size={size},nr_inodes={size // BLOCK + _SPARE_NODES},mode=755"
-    mount("tmpfs", scratch, "tmpfs", _NO_SETUID | _NO_DEVICES, room)
-    os.mkdir(scratch + WORK)
+    mount("tmpfs", scratch, "tmpfs", private, "mode=755")
     for path in readable:
         _show(path, scratch + path)
+    os.mkdir(scratch + WORK)
+    # an empty file costs the kernel memory too, so their number is bounded with their size
+    room = f"size={size},nr_inodes={size // BLOCK + _SPARE_NODES},mode=755"
+    mount("tmpfs", scratch + WORK, "tmpfs", private, room)
+    mount("none", scratch, "", _BIND | _REMOUNT | _READ_ONLY | private)
     swap_root(scratch)
     os.chdir(WORK)
 

@@ -1,10 +1,13 @@
 """seccomp: system calls that the process may not make.
 
-Refused: sockets, new processes and programs, signals to others (also by way of a descriptor's
-owner), limits and priorities of others, tracing, namespaces, mounts, kernel modules, keys,
-io_uring, BPF, memory outside the address space, and changes of a named file's metadata or length,
-which Landlock does not see. Threads are allowed: `clone` passes with CLONE_THREAD, and `clone3`,
-whose flags a filter cannot see, pretends not to exist so that libc falls back to `clone`.
+Always refused: limits and priorities of others, tracing, namespaces, mounts, kernel modules, keys,
+io_uring, BPF, memory outside the address space, signals by way of a descriptor's owner.
+
+Refused to a single process: sockets, new processes and programs, signals to others, and changes of
+a named file's metadata or length, which Landlock does not see. Threads are allowed: `clone` passes
+with CLONE_THREAD, and `clone3`, whose flags a filter cannot see, pretends not to exist so that libc
+falls back to `clone`. With processes these are left to namespaces, which have to be there; sockets
+are those of the four common families.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
 _ARGUMENT_OFFSETS = (16, 24)
 """low halves of the first and second argument"""
 _CLONE_THREAD = 0x00010000
+_CLONE_NEW_NAMESPACES = 0x7E020000
+_SOCKET_FAMILIES = (1, 2, 10, 16)
+"""Unix, IPv4, IPv6, netlink: those of a network namespace that leads nowhere"""
 _X32_BIT = 0x40000000
 
 # a descriptor's owner is sent any signal that the caller chooses
@@ -30,61 +36,72 @@ _SIGNALLING_FCNTLS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 _SET_PARENT_DEATH_SIGNAL = 1
 
 _COMMON = (
-    424,  # pidfd_send_signal
     *range(425, 434),  # io_uring_setup .. fspick, among them the mount calls
-    434,  # pidfd_open
     438,  # pidfd_getfd
     440,  # process_madvise
     442,  # mount_setattr
     *(447, 448),  # memfd_secret, process_mrelease
+)
+_COMMON_TO_ONE = (
+    *(424, 434),  # pidfd_send_signal, pidfd_open
     *(452, 463, 466, 469),  # fchmodat2, setxattrat, removexattrat, file_setattr
 )
-# audit number; numbers of clone, fcntl, prctl, prlimit64; refused calls
-_ARCHITECTURES: dict[str, tuple[int, tuple[int, int, int, int], tuple[int, ...]]] = {
+# audit number; numbers of clone, fcntl, prctl, prlimit64, socket; calls that are refused always,
+# and to a single process
+_Architecture = tuple[int, tuple[int, int, int, int, int], tuple[int, ...], tuple[int, ...]]
+_ARCHITECTURES: dict[str, _Architecture] = {
     "x86_64": (
         0xC000003E,
-        (56, 72, 157, 302),
+        (56, 72, 157, 302, 41),
         (
             *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71),  # System V shared memory, semaphores, queues
-            *(41, 42, 43, 49, 50, 288, 44, 46, 307),  # socket .. sendmmsg
-            *(57, 58, 59, 322),  # fork, vfork, execve, execveat
-            *(62, 129, 200, 234, 297),  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo
             *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
-            *(103, 109, 112, 163, 169, 170, 171),  # syslog, setpgid, setsid, acct, reboot, names
+            *(103, 163, 169, 170, 171),  # syslog, acct, reboot, names
             *(155, 161, 165, 166, 167, 168),  # pivot_root, chroot, mount, umount, swap
             *(175, 176, 313, 246, 320),  # modules, kexec
             *(248, 249, 250, 321, 298, 323),  # keys, bpf, perf_event_open, userfaultfd
             *(272, 308, 303, 304),  # unshare, setns, file handles
-            *(90, 92, 94, 260, 268),  # chmod, chown, lchown, fchownat, fchmodat
-            *(76, 132, 235, 261, 280),  # truncate, utime, utimes, futimesat, utimensat
-            *(188, 189, 197, 198),  # extended attributes by path
             *(141, 142, 144, 203, 251, 314),  # priority, scheduling, affinity
             *(256, 279),  # pages of other processes
             *(240, 241, 319),  # mq_open, mq_unlink, memfd_create
-            *(253, 254, 294, 300, 301),  # inotify, fanotify
+            *(300, 301),  # fanotify
+        ),
+        (
+            *(41, 42, 43, 49, 50, 288, 44, 46, 307),  # socket .. sendmmsg
+            *(57, 58, 59, 322),  # fork, vfork, execve, execveat
+            *(62, 129, 200, 234, 297),  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo
+            *(109, 112),  # setpgid, setsid
+            *(90, 92, 94, 260, 268),  # chmod, chown, lchown, fchownat, fchmodat
+            *(76, 132, 235, 261, 280),  # truncate, utime, utimes, futimesat, utimensat
+            *(188, 189, 197, 198),  # extended attributes by path
+            *(253, 254, 294),  # inotify
         ),
     ),
     "aarch64": (
         0xC00000B7,
-        (220, 25, 167, 261),
+        (220, 25, 167, 261, 198),
         (
             *range(186, 198),  # System V queues, semaphores, shared memory
-            *(198, 200, 201, 202, 203, 206, 211, 242, 269),  # socket .. sendmmsg
-            *(221, 281),  # execve, execveat
-            *(129, 130, 131, 138, 240),  # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo
             *(117, 270, 271, 272),  # ptrace, process_vm_readv, process_vm_writev, kcmp
-            *(116, 154, 157, 89, 142, 161, 162),  # syslog, setpgid, setsid, acct, reboot, names
+            *(116, 89, 142, 161, 162),  # syslog, acct, reboot, names
             *(41, 51, 40, 39, 224, 225),  # pivot_root, chroot, mount, umount, swap
             *(105, 106, 273, 104, 294),  # modules, kexec
             *(217, 218, 219, 280, 241, 282),  # keys, bpf, perf_event_open, userfaultfd
             *(97, 268, 264, 265),  # unshare, setns, file handles
-            *(53, 54),  # fchmodat, fchownat
-            *(45, 88),  # truncate, utimensat
-            *(5, 6, 14, 15),  # extended attributes by path
             *(140, 118, 119, 122, 30, 274),  # priority, scheduling, affinity
             *(238, 239),  # pages of other processes
             *(180, 181, 279),  # mq_open, mq_unlink, memfd_create
-            *(26, 27, 262, 263),  # inotify, fanotify
+            *(262, 263),  # fanotify
+        ),
+        (
+            *(198, 200, 201, 202, 203, 206, 211, 242, 269),  # socket .. sendmmsg
+            *(221, 281),  # execve, execveat
+            *(129, 130, 131, 138, 240),  # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+            *(154, 157),  # setpgid, setsid
+            *(53, 54),  # fchmodat, fchownat
+            *(45, 88),  # truncate, utimensat
+            *(5, 6, 14, 15),  # extended attributes by path
+            *(26, 27),  # inotify
         ),
     ),
 }
@@ -95,26 +112,26 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def restrict() -> None:
-    """Installs the filter for this process and its threads. Needs no-new-privileges.
+def restrict(*, with_processes: bool = False) -> None:
+    """Installs the filter for this process, its threads and its children. Needs no-new-privileges.
 
     Raises OSError where the kernel or the architecture is not known to it.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {machine}")
-    code = b"".join(_instructions(*_ARCHITECTURES[machine]))
+    code = b"".join(_instructions(_ARCHITECTURES[machine], with_processes))
     set_seccomp_filter(_Program(len(code) // 8, code))
 
 
-def _instructions(
-    architecture: int, special: tuple[int, int, int, int], refused: tuple[int, ...]
-) -> list[bytes]:
+def _instructions(architecture: _Architecture, with_processes: bool) -> list[bytes]:
     """The BPF program. A jump's two numbers say how many instructions to skip if true, if false."""
-    clone, fcntl, prctl, prlimit = special
+    audit, (clone, fcntl, prctl, prlimit, socket), refused, to_one = architecture
+    if not with_processes:
+        refused = (*refused, *to_one, *_COMMON_TO_ONE)
     program = [
         _bpf(_LOAD, _ARCH_OFFSET),
-        _bpf(_JUMP_EQUAL, architecture, 1, 0),
+        _bpf(_JUMP_EQUAL, audit, 1, 0),
         _bpf(_RETURN, _KILL),
         _bpf(_LOAD, _NUMBER_OFFSET),
         _bpf(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
@@ -126,15 +143,33 @@ def _instructions(
         program += [_bpf(_JUMP_EQUAL, number, 0, 1), _bpf(_RETURN, _REFUSE | errno.EPERM)]
     for command in _SIGNALLING_FCNTLS:
         program += _refuse_if(fcntl, 1, (command, 0, 1))
-    program += _refuse_if(prctl, 0, (_SET_PARENT_DEATH_SIGNAL, 0, 1))
     program += _refuse_if(prlimit, 0, (0, 1, 0))  # 0 is the caller itself
+    if with_processes:
+        return [*program, *_only_common_sockets(socket), *_clone(clone, _CLONE_NEW_NAMESPACES, 0)]
+    program += _refuse_if(prctl, 0, (_SET_PARENT_DEATH_SIGNAL, 0, 1))
+    return [*program, *_clone(clone, _CLONE_THREAD, 1)]
+
+
+def _clone(number: int, flags: int, if_set: int) -> list[bytes]:
+    """The end: `clone` with any of the flags passes (`if_set` 1) or is refused (0), without them
+    the other way round; all other calls pass."""
     return [
-        *program,
-        _bpf(_JUMP_EQUAL, clone, 0, 3),
+        _bpf(_JUMP_EQUAL, number, 0, 3),
         _bpf(_LOAD, _ARGUMENT_OFFSETS[0]),
-        _bpf(_JUMP_ANY_BIT, _CLONE_THREAD, 1, 0),
+        _bpf(_JUMP_ANY_BIT, flags, if_set, 1 - if_set),
         _bpf(_RETURN, _REFUSE | errno.EPERM),
         _bpf(_RETURN, _ALLOW),
+    ]
+
+
+def _only_common_sockets(number: int) -> list[bytes]:
+    families = _SOCKET_FAMILIES
+    return [
+        _bpf(_JUMP_EQUAL, number, 0, len(families) + 2),
+        _bpf(_LOAD, _ARGUMENT_OFFSETS[0]),
+        *(_bpf(_JUMP_EQUAL, family, len(families) - i, 0) for i, family in enumerate(families)),
+        _bpf(_RETURN, _REFUSE | errno.EPERM),
+        _bpf(_LOAD, _NUMBER_OFFSET),
     ]
 
 

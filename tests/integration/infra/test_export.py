@@ -100,6 +100,17 @@ def test_nothing_is_overwritten_or_left_half_done(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_the_folder_that_one_is_in_can_be_filled(
+    model: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert command("export", "agent-sft", ".") == 0
+    assert "# here" in (here / "README.md").read_text()
+    assert Path("config.json").is_file()
+
+
 def test_a_push_to_s3_needs_an_empty_prefix(
     model: NamedModel,
     s3: str,
@@ -113,6 +124,10 @@ def test_a_push_to_s3_needs_an_empty_prefix(
     assert find_named_model(to, "").folder.joinpath("model.safetensors").is_file()
     assert command("push", "agent-sft", to) == 2
     assert "push to an empty prefix" in capsys.readouterr().err
+    bucket = f"s3://pushed-{secrets.token_hex(4)}"
+    Store(bucket).fs.mkdir(bucket)
+    assert command("push", "agent-sft", bucket) == 0
+    assert "config.json" in Store(bucket).listdir("")
 
 
 def test_a_push_to_a_hub_is_one_commit_that_comes_back_the_same(

@@ -21,22 +21,36 @@ import pytest
 import infra.sandbox.python
 from infra.processes.leftovers import leftovers_of
 from infra.sandbox.confine.launcher import READY
-from tests.parts.sandboxes import FOR_ATTACKS, Run, confined
+from tests.parts.machine import until
+from tests.parts.sandbox_kinds import KINDS, program_runner, starting
+from tests.parts.sandboxes import EACH, FOR_ATTACKS, Run, confined
 
 pytestmark = pytest.mark.integration
 INFRA = Path(infra.sandbox.python.__file__).parent
 
 
-@pytest.fixture(params=FOR_ATTACKS, ids="+".join)
+def _name_of(confinement: str | tuple[str, ...]) -> str:
+    return confinement if isinstance(confinement, str) else "+".join(confinement)
+
+
+@pytest.fixture(params=[*FOR_ATTACKS, *(KINDS if EACH else [])], ids=_name_of)
 def attack(request: pytest.FixtureRequest) -> Iterator[Run]:
     """`attack(code, **limits)`; afterwards a harmless sample runs, and nothing is left behind."""
-    run = confined(request.param)
+    if not isinstance(request.param, str):
+        yield from _checked(confined(request.param))
+        return
+    with starting(request.param) as start:
+        run = program_runner(start)
+        run("")  # starts what stays: the process that forks sandboxes
+        yield from _checked(run)
+
+
+def _checked(run: Run) -> Iterator[Run]:
     folders, processes = _folders(), _processes()
     yield run
     harmless = run("import json, os\nopen('x', 'w').write('1')\nprint(json.loads('[42]')[0])")
     assert (harmless.status, harmless.stdout, harmless.stderr) == ("ok", "42\n", "")
-    assert _folders() <= folders
-    assert _processes() <= processes
+    until(lambda: _folders() <= folders and _processes() <= processes, 10)
 
 
 def _folders() -> set[Path]:

@@ -289,9 +289,10 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("response", lambda reply: wrong.append(reply.url) if reply.status >= 400 else None)
         for title, texts in {
-            "MLflow scores": ["agent: agent 0.750", "score/agent", "0.75"],
+            "MLflow scores": ["run-1: agent 0.75", "score/agent", "0.75"],
             "MLflow comparison": ["agent-rl (outcome_mean)", "reasoning-rl (outcome_mean)"],
             "MLflow run": ["mean outcome", "reasoning-sft"],
+            "experiment": ["agent: agent 0.750", "mean outcome"],
         }.items():
             page.goto(links[title], timeout=60_000)
             for text in texts:
@@ -321,6 +322,8 @@ def _tracked(uri: str) -> dict[str, str]:
             tracked.tracker.log(work.mlflow_run, step, {"outcome_mean": step / 4, "entropy": 1.0})
     scores = {"reasoning-sft": {"reasoning": 0.25}, "agent": {"agent": 0.75, "reasoning": 0.0}}
     tracked.scores(list(plan.values()), scores)
+    tracked.say_best(list(plan.values()), scores, {})
+    tracked.say_result("agent 0.75")
     tracked.finish("FINISHED")
     assert origin.flush()
     links = tracked.links()
@@ -329,7 +332,7 @@ def _tracked(uri: str) -> dict[str, str]:
     params = {param["key"]: param["value"] for param in logged["data"]["params"]}
     assert params["settings.steps"] == str(agent.spec.model_dump()["settings"]["steps"])
     assert logged["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "agent problems, rl"
-    return links
+    return links | {"experiment": links["MLflow scores"].partition("/runs")[0]}
 
 
 LOG_AND_DIE = """

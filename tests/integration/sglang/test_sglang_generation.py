@@ -110,6 +110,26 @@ async def test_a_last_turn_leaves_its_prompt_in_the_cache_and_not_its_answer(
     assert reply["meta_info"]["cached_tokens"] == cached
 
 
+async def test_later_turns_of_a_lane_find_all_before_them_in_its_servers_cache(
+    sglang_pair: SglangPair,
+) -> None:
+    prompts = [[220 + i, *range(90, 120)] for i in range(8)]
+    known = 0
+    async with GenerationClient(sglang_pair.router.url, max_batch=1, routing="sticky") as client:
+
+        async def converse(number: int, ids: list[int]) -> None:
+            nonlocal known
+            sampling = Sampling(8, route=f"cache/{number}", seed=number)
+            for turn in range(3):
+                said = (await client.generate(ids, sampling)).token_ids.tolist()
+                ids = [*ids, *said, 7]
+                # The last token of an answer has no keys and values yet.
+                known += len(ids) - 2 if turn < 2 else 0
+
+        await asyncio.gather(*(converse(*each) for each in enumerate(prompts)))
+        assert client.counts.cached_tokens == known > 8 * 2 * 31
+
+
 async def test_a_refused_turn_raises_with_the_engines_words(sglang_pair: SglangPair) -> None:
     with pytest.raises(EngineError, match=r"(?i)length|long|exceed"):
         await _generate(sglang_pair, [(list(range(256)) * 3, Sampling(4))])
@@ -157,9 +177,10 @@ async def test_a_cancelled_turn_ends_in_the_engine(
 async def test_a_server_killed_in_mid_batch_costs_no_turn_and_doubles_none(
     sglang_pair: SglangPair,
 ) -> None:
-    turns = [(_prompt(i), Sampling(120, seed=i)) for i in range(48)]
+    """Nor does it matter which server has a lane: the one that is left takes all of them."""
+    turns = [(_prompt(i), Sampling(120, seed=i, route=f"{i // 8}")) for i in range(48)]
     expected = await _generate(sglang_pair, turns)
-    async with GenerationClient(sglang_pair.router.url) as client:
+    async with GenerationClient(sglang_pair.router.url, routing="sticky") as client:
         running = asyncio.gather(*(client.generate(ids, sampling) for ids, sampling in turns))
         await _until_running(sglang_pair)
         os.killpg(sglang_pair.server("server-1").pid, signal.SIGKILL)

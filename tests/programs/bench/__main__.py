@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 RESULT = Path("build/bench.json")
 ALONE = (
     "batching", "loss_path", "driver", "in_flight", "delta", "large_publish", "message_files",
-    "report", "worker_news", "attention", "large_checkpoint", "memory",
+    "report", "worker_news", "attention", "large_checkpoint", "memory", "agents", "sandboxes",
+    "multi_turn",
 )  # fmt: skip
 """need no trained model"""
 SECTIONS = (
@@ -62,6 +63,7 @@ def main(wanted: Sequence[str]) -> int:
 def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
     """Each section by itself: nothing else runs while one is measured."""
     from tests.programs.bench import (
+        agents,
         attention,
         batching,
         delta,
@@ -72,7 +74,9 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         loss_path,
         memory,
         message_files,
+        multi_turn,
         report,
+        sandboxes,
         worker_news,
     )
 
@@ -89,6 +93,9 @@ def _sections(wanted: Sequence[str]) -> Iterator[list[Row]]:
         attention.measure,
         large_checkpoint.measure,
         memory.measure,
+        agents.measure,
+        sandboxes.measure,
+        multi_turn.measure,
     )
     for name, measure in zip(ALONE, alone, strict=True):
         if name in wanted:

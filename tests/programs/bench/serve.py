@@ -14,8 +14,10 @@ from typing import Any
 
 import aiohttp
 
-from engines.sglang.serving.endpoint import Endpoint, ServedModel
+from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import parsers_of
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.spec import ServedFleet
 from engines.weights.update import flush
 from infra.access import LOOPBACK
 from infra.processes.ports import free_ports
@@ -30,7 +32,8 @@ REQUESTS, NEW_TOKENS, REPEATS = 64, 48, 7
 def measure(bench: Workbench, engines: Servers) -> list[Row]:
     del engines  # an endpoint has servers of its own
     parsers = parsers_of(bench.endless)
-    models = [ServedModel(name, bench.endless, parsers) for name in ("first", "second")]
+    fleet = ServedFleet(model=str(bench.endless))
+    models = [ServedModel(name, bench.endless, parsers, fleet) for name in ("first", "second")]
     return [
         _measure(bench.folder / "serve-one", models[:1], "router", floor=0.95),
         _measure(bench.folder / "serve-two", models, "gateway and router", floor=None),
@@ -39,7 +42,7 @@ def measure(bench: Workbench, engines: Servers) -> list[Row]:
 
 def _measure(logs: Path, models: list[ServedModel], what: str, floor: float | None) -> Row:
     with Endpoint(logs, LOOPBACK, free_ports(1)[0], "") as endpoint:
-        endpoint.start(models)
+        endpoint.start_here(models)
         server = endpoint.server_urls[0]
         ours: list[Spent] = []
         raw: list[Spent] = []

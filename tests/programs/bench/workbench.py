@@ -7,9 +7,7 @@ engine's own; only the stages' overhead is measured on the whole stack.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +27,11 @@ from tasks.live_domain import build_curriculum, open_domain
 from tasks.sft.spec import SftSettings
 from tests.parts.recipe_parts import domain_of, settings_of
 from tests.parts.stage_parts import stage_context
+from tests.parts.tiny import without_end
 
 COLD_START_STEPS = 300
 _DEMONSTRATIONS = 600
 _BATCH = 16
-_END = "eos_token_id"
 CONSTANT = Optimizer(lr=1e-6)
 """slow enough that the last step of a measurement works on the same numbers as the first"""
 
@@ -89,7 +87,7 @@ def workbench(folder: Path) -> Generator[Workbench]:
         trainer = RlTrainer(TrainerSettings(), settings, Parallel(), start, 0, COLD_START_STEPS)
         trainer.sft_steps(shared.batches(COLD_START_STEPS))
         trainer.export(model, start)
-        _without_end(model, endless)
+        without_end(model, endless)
         yield shared
     finally:
         stop_parallel()
@@ -101,13 +99,6 @@ def _random_base(recipe: Recipe, folder: Path) -> Path:
     spec = BaseSpec(settings=recipe.base, curricula=curricula)
     asyncio.run(run_base(spec, context))
     return context.out
-
-
-def _without_end(model: Path, copy: Path) -> None:
-    shutil.copytree(model, copy)
-    for name in ("config.json", "generation_config.json"):
-        fields = json.loads((copy / name).read_text())
-        (copy / name).write_text(json.dumps({k: v for k, v in fields.items() if k != _END}))
 
 
 def _demonstrations(recipe: Recipe, chat: Chat) -> list[TokenSequence]:

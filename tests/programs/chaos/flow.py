@@ -10,7 +10,7 @@ import sys
 from flows.command.main import main as cli
 from flows.load import load_recipe
 from flows.running.in_process import InProcessRun
-from flows.running.records import new_run
+from flows.running.new_run import new_run
 from tests.programs.chaos.scenarios import SCENARIOS, Scenario
 
 

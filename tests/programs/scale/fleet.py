@@ -1,8 +1,8 @@
 """Simulated servers behind a simulated router, and the real client in front of it.
 
 The client collects turns and deals them out in requests as it always does; only what a request
-does on its way is simulated. The router gives requests to servers in turn, as ours is told to, and
-to none that lacks the present weights. A server that is lost takes its requests with it.
+does on its way is simulated. The router gives requests to servers in turn, and to none that lacks
+the present weights. A server that is lost takes its requests with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engines.sglang.client import GenerationClient, _Turn
+from engines.sglang.client import GenerationClient
+from engines.sglang.turn_queue import Batch
 from engines.types import Generation, Sampling
 from engines.weight_versions import WeightVersions
 from infra.errors import EngineError
@@ -90,13 +91,13 @@ class SimulatedClient(GenerationClient):
         self._fleet = fleet
         self._length = length
 
-    async def _answer(self, batch: list[_Turn]) -> None:
-        tokens = [_num_tokens(self._length, turn.sampling) for turn in batch]
+    async def _answer(self, batch: Batch) -> None:
+        tokens = [_num_tokens(self._length, turn.sampling) for turn in batch.turns]
         while True:
             server = await self._fleet.next_server()
             written = [
                 server.generate(len(turn.prompt_ids) * TOKENS_EACH, count)
-                for turn, count in zip(batch, tokens, strict=True)
+                for turn, count in zip(batch.turns, tokens, strict=True)
             ]
             try:
                 versions = await asyncio.gather(*written)
@@ -106,7 +107,7 @@ class SimulatedClient(GenerationClient):
                 await asyncio.sleep(_RETRY_S)
             else:
                 self.counts.new_tokens += sum(tokens)
-                for turn, of_each in zip(batch, versions, strict=True):
+                for turn, of_each in zip(batch.turns, versions, strict=True):
                     if not turn.is_over:
                         turn.generation.set_result(_generation(of_each))
                 return

@@ -99,6 +99,9 @@ class SimulatedChat:
     ) -> list[int]:
         return []
 
+    def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
+        return []
+
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         return AssistantTurn("", "", None, ())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -244,6 +243,33 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     assert words.shared_with("One two!") == ("one two", "x")
 
 
+def test_prompts_that_differ_in_what_was_called_are_two(tmp_path: Path):
+    def asked_of(city: str) -> dict[str, Any]:
+        call = {"function": {"name": "weather", "arguments": {"city": city}}}
+        return {
+            "messages": [
+                {"role": "user", "content": "Go on."},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "sunny"},
+            ]
+        }
+
+    rows = [asked_of("Rome"), asked_of("Oslo"), asked_of("Rome")]
+    made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
+    assert (made.num_rows("rl"), made.counts[0].duplicates) == (2, 1)
+
+
+def test_a_cell_of_metadata_may_be_empty_in_parquet_as_in_jsonl(tmp_path: Path):
+    rows = [row(1) | {"level": 3}, row(2) | {"level": None}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl", rows)
+    for name in ("a.parquet", "a.jsonl"):
+        sources = {"files": [str(tmp_path / name)], "columns": {"metadata": ["level"]}}
+        made = Files(sources=sources, shares={"heldout": 0})
+        levels = {p.messages[0].content: p.metadata["level"] for p in every(made, "rl")}
+        assert levels == {row(1)["question"]: 3, row(2)["question"]: None}, name
+
+
 def test_a_number_that_is_none_is_a_missing_reference(tmp_path: Path):
     rows = {"question": ["1 and 1?", "2 and 2?"], "answer": pa.array([2.0, float("nan")])}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
@@ -281,17 +307,6 @@ def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
 def test_a_column_cannot_take_the_place_of_the_source_s_name():
     with pytest.raises(InputError, match=r"metadata: the metadata's `source` is the name of"):
         Files(sources={"files": ["x.jsonl"], "columns": {"metadata": ["source"]}})
-
-
-def test_an_unused_folder_is_removed_and_a_draft_that_goes_away_is_no_fault(tmp_path: Path):
-    file = write(tmp_path / "a.jsonl", list(map(row, range(4))))
-    Files(sources={"files": [file]}).num_rows("rl")
-    (kept,) = (home() / "cache/prompts").iterdir()
-    os.utime(kept, (0, 0))
-    (kept.parent / ".gone").symlink_to(tmp_path / "gone")  # looked at, it is missing
-    write(tmp_path / "a.jsonl", list(map(row, range(5))))
-    assert Files(sources={"files": [file]}).counts[0].read == 5
-    assert not kept.exists()
 
 
 def test_parquet_gives_the_same_problems_as_jsonl(tmp_path: Path):

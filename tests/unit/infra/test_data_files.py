@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files, fingerprint
@@ -21,6 +23,29 @@ def rows_of(files: LocalFiles) -> list[tuple[str, int, dict[str, Any]]]:
         for rows in [files.read(chunk)]
         for index in range(len(rows))
     ]
+
+
+def test_a_file_is_read_once_for_its_fingerprint_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, reads = tmp_path / "a.jsonl", list[str]()
+    file.write_text('{"a": 1}\n')
+    read = LocalFileSystem.cat_file
+
+    def counted(self: LocalFileSystem, path: str, **part: Any) -> Any:
+        reads.append(path)
+        return read(self, path, **part)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", counted)
+    first = fingerprint([str(file)])
+    assert fingerprint([str(file)]) == first
+    assert len(reads) == 2, "it may change within the tick of a clock"
+    os.utime(file, (0, 0))
+    assert [fingerprint([str(file)]) for _ in range(3)] == [first] * 3
+    assert len(reads) == 3
+    file.write_text('{"a": 2}\n')
+    os.utime(file, (0, 0))
+    assert fingerprint([str(file)]) != first
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,8 @@ import pytest
 
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
-from flows.running.records import StageRecord, new_run
+from flows.running.new_run import new_run
+from flows.running.records import StageRecord
 from flows.running.run import RecipeRun
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError

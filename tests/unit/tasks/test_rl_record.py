@@ -137,6 +137,21 @@ def test_a_shown_rollout_has_the_trainers_logprobs_if_it_was_scored(tmp_path):
     assert rows == {"g#0": [0, 0, 0, -0.25], "g#1": []}
 
 
+def test_a_step_is_shown_by_what_it_trained_on_and_by_what_nothing_trains_on():
+    def group(name, ticket):
+        samples = [sample(0, 1.0), sample(1, 0.0)]
+        for each in samples:
+            each.rollout_id = f"{name}#{each.sample_index}"
+        return Group(Problem(name, "d", ()), samples, ticket)
+
+    trained, waits, dropped = group("a", 1), group("b", 5), group("c", 3)
+    sampled = Sampled([dropped, waits], [waits])
+    result = StepResult(4, 4, sampled, [trained], 1, {"entropy": 1.0})
+    assert result.shown_groups == [trained, dropped]
+    in_turns = StepResult(4, 4, Sampled([dropped, waits], [waits]), [waits], 1, {"entropy": 1.0})
+    assert in_turns.shown_groups == [dropped, waits], "what was sampled, where both take turns"
+
+
 def test_what_became_of_rollouts_and_groups_is_counted_over_attempts(tmp_path):
     first = record(Reporter())
     result = step(1, sample(0, 1.0), sample(1, 0.0, Status.TRUNCATED))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.chat.calls import CallError, parse_calls
-from engines.types import Tool, ToolCall
+from engines.types import Json, Tool, ToolCall
 
 pytestmark = pytest.mark.unit
 
@@ -89,6 +89,14 @@ def test_a_fault_is_named(text: str, reason: str):
 def test_a_fault_in_the_hermes_form_is_named(body: str, reason: str):
     with pytest.raises(CallError, match=reason):
         parse_calls(f"<tool_call>\n{body}\n</tool_call>", TOOLS, "hermes")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("[1]", [1]), ("a b", "a b"), ("NaN", "NaN")]
+)
+def test_a_parameter_of_any_type_is_json_where_it_can_be(text: str, value: Json):
+    tools = [Tool("set", "", {"v": "any"}, ("v",))]
+    assert parse_calls(glm("set", ("v", text)), tools, "glm") == [ToolCall("set", {"v": value})]
 
 
 @given(st.text().filter(lambda t: "<" not in t), st.integers())

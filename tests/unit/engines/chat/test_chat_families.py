@@ -76,6 +76,29 @@ def test_a_tool_conversation_continues_where_the_engine_stopped(qwen: Chat):
     assert sum(mask) == len(said) + len(end)
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_user_goes_on_after_a_turn_whose_thought_the_template_would_drop(
+    qwen: Chat, thinking: bool
+):
+    """The turn keeps its tokens; the template's own rendering is the same but for the thought."""
+    asked = problem(thinking=thinking)
+    said = Message("assistant", "42", reasoning="2+0=2" if thinking else None)
+    more = qwen.decode(qwen.continuation_ids(asked, [said], [Message("user", "sure?")], None))
+    empty = "" if thinking else "<think>\n\n</think>\n\n"
+    assert more == (
+        f"<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\n{empty}"
+    )
+    mixed = [FOUND, Message("user", "sure?")]
+    more = qwen.decode(qwen.continuation_ids(asked, [CALL], mixed, None))
+    assert more.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\ncolor red")
+    assert more.endswith(f"user\nsure?<|im_end|>\n<|im_start|>assistant\n{empty}")
+
+
+def test_a_turn_that_somebody_else_wrote_has_its_stop_token(qwen: Chat, llama: Chat):
+    assert qwen.decode(qwen.turn_ids(problem(), ANSWER)).endswith("red<|im_end|>")
+    assert llama.decode(llama.turn_ids(problem(), ANSWER)) == "red<|eot|>"
+
+
 def test_without_its_stop_token_a_turn_is_closed_before_it_goes_on(qwen: Chat):
     lookup = problem("color of ant", tools=(SEARCH,))
     more = qwen.continuation_ids(lookup, [CALL], [FOUND], None)

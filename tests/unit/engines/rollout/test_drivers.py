@@ -14,6 +14,7 @@ from engines.rollout.drivers.registry import build
 from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Problem, Rollout, Status
 from infra.errors import InputError
+from tasks.domain import DriverSpec
 from tests.parts.rollout_parts import Policy, domain, roller
 
 pytestmark = pytest.mark.unit
@@ -52,6 +53,11 @@ def test_wrong_options_are_named() -> None:
         build(f"{__name__}:Own", {"max_turns": 2}, None, 1)
     with pytest.raises(InputError, match="attempts"):
         build(f"{__name__}:Own", {"attempts": 2}, None, 1)
+
+
+def test_the_program_of_a_harness_counts_among_the_parts_of_its_stage() -> None:
+    spec = DriverSpec(name="harness", options={"command": ["x"], "program": "my_agent"})
+    assert spec.parts == ("engines.agents.harness:Harness", "my_agent:")
 
 
 async def roll(live: Any, policy: Policy) -> Rollout:

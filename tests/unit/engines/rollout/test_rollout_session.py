@@ -56,6 +56,20 @@ async def test_an_answer_that_does_not_add_up_is_refused(answer):
         await session_that_answers(answer).turn(SAMPLING)
 
 
+async def test_what_is_cut_off_is_neither_there_nor_trained():
+    session = session_that_answers(generation_of([5, 6], [-0.1, -0.2], [0, 1], "stop"))
+    begin = len(session.tokens)
+    await session.turn(SAMPLING)
+    session.extend([9])
+    session.cut(begin + 1)
+    assert session.tokens.tolist()[begin:] == [5]
+    assert session.weight_versions.of_each().tolist() == [-1] * begin + [0]
+    assert session.num_generated == 1
+    session.check("g#0")
+    with pytest.raises(RuntimeError, match="after its prompt"):
+        session.cut(begin - 1)
+
+
 async def test_a_changed_token_is_never_trained_on():
     session = session_that_answers(generation_of([5], [-0.1], [0], "stop"))
     await session.turn(SAMPLING)

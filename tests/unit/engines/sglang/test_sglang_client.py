@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiohttp import web
 from engines.sglang import client as client_module
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import FIELD
+from engines.sglang.turn_queue import LANE_HEADER
 from engines.types import Sampling
 from infra.errors import EngineError, LeaseLost
 
@@ -43,12 +44,12 @@ async def _good(body: dict[str, Any]) -> web.Response:
 
 
 @asynccontextmanager
-async def _endpoint(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+async def _endpoint(*answers: Answer) -> AsyncGenerator[tuple[str, list[dict[str, Any]]]]:
     """An endpoint that answers in this order, the last for ever; and what it was asked."""
     asked: list[dict[str, Any]] = []
 
     async def handle(request: web.Request) -> web.Response:
-        asked.append(await request.json())
+        asked.append(await request.json() | {"lane": request.headers[LANE_HEADER]})
         return await answers[min(len(asked), len(answers)) - 1](asked[-1])
 
     app = web.Application()
@@ -91,6 +92,7 @@ async def test_a_batch_is_tried_again_after_a_server_fault_and_counted_once() ->
         assert (client.counts.turns, client.counts.retries) == (5, 2)
     assert [g.token_ids.tolist() for g in answers] == [[i] for i in range(5)]
     names = [tuple(body["session_params"].pop("name_of_each")) for body in asked]
+    assert len({body.pop("lane") for body in asked}) == 3, "each try may go to another server"
     assert asked[0] == asked[1] == asked[2]
     assert len(set(names)) == 3, "a server may still have the earlier one"
 
@@ -311,3 +313,75 @@ async def test_after_a_lost_lease_no_turn_is_sent() -> None:
         with pytest.raises(LeaseLost):
             await client.generate([1], Sampling(4))
     assert asked == []
+
+
+async def test_sticky_turns_name_the_lane_of_their_route() -> None:
+    async with (
+        _endpoint(_good) as (url, asked),
+        GenerationClient(url, max_batch=2, routing="sticky") as client,
+    ):
+        for _ in range(2):
+            turns = [client.generate([i, 9], Sampling(4, route=f"{i // 2}")) for i in range(4)]
+            await asyncio.gather(*turns)
+    lanes = {body["input_ids"][0][0]: body["lane"] for body in asked}
+    assert len(asked) == 4
+    assert len(set(lanes.values())) == 2
+    assert [body["lane"] for body in asked[2:]] == [
+        lanes[body["input_ids"][0][0]] for body in asked[2:]
+    ]
+
+
+async def test_spread_requests_have_a_key_each() -> None:
+    async with _endpoint(_good) as (url, asked), GenerationClient(url, max_batch=1) as client:
+        await asyncio.gather(*[client.generate([i], Sampling(4, route="a")) for i in range(4)])
+    assert len({body["lane"] for body in asked}) == 4
+
+
+async def test_only_so_many_turns_are_at_the_servers_and_the_others_come_when_those_are_over() -> (
+    None
+):
+    now, most = 0, 0
+
+    async def counted(body: dict[str, Any]) -> web.Response:
+        nonlocal now, most
+        now, most = now + len(body["input_ids"]), max(most, now + len(body["input_ids"]))
+        await asyncio.sleep(0.01)
+        now -= len(body["input_ids"])
+        return await _good(body)
+
+    async with (
+        _endpoint(counted) as (url, _),
+        GenerationClient(url, max_batch=2, most_turns=3) as client,
+    ):
+        turns = [client.generate([i, 7], Sampling(4)) for i in range(10)]
+        answers = await asyncio.gather(*turns)
+    assert [g.token_ids.tolist() for g in answers] == [[7, i] for i in range(10)]
+    assert most == 3
+
+
+async def test_turns_that_wait_fail_with_the_lease_and_are_cancelled_with_the_client() -> None:
+    release = asyncio.Event()
+
+    async def held(body: dict[str, Any]) -> web.Response:
+        await release.wait()
+        return await _good(body)
+
+    async with _endpoint(held) as (url, asked), GenerationClient(url, most_turns=1) as client:
+        first, second = (asyncio.create_task(client.generate([i], Sampling(4))) for i in range(2))
+        while not asked:
+            await asyncio.sleep(0.01)
+        client.refuse(LeaseLost("expired"))
+        release.set()
+        assert (await first).token_ids.tolist() == [0]
+        with pytest.raises(LeaseLost):
+            await second
+    release.clear()
+    async with _endpoint(held) as (url, asked), GenerationClient(url, most_turns=1) as client:
+        turns = [asyncio.create_task(client.generate([i], Sampling(4))) for i in range(2)]
+        while not asked:
+            await asyncio.sleep(0.01)
+        await client.close()
+        assert all(
+            isinstance(e, asyncio.CancelledError)
+            for e in await asyncio.gather(*turns, return_exceptions=True)
+        )

@@ -26,7 +26,9 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"tp_size": 2}, "tp_per_server"),
         ({"dp_size": 2}, "refuses new weights .* attn_dp_size"),
         ({"enable_dp_attention": True}, "attn_dp_size"),
-        ({"nnodes": 2}, "one host"),
+        ({"nnodes": 2}, "one host; serve on several with `tributary fleet up`"),
+        ({"dist_init_addr": "10.0.0.1:5000"}, "hosts_per_server"),
+        ({"disaggregation_mode": "prefill"}, "whole requests"),
         ({"model_path": "x"}, "stage's input"),
     ],
 )

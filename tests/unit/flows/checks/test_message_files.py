@@ -113,9 +113,6 @@ def test_check_warns_of_a_few_bad_rows_and_refuses_what_is_not_read(tmp_path: Pa
     made = recipe(tmp_path, {"files": ["chats.jsonl"]})
     check_recipe(made, planned(made))
     assert any("left out: 1 of the first 50" in line for line in cautions(made, planned(made)))
-    both = recipe(tmp_path, {"files": ["chats.jsonl"]}, nothink_share=0.5)
-    with pytest.raises(InputError, match="nothink_share: rows of your own files"):
-        check_recipe(both, planned(both))
 
 
 def test_preview_shows_what_is_trained_on_and_counts_the_rows(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from flows.distill_rounds import (
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
-from flows.rounds.series import NotDue, begin_rounds
-from flows.running.records import RunRecord, StageRecord, new_run
+from flows.rounds.series import NotDue
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord, find_run
 from flows.running.run_lock import working_on
 from infra.errors import InputError
 from infra.home import home
@@ -56,16 +59,19 @@ def with_rounds(*stages: Any) -> Recipe:
 
 def triggered(of: Recipe, done: bool = True) -> RunRecord:
     """What a trigger of one round puts on record; with its stages done or about to begin."""
-    earlier = earlier_rounds(of, "agent")
-    arguments = {"expert": "agent", "rounds": 1, "after": earlier.rounds}
-    record = new_run(of, "distill-rounds", arguments, in_process=False)
-    record.take_over(earlier.stages.values())
-    for stage in plan_of("distill-rounds", of, arguments):
+    record = begun(of)
+    for stage in plan_of("distill-rounds", of, record.head().arguments):
         known = record.stage(stage.name)
         digest = known.digest if known else f"{stage.name} of {record.run}"
         state = "completed" if done else "running"
         record.put_stage(StageRecord(name=stage.name, kind=stage.kind, state=state, digest=digest))
+    record.put_state(RunState(state="completed" if done else "failed"))
     return record
+
+
+def begun(of: Recipe, expert: str = "agent") -> RunRecord:
+    """What a trigger puts on record, before anything works on it."""
+    return new_run(of, "distill-rounds", {"expert": expert, "rounds": 1}, in_process=False)
 
 
 def planned(record: RunRecord) -> list[str]:
@@ -188,9 +194,6 @@ def _checked(written: Any) -> None:
     check_recipe(made, plan_post_train(made))
 
 
-ARGUMENTS = {"expert": "agent", "rounds": 1}
-
-
 def with_scores(record: RunRecord, outcomes: dict[str, list[list[float]]]) -> None:
     """The run's evaluation, as an artifact in the store."""
     stage = record.stage("evaluate")
@@ -212,23 +215,44 @@ def with_scores(record: RunRecord, outcomes: dict[str, list[list[float]]]) -> No
 def test_a_trigger_is_skipped_while_the_last_one_runs() -> None:
     going = triggered(recipe(), done=False)
     with working_on(going.run), pytest.raises(NotDue, match=going.run) as why:
-        begin_rounds(recipe(), ARGUMENTS)
+        begun(recipe())
     assert why.value.state == "Skipped"
     with working_on(going.run):  # the rounds of others go on
-        begin_rounds(recipe(), {"expert": "general", "rounds": 1})
-    assert planned(begin_rounds(recipe(), ARGUMENTS)) == planned(going)
+        begun(recipe(), "general")
+    assert planned(begun(recipe())) == planned(going)
+
+
+def test_of_triggers_at_the_same_moment_one_begins() -> None:
+    triggered(recipe())
+    together = threading.Barrier(4)
+
+    def trigger(_: int) -> str:
+        together.wait(30)
+        try:
+            return begun(recipe()).run
+        except NotDue as why:
+            return why.state
+
+    with ThreadPoolExecutor(4) as pool:
+        told = sorted(pool.map(trigger, range(4)))
+    assert told[:3] == ["Skipped"] * 3
+    record = find_run(told[3])
+    record.put_state(RunState(state="failed"))  # it ended before it began
+    assert planned(begun(recipe())) == planned(record)
 
 
 def test_a_series_at_its_end_is_left_alone_until_the_recipe_says_more() -> None:
     first, second = triggered(recipe()), triggered(recipe())
     right, half = [[1.0, 1.0]] * 4, [[0.0, 1.0]] * 4
     with_scores(first, {"agent-rl": right, "agent": half})
-    assert planned(begin_rounds(recipe(), ARGUMENTS))[-2] == "agent-rl-4"
+    third = begun(recipe())
+    assert planned(third)[-2] == "agent-rl-4"
+    third.put_state(RunState(state="failed"))
     with_scores(second, {"agent-rl": right, "agent-rl-2": half, "agent": half})
     with pytest.raises(NotDue, match=r"none of the last 2 rounds was better than round 0") as why:
-        begin_rounds(recipe(), ARGUMENTS)
+        begun(recipe())
     assert why.value.state == "Over"
-    more = begin_rounds(recipe("rounds.patience=3"), ARGUMENTS)
+    more = begun(recipe("rounds.patience=3"))
     assert planned(more)[-2] == "agent-rl-4"
 
 

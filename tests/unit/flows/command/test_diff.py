@@ -15,7 +15,8 @@ from flows.differences import MISSING, Difference, differences
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
-from flows.running.records import RunRecord, StageRecord, new_run, store_of
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
 
 pytestmark = pytest.mark.unit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 
 from flows.command.app import unwrapped
@@ -10,15 +12,21 @@ from flows.command.main import app, main
 pytestmark = pytest.mark.unit
 
 COMMANDS = [name for name in app if not name.startswith("-")]
+WITH_ARGUMENTS = [
+    (name, *inner)
+    for name in COMMANDS
+    for inner in ([()] if app[name].default_command else [(i,) for i in app[name] if i[0] != "-"])
+]
 
 
 def test_the_commands_are_found() -> None:
     assert {"init", "run", "check", "runs", "logs", "top", "cancel"} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_argument_of_a_command_is_explained(command: str) -> None:
-    arguments = app[command].assemble_argument_collection(parse_docstring=True)
+@pytest.mark.parametrize("command", WITH_ARGUMENTS, ids=" ".join)
+def test_each_argument_of_a_command_is_explained(command: tuple[str, ...]) -> None:
+    of = reduce(lambda owner, name: owner[name], command, app)
+    arguments = of.assemble_argument_collection(parse_docstring=True)
     said = [a for a in arguments if a.name != "*"]  # what several commands share, as a whole
     assert [a.name for a in said if not a.parameter.help] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: 
     recipe.write_text(recipe.read_text().replace("max_turns: 2", "max_turns: 1"))
     assert f"takes {len(own.splitlines())} lines and `max_turns: 1`" in PAGE.read_text()
     assert len(own.splitlines()) + 1 <= 40
+    assert _own_tests_pass(tmp_path)
+    assert _exit_code("check", str(recipe)) == 0
+
+
+def test_the_environment_of_the_tutorial_holds_the_same_tests(tmp_path: Path) -> None:
+    page = PAGE.with_name("tutorial-own-environment.md").read_text()
+    own = page.split("```python\n")[1].split("```")[0]
+    assert _exit_code("init", str(tmp_path)) == 0
+    written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
+    before, after = written.read_text().split("ITEMS = (")
+    written.write_text(before + own + "\n\n# 2. " + after.split("# 2. ")[1])
+    said = recipe.read_text()
+    for change in ("max_turns: 3", "max_new_tokens: 64"):
+        assert change in page
+        said = re.sub(rf"{change.split(':')[0]}: \d+", change, said)
+    recipe.write_text(said)
     assert _own_tests_pass(tmp_path)
     assert _exit_code("check", str(recipe)) == 0
 

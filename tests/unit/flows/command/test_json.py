@@ -9,16 +9,27 @@ from typing import Any
 import pytest
 from rich.table import Table
 
+from flows.command.live_table import run_table
 from flows.command.main import app
-from flows.command.output import CommandConsole, duration
+from flows.command.output import CommandConsole, duration, text_table
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from flows.running.records import StageRecord
 from tests.parts.recorded_run import RecordedRun, exit_code
 
 pytestmark = pytest.mark.unit
 
-COMMANDS = {name for name in app if not name.startswith("-")}
+GROUPS = {"fleet"}
+"""of commands with two words"""
+COMMANDS = {
+    " ".join((*group, name)): of[name]
+    for group, of in [((), app), *(((name,), app[name]) for name in GROUPS)]
+    for name in of
+    if not name.startswith("-") and (group or name not in GROUPS)
+}
 SHOWS_NOTHING = {"init", "up", "down", "secret"} | {
     *("run", "resume", "retry", "rounds", "sft", "rl", "distill", "evaluate"),
-    *("chat", "convert", "export", "notify", "push", "save", "serve"),
+    *("chat", "convert", "export", "fleet up", "notify", "push", "save", "serve"),
 }
 """they do something; what a run gave, `report --json` prints"""
 IS_TEXT = {"completion", "logs"}
@@ -36,7 +47,7 @@ CALLS: dict[str, list[str]] = {
     "test-hook": ["curricula.reasoning:Reasoning"],
     "top": [],
 }
-NEED_MORE = {"doctor", "preview", "publish", "replay"}
+NEED_MORE = {"admit", "doctor", "fleet check", "preview", "publish", "replay", "sessions"}
 """called with --json where the machine is looked at, and a model, servers or kept rollouts are"""
 
 
@@ -44,6 +55,21 @@ NEED_MORE = {"doctor", "preview", "publish", "replay"}
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedRun:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
     return RecordedRun.of(tmp_path, "first").with_samples()
+
+
+def test_brackets_in_names_and_messages_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    console = CommandConsole(width=100)
+    console.print(text_table(["model [x]"], [["a [/red] b"]], "of [bold]run"))
+    plan = plan_post_train(load_recipe("cpu-smoke"))[:1]
+    stages = {
+        plan[0].name: StageRecord(
+            name=plan[0].name, kind="base", state="running", done=1, total=2, message="[/x] 3 [of]"
+        )
+    }
+    console.print(run_table(plan, stages))
+    told = " ".join(capsys.readouterr().out.split())
+    for text in ("model [x]", "a [/red] b", "of [bold]run", "1/2 [/x] 3 [of]"):
+        assert text in told, text
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -56,10 +82,10 @@ def test_each_command_has_the_option_or_shows_nothing() -> None:
     without = SHOWS_NOTHING | IS_TEXT
     found = {
         name
-        for name in COMMANDS
-        if any("--json" in a.names for a in app[name].assemble_argument_collection())
+        for name, command in COMMANDS.items()
+        if any("--json" in a.names for a in command.assemble_argument_collection())
     }
-    assert found == COMMANDS - without
+    assert found == COMMANDS.keys() - without
     assert set(CALLS) | NEED_MORE >= found
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from engines.sglang.serving.endpoint import ServedModel
 from engines.sglang.serving.parsers import Parsers
+from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_named_model, locate_artifact
 from flows.command.main import main
 from flows.command.models.lineage import recipe_for_strangers
 from flows.command.models.needed import survey
-from flows.command.models.serve import ServeOptions, ready_lines, shown_key
-from flows.load import validate_recipe
-from infra.errors import InputError
+from flows.command.models.serve import ready_lines, shown_key
+from flows.load import load_recipe, validate_recipe
+from flows.running.records import RunEntry, store_at
+from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
 from infra.tracking.aliases import AliasedArtifact
 from tests.parts.chat_parts import random_base
@@ -61,6 +64,8 @@ def command(*arguments: str) -> int:
     [
         (RL[:8], RL),
         (f"rl/{RL[:12]}", RL),
+        (f"rl/{RL[:4]}", RL),
+        (f"rl/{RL}", RL),
         ("agent-rl", RL),
         ("cpu-smoke/agent-sft", SFT),
     ],
@@ -92,6 +97,24 @@ def test_a_model_folder_elsewhere_is_copied_once(home: Path, tmp_path: Path) -> 
 def test_a_name_of_nothing_says_what_to_do(home: Path, name: str, told: str) -> None:
     with pytest.raises(Exception, match=told):
         find_named_model(name, "")
+
+
+def test_a_digest_of_another_kind_is_none_of_this_kind(home: Path) -> None:
+    with pytest.raises(InputError, match="no run, run name or recipe `sft`"):
+        find_named_model(f"sft/{RL[:4]}", "")
+
+
+def test_a_store_is_opened_with_no_other_run_s_credentials(home: Path) -> None:
+    secret = load_recipe("cpu-smoke", ["storage.root=file:///else", "storage.credentials=block"])
+    entry = RunEntry(
+        run="secret", name="", recipe="other", root=secret.storage.root, credentials="block",
+        created=time.time() + 60,
+    )  # fmt: skip
+    (home / "runs/secret.json").write_text(entry.model_dump_json())
+    root = artifact_store().store.root
+    assert store_at(root).root == root
+    with pytest.raises(InfrastructureError, match="Secret block `block`"):
+        store_at("file:///else")
 
 
 def needed(keep_runs: int, *aliases: AliasedArtifact) -> tuple[set[str], dict[str, list[str]]]:
@@ -254,9 +277,9 @@ def test_the_request_that_serve_prints_carries_the_key_that_is_asked_for(
     host: str, variable: str, header: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
-    options = ServeOptions(host, 8000, variable, "", "", 1, 1, [], "")
-    shown = shown_key(options)
-    model = ServedModel("agent", tmp_path, Parsers("none", "none"))
+    shown = shown_key(host, variable)
+    fleet = ServedFleet(model=str(tmp_path))
+    model = ServedModel("agent", tmp_path, Parsers("none", "none"), fleet)
     said = "\n".join(ready_lines("http://127.0.0.1:8000", [model], shown))
     assert ("Authorization" in said) == (header is not None)
     assert header is None or header.replace("HOME", str(tmp_path)) in said

@@ -14,7 +14,8 @@ from flows.one_stage.domain import OURS, expert_name
 from flows.one_stage.options import OneStage
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
-from flows.running.records import StageRecord, new_run, store_of
+from flows.running.new_run import new_run
+from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ import pytest
 
 from flows.catalog import plan_of
 from flows.command import retry
-from flows.running.records import new_run
+from flows.running.new_run import new_run
 from flows.running.run_lock import working_on
 from tests.parts.recorded_run import RecordedRun, exit_code
 

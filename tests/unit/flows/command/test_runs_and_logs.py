@@ -11,7 +11,8 @@ import pytest
 from flows.command import logs
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.running.records import RunRecord, RunState, StageRecord, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.run_lock import working_on
 from tasks.durable.launch import log_path
 

@@ -41,6 +41,20 @@ def test_saving_again_replaces_and_says_what_differs() -> None:
     assert load_recipe("mine").seed == 1
 
 
+@pytest.mark.parametrize("text", ["a: [", "name: mine\nextends: gone.yaml\n", "\xff"])
+def test_one_that_cannot_be_read_any_more_is_listed_replaced_and_removed(text: str) -> None:
+    save_recipe("cpu-smoke", "other")
+    file = save_recipe("cpu-smoke", "mine").file
+    file.write_bytes(text.encode("latin-1"))
+    assert {"mine", "other"} <= {known.name for known in known_recipes()}
+    assert load_recipe("other").name == "other"
+    assert save_recipe("cpu-smoke", "mine").is_new
+    assert load_recipe("mine").name == "mine"
+    file.write_bytes(text.encode("latin-1"))
+    remove_recipe("mine")
+    assert "mine" not in recipe_names()
+
+
 def test_a_shipped_name_stays_what_it_is() -> None:
     for name in ("", "cpu-demo"):
         with pytest.raises(InputError, match="name of a shipped recipe"):

@@ -45,6 +45,9 @@ def test_a_result_is_the_unified_models_mean_or_each_experts_own_score() -> None
     many = {f"m{i}": {"a": i / 10} for i in range(6)}
     assert result_of(_report(many)) == "m0 0.00, m1 0.10, m2 0.20, m3 0.30 and 2 more"
     assert result_of(_report({})) == "0 stages, none of them an evaluation"
+    tasks = {"base": {"arc acc": 0.25}, "x": {"arc acc": 0.5, "gsm8k exact_match": 0.125}}
+    by_tasks = _report({}, versions={"x": ["x-sft", "x"]}, tasks=tasks)
+    assert result_of(by_tasks) == "x arc acc 0.50, x gsm8k exact_match 0.12"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from flows.catalog import plan_of
 from flows.checks.recipe import check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.running.records import RunState, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunState
 from infra.errors import InputError
 from infra.home import home
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -16,7 +17,9 @@ from flows.command.compare import show_comparison
 from flows.load import load_recipe
 from flows.reports.comparison import Spread, compare
 from flows.reports.report import Report, ReportStage
-from flows.running.records import StageRecord, new_run
+from flows.reports.run_pairs import ScoredRun, pair_of
+from flows.running.new_run import new_run
+from flows.running.records import StageRecord
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 
@@ -144,6 +147,34 @@ def test_a_model_that_a_run_lacks_is_left_out() -> None:
 def test_a_cached_stage_took_no_time() -> None:
     found = compare([_report("a", 0.5, 0.8), _report("b", 0.5, 0.7, cached=True)])
     assert found.seconds["ppo-rl"].values == [80.0]
+
+
+def _cells(*outcomes: float) -> dict[str, object]:
+    """Content of `task_scores.json` with one task."""
+    value = sum(outcomes) / len(outcomes)
+    cell = {"model": "base", "task": "arc", "metric": "acc", "value": value, "low": None,
+            "high": None, "documents": len(outcomes), "outcomes": list(outcomes)}  # fmt: skip
+    return {"scores": {"base": {"arc acc": value}}, "cells": [cell]}
+
+
+def test_tasks_of_lm_eval_are_compared_by_mean_and_by_document() -> None:
+    tasks = {"base": {"arc acc": 0.5}}
+    first = _report("a", 0.5, 0.8).model_copy(update={"scores": {}, "greedy": {}, "tasks": tasks})
+    other = first.model_copy(update={"run": "b", "tasks": {"base": {"arc acc": 0.7}}})
+    spread = compare([first, other]).tasks["base"]["arc acc"]
+    assert (spread.mean, spread.values) == (pytest.approx(0.6), [0.5, 0.7])
+    asked = {"version": "1", "settings": {"tasks": ["arc"], "limit": 4, "fleet": {}}}
+    more = {"version": "1", "settings": {"tasks": ["arc", "x"], "limit": 4, "fleet": {"a": 1}}}
+    ours = ScoredRun("a", "1", {}, {}, asked, _cells(0, 0, 1, 0))
+    theirs = ScoredRun("b", "2", {}, {}, more, _cells(1, 1, 1, 0))
+    (score,) = pair_of(ours, theirs).scores
+    assert (score.model, score.domain, score.kind) == ("base", "arc acc", "task")
+    assert (score.first, score.second, score.better, score.worse) == (0.25, 0.75, 2, 0)
+    assert score.p == 0.5, "two documents that differ: 2 x 1/4"
+    few = dataclasses.replace(theirs, task_identity={"version": "1", "settings": {"limit": 9}})
+    assert pair_of(ours, few).why_not == (
+        "no model was scored in both on the same documents of a task"
+    )
 
 
 def test_a_run_without_scores_is_named() -> None:

@@ -13,7 +13,8 @@ from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
 from flows.reasons import stage_reasons
 from flows.recipe import Recipe
-from flows.running.records import StageRecord, new_run, store_of
+from flows.running.new_run import new_run
+from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
 from tasks.durable.identity import StageIdentity
 

@@ -12,7 +12,8 @@ from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
-from flows.running.records import RunRecord, RunState, StageRecord, find_run, new_run, store_to_show
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState, StageRecord, find_run, store_to_show
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 from infra.timeline import TRAINER, Timeline

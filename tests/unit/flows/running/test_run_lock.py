@@ -20,7 +20,8 @@ from rich.console import Console
 
 from flows.command.run import continue_run
 from flows.load import load_recipe
-from flows.running.records import RunRecord, RunState, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunRecord, RunState
 from flows.running.run_lock import is_running, working_on
 from infra.errors import InputError, StageFailed
 from infra.processes.children import ProcessRecord, birth_of

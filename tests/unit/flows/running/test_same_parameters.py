@@ -8,7 +8,8 @@ import pytest
 
 from flows.load import load_recipe
 from flows.page.asked import Asked
-from flows.running.records import RunHead, new_run
+from flows.running.new_run import new_run
+from flows.running.records import RunHead
 from flows.running.same_parameters import require_same
 from flows.saved import save_recipe
 from infra.errors import InputError

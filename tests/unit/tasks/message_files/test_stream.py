@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from curricula.prompt_files.contamination import HeldOutWords
+from curricula.rows.columns import Columns
+from curricula.rows.layouts import read_row
 from engines.chat import Chat
 from infra.data_files import chunks
 from infra.data_files.files import find_files, fingerprint
@@ -25,7 +27,7 @@ from tasks.message_files import stream
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
-from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder
+from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
 
@@ -160,6 +162,42 @@ def test_sources_are_mixed_by_their_weights(renderer: Renderer, tmp_path: Path):
     said = answers(mixed(renderer, tmp_path, one, two), renderer, 40)
     assert Counter(said) == {"a1": 30, "a2": 10}
     assert Counter(said[:8]) == {"a1": 6, "a2": 2}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_share_of_the_rows_with_thoughts_comes_again_without_them(tmp_path: Path):
+    folder = chat_folder(tmp_path / "model", QWEN3, QWEN_TOKENS, "<|im_end|>")
+    renderer = Renderer(Chat.load(folder), 512)
+    rows: list[Any] = list(map(row, range(300)))
+    bare = [renderer.render(read_row(rows[n], Columns(), "auto")).tokens for n in range(0, 300, 3)]
+    for n in range(0, 300, 3):
+        rows[n]["messages"][1]["reasoning_content"] = f"t{n}"
+    rows[1], rows[2] = "{", {"text": "x"}
+    source = MessageFiles(files=[write_jsonl(tmp_path / "a.jsonl", rows)], max_bad_share=1)
+
+    def stream_of(share: float) -> MixedStream:
+        return MixedStream([source], renderer, 0, tmp_path, nothink_share=share)
+
+    def texts(found: MixedStream, count: int) -> list[str]:
+        return [renderer.chat.decode(found.take().tokens) for _ in range(count)]
+
+    plain = Counter(texts(stream_of(0), 298))
+    assert Counter(texts(stream_of(1), 398)) - plain == Counter(map(renderer.chat.decode, bare))
+    half = stream_of(0.5)
+    texts(half, 398)
+    counts = half.streams[0].counts
+    assert (counts.read, counts.num_bad) == (300, 2), "a row counts once"
+    again = counts.without_thinking
+    assert 35 < again < 65
+    half, epoch = stream_of(0.5), 298 + again
+    first = texts(half, epoch)
+    position = json.loads(json.dumps(half.position))
+    second = texts(half, epoch)
+    assert Counter(first) == Counter(second), "the same ones in every epoch"
+    assert first != second
+    resumed = stream_of(0.5)
+    resumed.continue_from(position)
+    assert texts(resumed, epoch) == second
 
 
 def test_a_rows_weight_goes_with_its_tokens(renderer: Renderer, tmp_path: Path):

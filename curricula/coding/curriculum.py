@@ -1,0 +1,125 @@
+"""The `coding` curriculum: small repositories with a failing test, to be repaired with tools."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from curricula.coding.environment import CodingEnvironment
+from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_repository
+from curricula.coding.tools import TOOLS, execute
+from curricula.options import check_choice, check_count
+from curricula.procedural import Draft, Family, Procedural
+from engines.types import Environment, Message, Problem, ToolCall
+from infra.repositories.files import Files
+from infra.sandbox.python import DEMANDS, Demand, level, require
+
+PROMPT = "A test fails. Repair the code."
+DONE = "done"
+
+
+def _families(size: Size) -> tuple[Family, ...]:
+    return tuple(_family(kind, size) for kind in KINDS)
+
+
+def _family(kind: str, size: Size) -> Callable[[random.Random], Draft]:
+    def draw(rng: random.Random) -> Draft:
+        repository = draw_repository(rng, kind, size)
+        path, old, new = repository.fix
+        return Draft(
+            family=kind,
+            prompt=PROMPT,
+            content="\n".join(
+                f"{name}\n{repository.files[name]}" for name in sorted(repository.files)
+            ),
+            reference={
+                "files": dict(repository.files),
+                "protected": list(repository.protected),
+                "checks": list(repository.checks),
+                "fix": [path, old, new],
+            },
+            plan=_plan(repository),
+            tools=TOOLS,
+        )
+
+    return draw
+
+
+def _plan(repository: Repository) -> tuple[Message, ...]:
+    path, old, new = repository.fix
+    calls = [
+        ToolCall("test", {}),
+        *(ToolCall("read", {"path": path}) for path in repository.opened),
+        ToolCall("edit", {"path": path, "old": old, "new": new}),
+        ToolCall("test", {}),
+    ]
+    return (
+        *(Message("assistant", "", tool_calls=(call,)) for call in calls),
+        Message("assistant", DONE),
+    )
+
+
+class Coding(Procedural):
+    """Levels: easy (two modules of one function), medium (four of two), hard (six of three, where
+    no test calls the broken function itself)."""
+
+    name: ClassVar[str] = "coding"
+    levels: ClassVar[Mapping[str, Sequence[Family]]] = {
+        "easy": _families(Size(2, 1)),
+        "medium": _families(Size(4, 2)),
+        "hard": _families(Size(6, 3, is_hidden=True)),
+    }
+
+    def __init__(
+        self,
+        *,
+        levels: Sequence[str] = ("easy",),
+        noise: float = 0.0,
+        max_calls: int = 12,
+        sandbox: Demand = "confined",
+    ) -> None:
+        """`sandbox` is what the kernel must offer before a repository's code runs: `confined`,
+        `full` (every mechanism), or `unsafe`, which runs it also where nothing confines."""
+        super().__init__(levels=levels, noise=noise)
+        self._max_calls = check_count("max_calls", max_calls)
+        check_choice("sandbox", sandbox, DEMANDS)
+        self._sandbox: Demand = sandbox
+
+    def environment(self) -> Environment:
+        """Raises `InputError` if code would run without the required confinement."""
+        if self._sandbox != "unsafe":
+            require(level(), self._sandbox)
+        return CodingEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)
+
+    def solution(self, problem: Problem) -> Sequence[Message]:
+        """The assistant's turns that repair it."""
+        reference: Any = problem.reference
+        path, old, new = reference["fix"]
+        edit = ToolCall("edit", {"path": path, "old": old, "new": new})
+        calls = (ToolCall("test", {}), edit, ToolCall("test", {}))
+        turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
+        return (*turns, Message("assistant", DONE))
+
+    def secrets(self, problem: Problem) -> Sequence[str]:
+        """The repaired function, and the repair unless a right function holds it too."""
+        reference: Any = problem.reference
+        path, old, new = reference["fix"]
+        files: Files = reference["files"]
+        before = files[path].split(BETWEEN)
+        after = files[path].replace(old, new).split(BETWEEN)
+        sources = [text for name, text in files.items() if name not in reference["protected"]]
+        repair = [] if any(new in text for text in sources) else [new]
+        return [*(text for text in after if text not in before), *repair]
+
+    def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
+        """Each call is really made, also a mistaken one: the tests say what they say to it."""
+        reference: Any = problem.reference
+        files: Files = reference["files"]
+        turns: list[Message] = []
+        for turn in plan:
+            turns.append(turn)
+            for call in turn.tool_calls:
+                answer, files = execute(call, files, reference["protected"], self._sandbox)
+                turns.append(Message("tool", answer))
+        return tuple(turns)

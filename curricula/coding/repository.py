@@ -1,0 +1,148 @@
+"""Draws a repository of several files in which one function has a bug and one test fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from curricula.coding.functions import (
+    NAMES,
+    Function,
+    missing_branch,
+    off_by_one,
+    passed_on,
+    subtraction,
+    swapped_arguments,
+    wrong_key,
+    wrong_operator,
+)
+
+SIMPLE: Mapping[str, Callable[[str, random.Random], Function]] = {
+    "operator": wrong_operator,
+    "off-by-one": off_by_one,
+    "branch": missing_branch,
+    "key": wrong_key,
+}
+SWAPPED = "swapped"
+"""the kind of bug whose function calls one of another module"""
+KINDS = (*SIMPLE, SWAPPED)
+
+
+BETWEEN = "\n\n\n"
+"""two functions of a file"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`functions` in each of `modules`, the broken one among them."""
+
+    modules: int
+    functions: int
+    is_hidden: bool = False
+    """no test calls the broken function itself, only one of another module that calls it"""
+
+
+@dataclass(slots=True)
+class _Module:
+    name: str
+    functions: list[Function] = field(default_factory=list[Function])
+    is_tested: dict[str, bool] = field(default_factory=dict[str, bool])
+
+    def add(self, function: Function, is_tested: bool = True) -> None:
+        self.functions.append(function)
+        self.is_tested[function.name] = is_tested
+
+    def text(self, broken: Function | None) -> str:
+        imports = "".join(dict.fromkeys(f.imports for f in self.functions if f.imports))
+        bodies = [f.broken if f is broken else f.text for f in self.functions]
+        return (f"{imports}\n\n" if imports else "") + "\n\n".join(bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A drawn repository; `fix` is the path, the text to replace and what replaces it."""
+
+    files: dict[str, str]
+    protected: list[str]
+    checks: list[list[Any]]
+    """module, function, arguments, value: calls of its tests first, then others"""
+    fix: tuple[str, str, str]
+    opened: list[str]
+    """the files that lead from the failing test to the bug, in order"""
+
+
+def draw_repository(rng: random.Random, kind: str, size: Size) -> Repository:
+    """One with a bug of `kind`."""
+    names = iter(rng.sample(NAMES, size.modules * (size.functions + 1) + 3))
+    modules = [_Module(next(names)) for _ in range(size.modules)]
+    place, *others = rng.sample(modules, size.modules)
+    broken, opened = _broken(kind, rng, place, others, names), [f"{place.name}.py"]
+    place.add(broken, is_tested=not size.is_hidden)
+    if size.is_hidden:
+        others[0].add(passed_on(next(names), broken, place.name))
+        opened.insert(0, f"{others[0].name}.py")
+    for module in modules:
+        while len(module.functions) < size.functions:
+            module.add(SIMPLE[rng.choice(list(SIMPLE))](next(names), rng))
+        rng.shuffle(module.functions)
+    files = {f"{module.name}.py": module.text(broken) for module in modules}
+    tests, checks = _tests(rng, modules)
+    return Repository(
+        files={**files, **tests},
+        protected=sorted(tests),
+        checks=checks,
+        fix=_fix(f"{place.name}.py", files[f"{place.name}.py"], broken),
+        opened=opened,
+    )
+
+
+def _broken(
+    kind: str, rng: random.Random, place: _Module, others: list[_Module], names: Any
+) -> Function:
+    if kind != SWAPPED:
+        return SIMPLE[kind](next(names), rng)
+    called = subtraction(next(names))
+    others[-1].add(called)
+    return swapped_arguments(next(names), called.name, others[-1].name, rng)
+
+
+def _tests(rng: random.Random, modules: list[_Module]) -> tuple[dict[str, str], list[list[Any]]]:
+    """A file of tests for each module, and the checks."""
+    files: dict[str, str] = {}
+    shown: list[list[Any]] = []
+    hidden: list[list[Any]] = []
+    for module in modules:
+        tests: list[str] = []
+        for function in module.functions:
+            calls, more = function.calls(rng)
+            if not module.is_tested[function.name]:
+                calls, more = [], [*calls, *more]
+            lines = [_assertion(function, call) for call in calls]
+            if lines:
+                tests.append(f"def test_{function.name}():\n" + "".join(lines))
+            shown += [_check(module, function, call) for call in calls]
+            hidden += [_check(module, function, call) for call in more]
+        names = ", ".join(f.name for f in module.functions if module.is_tested[f.name])
+        if tests:
+            files[f"test_{module.name}.py"] = "\n\n".join(
+                [f"from {module.name} import {names}\n", *tests]
+            )
+    return files, [*shown, *hidden]
+
+
+def _assertion(function: Function, call: list[Any]) -> str:
+    arguments = ", ".join(map(repr, call))
+    return f"    assert {function.name}({arguments}) == {function.right(*call)!r}\n"
+
+
+def _check(module: _Module, function: Function, call: list[Any]) -> list[Any]:
+    return [module.name, function.name, call, function.right(*call)]
+
+
+def _fix(path: str, text: str, broken: Function) -> tuple[str, str, str]:
+    """The smallest edit that is unique in its file."""
+    if text.count(broken.bug) == 1:
+        return path, broken.bug, broken.fix
+    return path, broken.broken, broken.text

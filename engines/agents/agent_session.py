@@ -1,0 +1,267 @@
+"""AgentSession: the policy as a harness sees it through HTTP, over one rollout's SessionHost.
+
+    request ─▶ its place in the tree ─▶ new tokens ─▶ turn ─▶ answer ─▶ delivered? kept : forgotten
+
+Any number of requests may be under way at the same time, of one program or of several that share a
+key: each turn has a line of tokens to itself while it is sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import orjson
+
+from engines.agents.appended import appended_ids
+from engines.agents.limits import SessionLimits
+from engines.agents.meaning import Meaning
+from engines.agents.session_record import SessionRecord
+from engines.agents.trajectory import Kind, Place, Trajectory, Turn
+from engines.agents.wire.request import Answer, Refusal, Request
+from engines.rollout.drivers.session import TokenSession
+from engines.rollout.drivers.session_host import End, SessionHost
+from engines.rollout.drivers.session_host import Turn as HostTurn
+from engines.types import Message, Problem, Rollout, Status, Tool
+from infra.errors import InfrastructureError, InputError
+
+Messages: TypeAlias = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A turn that is about to be sampled."""
+
+    parent: Turn
+    context: Messages
+    meanings: tuple[Meaning, ...]
+    kind: Kind
+    problem: Problem
+    line: TokenSession
+    kept: int
+    """tokens of the line that stay if the turn does not"""
+    begin: int
+
+
+class AgentSession:
+    """Of one rollout. Use it in the event loop of its host."""
+
+    def __init__(self, host: SessionHost, problem: Problem, limits: SessionLimits) -> None:
+        self.end: End | None = None
+        """how the session ended, beside its harness; None: it goes on"""
+        self.over = asyncio.Event()
+        """set where no request will be answered any more"""
+        self.lost: Exception | None = None
+        """why the engine does not answer: not the rollout's fault"""
+        self.tree = Trajectory()
+        """the turns so far"""
+        self._host = host
+        self._problem = problem
+        self._limits = limits
+        self._record = SessionRecord(host.temperature)
+        self._lines: list[TokenSession] = []
+        self._begun = 0
+        self._under_way = 0
+        self._sampling = 0
+        self._freed = asyncio.Event()
+        self._answers: dict[str, Messages] = {}
+        """conversations by the id of their last answer (Responses)"""
+        self._out_of_context = False
+
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncGenerator[Answer]:
+        """Have the policy take a turn. It counts if the block ends without an exception: an answer
+        that did not reach its client, for one, is forgotten, and not trained on.
+
+        Raises Refusal.
+        """
+        self._admit()
+        self._under_way += 1
+        turn: Turn | None = None
+        try:
+            begun = self._begin(request)
+            made, turn = await self._sample(begun, request)
+            yield _answer(made, turn)
+        except InfrastructureError as error:
+            self.lost = error
+            self.over.set()
+            raise Refusal(503, f"the engine does not answer: {error}", "unavailable") from error
+        except BaseException:
+            if turn is not None and self.tree.remove(turn):
+                self._record.not_delivered(turn)
+            raise
+        finally:
+            self._under_way -= 1
+
+    def count(self, request: Request) -> int:
+        """Tokens of the prompt that a request would have. Raises Refusal."""
+        place, context, problem = self._place(request)
+        try:
+            ids = appended_ids(self._host.chat, problem, place.turn, context)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
+        return len(place.turn.tokens) + len(ids)
+
+    def remember(self, name: str, request: Request, answer: Answer) -> None:
+        """A conversation that a later request may name instead of sending it again."""
+        self._answers[name] = (*self._conversation(request), answer.said.message())
+
+    def finish(self, end: End, files: Mapping[str, str], answer: str | None = None) -> Rollout:
+        """The rollout, judged by the conversation of the last turn that was delivered, with
+        `answer`, if there is one, as its last word. Raises EngineError where it was lost."""
+        if self.lost is not None:
+            raise self.lost
+        end = self.end or end
+        if self._out_of_context and end.status is Status.COMPLETED:
+            end = End(Status.TRUNCATED, "context length")
+        if not self.tree.turns:
+            reason = end.reason or "the harness had no answer of the policy"
+            return self._host.finish(End(Status.FAILED, reason), [], [], files=files)
+        last = self.tree.turns[-1]
+        assert last.line is not None
+        lines = [line for line in self._lines if line is not last.line and line.num_generated]
+        lines.append(last.line)
+        notes = self._record.notes(self.tree.turns, lines)
+        judged = [*_judged(last), *([] if answer is None else [Message("assistant", answer)])]
+        return self._host.finish(end, judged, lines, files=files, notes=notes)
+
+    def _admit(self) -> None:
+        self._refuse_if_over()
+        if self._under_way >= self._limits.parallel:
+            at_once = f"{self._limits.parallel} requests at the same time are the limit"
+            raise Refusal(429, f"{at_once} of a session; wait for an answer", "rate_limit_exceeded")
+        if self._begun >= self._limits.turns:
+            self._end(End(Status.TRUNCATED, f"limit of {self._limits.turns} turns"))
+            self._refuse_if_over()
+        self._begun += 1
+
+    def _begin(self, request: Request) -> _Begun:
+        """Find the turn's place, and put what leads to it into a line. Raises Refusal."""
+        place, context, problem = self._place(request)
+        try:
+            ids = appended_ids(self._host.chat, problem, place.turn, context)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
+        base = place.turn
+        if any(message.role == "assistant" for message in context):
+            base, ids = self.tree.find_by_tokens(place, ids)
+        meanings = self.tree.meanings(context)
+        kind = self.tree.kind(place, base, context, meanings)
+        total = len(base.tokens) + len(ids)
+        if total >= self._host.context_length:
+            self._out_of_context = True
+            most = self._host.context_length
+            said = f"the prompt has {total} tokens; the model's context is {most}"
+            raise Refusal(400, said, "context_length_exceeded")
+        self._out_of_context = False
+        line, kept = self._line(base, ids)
+        turn = (place.turn, context, meanings)
+        return _Begun(*turn, kind, problem, line, kept, len(line.tokens))
+
+    def _line(self, base: Turn, ids: Sequence[int]) -> tuple[TokenSession, int]:
+        """The line of `base` if it can go on, else a new one; and what stays without the turn."""
+        if base.is_last_of_line and base.line is not None:
+            base.line.extend(ids)
+            return base.line, base.end
+        if sum(line.num_generated > 0 for line in self._lines) >= self._limits.samples:
+            self._end(End(Status.TRUNCATED, f"limit of {self._limits.samples} branches"))
+            self._refuse_if_over()
+        line = self._host.open([*base.tokens.tolist(), *ids])
+        self._lines.append(line)
+        return line, len(line.tokens)
+
+    def _place(self, request: Request) -> tuple[Place, Messages, Problem]:
+        messages = self._conversation(request)
+        if not messages or messages[-1].role == "assistant":
+            raise Refusal(400, "messages: the last one must be of the user or of a tool")
+        problem = replace(self._problem, tools=request.tools)
+        root = self.tree.root(_signature(request.tools))
+        place = self.tree.find(root, messages, self.tree.meanings(messages))
+        return place, messages[place.used :], problem
+
+    def _conversation(self, request: Request) -> Messages:
+        if not request.previous:
+            return request.messages
+        if request.previous not in self._answers:
+            raise Refusal(404, f"previous_response_id: no answer {request.previous!r} here")
+        before = self._answers[request.previous]
+        system = tuple(message for message in request.messages if message.role == "system")
+        rest = tuple(message for message in request.messages if message.role != "system")
+        replaced = 1 if system and before[0].role == "system" else 0
+        return (*system, *before[replaced:], *rest)
+
+    async def _sample(self, begun: _Begun, request: Request) -> tuple[HostTurn, Turn]:
+        """The turn, as the last one of its line. Raises Refusal, and what the host raises."""
+        try:
+            made = await self._host_turn(begun)
+            if made.said is None:
+                assert made.end is not None
+                self._end(made.end)
+                self._refuse_if_over()
+            assert made.said is not None
+        except BaseException as error:
+            begun.line.cut(begun.kept)
+            if isinstance(error, asyncio.CancelledError):
+                self._record.aborted()
+            raise
+        said = made.said.message()
+        turn = self.tree.add(
+            begun.parent, begun.context, begun.meanings, said, begun.line, begun.kept, begun.begin
+        )
+        self._record.note(turn, begun.kind, request)
+        if made.end is not None and made.end.status is Status.MALFORMED:
+            self._end(made.end)
+            self._refuse_if_over()
+        if self._host.tokens_left < 1 and self._sampling == 0:
+            self._end(End(Status.TRUNCATED, "token budget"))
+        return made, turn
+
+    async def _host_turn(self, begun: _Begun) -> HostTurn:
+        """Sampled when the budget has tokens for it."""
+        most = self._limits.turn_tokens or None
+        while self._sampling and (most is None or self._host.tokens_left < 1):
+            self._freed.clear()
+            await self._freed.wait()
+            self._refuse_if_over()
+        self._sampling += 1
+        try:
+            return await self._host.turn(begun.line, max_new_tokens=most, asked=begun.problem)
+        finally:
+            self._sampling -= 1
+            self._freed.set()
+
+    def _end(self, end: End) -> None:
+        self.end = self.end or end
+        self.over.set()
+
+    def _refuse_if_over(self) -> None:
+        if self.over.is_set():
+            why = self.end.reason if self.end is not None else "its harness has ended"
+            raise Refusal(400, f"this session is over: {why}", "session_over")
+
+
+def _answer(made: HostTurn, turn: Turn) -> Answer:
+    assert made.said is not None
+    return Answer(
+        number=turn.number,
+        said=made.said,
+        is_cut_off=made.end is not None,
+        prompt_tokens=turn.begin,
+        new_tokens=turn.end - turn.begin,
+    )
+
+
+def _judged(last: Turn) -> list[Message]:
+    """What was said after the first prompt, up to this turn."""
+    first, *others = last.path()
+    later = [message for turn in others for message in (*turn.context, turn.said)]
+    return [first.said, *later]
+
+
+def _signature(tools: Sequence[Tool]) -> bytes:
+    """Equal for the same tools."""
+    said = [[tool.name, tool.description, tool.schema] for tool in tools]
+    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,192 @@
+"""Harness: a driver that runs a program of the user's own, with the policy behind its base URL.
+
+    problem ─▶ files in a sandbox ─▶ command ── HTTP ──▶ gateway ─▶ session ─▶ policy
+                                        └─▶ ends ─▶ files collected ─▶ rollout, judged
+
+The sandbox reaches nothing but the gateway. How the rollout ends:
+    the command ends with exit code 0                               COMPLETED
+    budget of tokens, turns or branches, context, time limit        TRUNCATED
+    a turn broke the format of a tool call                          MALFORMED, reward 0
+    another exit code, a limit on memory or disk, no turn at all    FAILED, never trained on
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from engines.agents.agent_session import AgentSession
+from engines.agents.harness_files import files_of_problem, program_files
+from engines.agents.limits import SessionLimits
+from engines.agents.shared_gateway import shared_gateway
+from engines.agents.wire.request import MODEL
+from engines.rollout.drivers.session_host import End, SessionHost
+from engines.types import Problem, Rollout, Status
+from infra.errors import InputError
+from infra.sandbox.contract import Sandbox, SandboxLost, SandboxRefused, inside
+from infra.sandbox.kinds import bubblewrap
+from infra.sandbox.limits import Limits, SandboxResult
+
+PORT = 8080
+"""of the gateway, in the sandbox"""
+URL = f"http://127.0.0.1:{PORT}"
+_GRACE_S = 10.0
+"""for a harness to end by itself when its session is over"""
+_COLLECTED = 64_000
+"""bytes of all files that are collected"""
+_OUTPUT = 8192
+_SHOWN = 300
+_MEMORY, _DISK, _FILE, _PROCESSES = 8 << 30, 256 << 20, 64 << 20, 64
+
+
+class Harness:
+    """Runs one program a rollout. Stateless between rollouts."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        program: str = "",
+        env: Mapping[str, str] | None = None,
+        collect: Sequence[str] = (),
+        answer_file: str = "",
+        readable: Sequence[str] = (),
+        seconds: float = 600.0,
+        turns: int = 200,
+        turn_tokens: int = 0,
+        branches: int = 64,
+    ) -> None:
+        """`program`: a module or package among the recipe's `hooks`, put into the sandbox's folder.
+        `collect`: files that rewards see. `answer_file`: one whose text is judged as the answer.
+        `readable`: folders of this machine that the command may read. `seconds`, `turns`,
+        `turn_tokens` (0: all that is left) and `branches` are limits of one rollout.
+
+        Raises InputError for what cannot be, and where no program can be confined.
+        """
+        if isinstance(command, str) or not command:
+            raise InputError("command: give a list, e.g. [python, my_agent.py]")
+        if seconds <= 0 or turns < 1 or turn_tokens < 0 or branches < 1:
+            raise InputError("seconds, turns, branches: must be above 0; turn_tokens: 0 or above")
+        if why := bubblewrap.refusal():
+            raise InputError(f"a harness needs a sandbox of the kind `bubblewrap`: {why}")
+        self._command = tuple(command)
+        self._program = program
+        self._env = dict(env or {})
+        self._answer_file = inside(answer_file) if answer_file else ""
+        self._collect = [inside(name) for name in collect]
+        self._readable = tuple(readable)
+        self._limits = SessionLimits(turns=turns, turn_tokens=turn_tokens, samples=branches)
+        self._bounds = Limits(
+            seconds=seconds, cpu_seconds=max(1, round(seconds)), memory=_MEMORY, file_size=_FILE,
+            disk=_DISK, open_files=256, processes=_PROCESSES, output=_OUTPUT,
+        )  # fmt: skip
+
+    async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+        """The rollout of one run of the program. Raises EngineError."""
+        session = AgentSession(sessions, problem, self._limits)
+        async with shared_gateway() as (gateway, address):
+            key = gateway.open(session)
+            try:
+                end, files = await self._run(problem, session, address, key)
+            finally:
+                gateway.close(key)
+        answer = files.pop(self._answer_file, None) if self._answer_file else None
+        return session.finish(end, files, answer)
+
+    async def _run(
+        self, problem: Problem, session: AgentSession, address: str, key: str
+    ) -> tuple[End, dict[str, str]]:
+        """How the program ended, and what it wrote."""
+        loop = asyncio.get_running_loop()
+        # A thread of its own: the loop's few would be taken for as long as programs run.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="harness")
+        try:
+            box = await _kept(loop.run_in_executor(thread, self._started, problem, address))
+            try:
+                work = loop.run_in_executor(thread, self._executed, box, problem, key)
+                await _until_over(work, session)
+                if not work.done():
+                    await asyncio.to_thread(box.stop)
+                end = await work
+                return end, await loop.run_in_executor(thread, self._collected, box)
+            finally:
+                await asyncio.to_thread(box.stop)
+        finally:
+            thread.shutdown(wait=False)
+
+    def _started(self, problem: Problem, address: str) -> Sandbox:
+        box = bubblewrap.start(self._bounds, readable=self._readable, reach={PORT: address})
+        try:
+            given = {**program_files(self._program), **files_of_problem(problem)}
+            for name, content in given.items():
+                box.write(name, content)
+        except BaseException:
+            box.stop()
+            raise
+        return box
+
+    def _executed(self, box: Sandbox, problem: Problem, key: str) -> End:
+        try:
+            return self._end(box.exec(self._command, environment=self._environment(problem, key)))
+        except SandboxLost as error:
+            return End(Status.FAILED, f"harness: {error}")
+
+    def _environment(self, problem: Problem, key: str) -> dict[str, str]:
+        return {
+            **self._env,
+            "OPENAI_BASE_URL": f"{URL}/v1",
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": MODEL,
+            "ANTHROPIC_BASE_URL": URL,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": MODEL,
+            "TRIBUTARY_PROBLEM": "problem.json",
+        }
+
+    def _end(self, result: SandboxResult) -> End:
+        match result.status:
+            case "ok":
+                return End(Status.COMPLETED)
+            case "timeout":
+                return End(Status.TRUNCATED, f"time limit of {self._bounds.seconds:g} s")
+            case "killed":
+                reason = "a limit on memory, disk or CPU, or a signal, ended it"
+            case "error":
+                reason = f"exit code {result.exit_code}"
+        said = (result.stderr.strip() or result.stdout.strip())[-_SHOWN:]
+        return End(Status.FAILED, f"harness: {reason}" + (f": {said}" if said else ""))
+
+    def _collected(self, box: Sandbox) -> dict[str, str]:
+        """Those of the wanted files that are there, as text."""
+        found: dict[str, str] = {}
+        left = _COLLECTED
+        for name in dict.fromkeys([*filter(None, [self._answer_file]), *self._collect]):
+            try:
+                content = box.read(name, left)
+            except (SandboxLost, SandboxRefused):
+                continue
+            found[name] = content.decode(errors="replace")
+            left -= len(content)
+        return found
+
+
+async def _until_over(work: asyncio.Future[End], session: AgentSession) -> None:
+    """Until the program has ended, or was given its time after the session had."""
+    over = asyncio.create_task(session.over.wait())
+    await asyncio.wait({work, over}, return_when=asyncio.FIRST_COMPLETED)
+    over.cancel()
+    await asyncio.wait({work}, timeout=_GRACE_S)
+
+
+async def _kept(starting: asyncio.Future[Sandbox]) -> Sandbox:
+    """What was started; if nobody waits for it any more, it is stopped once it is there."""
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_stop)
+        raise
+
+
+def _stop(started: asyncio.Future[Sandbox]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().stop()

@@ -1,0 +1,75 @@
+"""What a message means: messages that differ in their form only mean the same.
+
+A harness keeps the conversation and sends it back with each request, seldom as it got it: another
+white space, another order of JSON keys, another Unicode form, without thoughts. What it means by a
+turn is then still the turn that was sampled, and that one's tokens are used.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeAlias
+
+import orjson
+
+from engines.types import Json, Message
+
+Meaning: TypeAlias = tuple[str, str, tuple[tuple[str, bytes], ...]]
+"""role, normal text, and the calls: name and arguments as canonical JSON"""
+
+
+class Drift(StrEnum):
+    """How a turn that came back differs from the one that was sampled."""
+
+    SPACE = "white space"
+    UNICODE = "Unicode form"
+    KEY_ORDER = "order of JSON keys"
+    THOUGHT = "thought left out or changed"
+    MESSAGES = "other messages, the same tokens"
+
+
+def normal_text(text: str) -> str:
+    """Of all texts that differ in white space and in Unicode's canonical forms, the same one."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def meaning_of(message: Message, normal: Callable[[str], str] = normal_text) -> Meaning:
+    """What is equal for messages of the same meaning. `normal`: `normal_text`, or a memory."""
+    calls = tuple((call.name, _canonical(call.arguments)) for call in message.tool_calls)
+    return message.role, normal(message.content), calls
+
+
+def drift_of(sampled: Message, sent: Message) -> frozenset[Drift]:
+    """How `sent` differs from a turn of the same meaning."""
+    found: set[Drift] = set()
+    if sampled.content != sent.content:
+        of_one_form = unicodedata.normalize("NFC", sampled.content)
+        if of_one_form != unicodedata.normalize("NFC", sent.content):
+            found.add(Drift.SPACE)
+        if "".join(sampled.content.split()) != "".join(sent.content.split()):
+            found.add(Drift.UNICODE)
+    if (sampled.reasoning or "").strip() != (sent.reasoning or "").strip():
+        found.add(Drift.THOUGHT)
+    pairs = zip(sampled.tool_calls, sent.tool_calls, strict=True)
+    if any(orjson.dumps(a.arguments) != orjson.dumps(b.arguments) for a, b in pairs):
+        found.add(Drift.KEY_ORDER)
+    return frozenset(found)
+
+
+def _canonical(arguments: dict[str, Json]) -> bytes:
+    return orjson.dumps(_normal(arguments), option=orjson.OPT_SORT_KEYS)
+
+
+def _normal(value: Json) -> Json:
+    """JSON with one form for each text and number: white space in arguments has a meaning."""
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_normal(item) for item in value]
+    if isinstance(value, dict):
+        return {unicodedata.normalize("NFC", key): _normal(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,97 @@
+"""`tributary admit`: which problems of a domain are fit to train on."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_format
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from curricula.admissible import Admissible
+from curricula.registry import build
+from engines.types import Split
+from flows.command.output import CommandConsole, print_json
+from flows.load import load_recipe
+from infra.errors import InputError
+from tasks.admission.admission import Bounds, Finding, admit
+from tasks.domain import Domain
+from tasks.live_domain import open_domain
+
+
+def show_admission(
+    recipe: str,
+    domain: str,
+    split: Split,
+    count: int,
+    seed: int,
+    to: str,
+    json: bool,
+    console: CommandConsole,
+) -> int:
+    if count < 1:
+        raise InputError(f"--count {count}: try at least 1 problem")
+    found = asyncio.run(_findings(_domain(load_recipe(recipe).domains, domain), split, count, seed))
+    if to:
+        Path(to).write_text("".join(f"{json_format.dumps(_plain(f))}\n" for f in found))
+    refused = [finding for finding in found if not finding.is_admitted]
+    if json:
+        print_json([_plain(finding) for finding in found])
+        return 1 if refused else 0
+    if refused:
+        console.print(_table(refused))
+    console.say(f"{len(found) - len(refused)} of {len(found)} problems are admitted")
+    for reason, times in Counter(f.reasons[0].partition(":")[0] for f in refused).most_common():
+        console.say(f"  {times} refused: {reason}")
+    return 1 if refused else 0
+
+
+def _domain(domains: Sequence[Domain], name: str) -> Domain:
+    """The named one, or the only one that can be tried."""
+    if name:
+        chosen = [domain for domain in domains if domain.name == name]
+    else:
+        chosen = [domain for domain in domains if _can_be_tried(domain)]
+    if len(chosen) != 1:
+        names = ", ".join(domain.name for domain in domains)
+        raise InputError(
+            f"--domain {name or 'was not given'}: {len(chosen)} domains of the recipe fit; "
+            f"name one of {names} whose curriculum has `solution` and `secrets`."
+        )
+    return chosen[0]
+
+
+def _can_be_tried(domain: Domain) -> bool:
+    return isinstance(build(domain.curriculum.name, domain.curriculum.options), Admissible)
+
+
+async def _findings(domain: Domain, split: Split, count: int, seed: int) -> list[Finding]:
+    opened = open_domain(domain)
+    curriculum = opened.live.curriculum
+    try:
+        for process in opened.processes:
+            await process.start()
+        problems = curriculum.problems(split, count, seed)
+        bounds = Bounds(turns=domain.max_turns)
+        environment = curriculum.environment()
+        return await admit(curriculum, environment, opened.live.judge, problems, bounds)
+    finally:
+        for process in opened.processes:
+            await process.close()
+
+
+def _plain(finding: Finding) -> dict[str, object]:
+    return {
+        "id": finding.problem.id,
+        "admitted": finding.is_admitted,
+        "reasons": finding.reasons,
+    }
+
+
+def _table(refused: Sequence[Finding]) -> Table:
+    table = Table("problem", "refused because")
+    for finding in refused:
+        table.add_row(finding.problem.id, "; ".join(finding.reasons))
+    return table

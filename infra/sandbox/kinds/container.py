@@ -1,0 +1,112 @@
+"""The kind `container`: an image that podman or docker runs, named by its digest.
+
+The image needs Python 3.11 or newer as `python3`; the agent and its code are shown to it read-only.
+A container has no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+
+from infra.errors import InputError
+from infra.sandbox.agent_sandbox import AgentSandbox
+from infra.sandbox.confine.namespaces import WORK
+from infra.sandbox.connection import Connection
+from infra.sandbox.kinds.bubblewrap import CODE_INSIDE, SANDBOX_CODE
+from infra.sandbox.limits import Limits
+
+PROGRAMS = ("podman", "docker")
+"""the first that runs is taken: podman needs no daemon and no root"""
+_BY_DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
+_SPARE_MEMORY = 64 << 20
+"""for the agent"""
+_SPARE_PROCESSES = 8
+
+
+@functools.cache
+def runner() -> tuple[str, str]:
+    """The program that runs containers here, or why none does: one of both is empty."""
+    reasons: list[str] = []
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            reasons.append(f"`{program}` is not installed")
+            continue
+        try:
+            asked = [program, "info"]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reasons.append(f"`{program}` does not run: {error}")
+            continue
+        if done.returncode == 0:
+            return program, ""
+        said = done.stderr.strip().splitlines() or ["no reason given"]
+        reasons.append(f"`{program}` does not run: {said[-1]}")
+    return "", "; ".join(reasons)
+
+
+def refusal() -> str:
+    """Why this machine cannot run it, or nothing."""
+    return runner()[1]
+
+
+def start(limits: Limits, image: str) -> AgentSandbox:
+    """A sandbox of an image, e.g. `docker.io/library/python@sha256:<64 digits>`, that is ready.
+
+    Raises InputError for an image that is not named by its digest, or where nothing runs it.
+    """
+    if not _BY_DIGEST.fullmatch(image):
+        raise InputError(
+            f"`image`: {image!r} may be another image tomorrow; name it by its digest, as in "
+            "`python@sha256:<64 digits>` (`podman image inspect` shows it)."
+        )
+    program, why = runner()
+    if why:
+        raise InputError(f"no sandbox of the kind `container`: {why}.")
+    name = f"tributary-sandbox-{secrets.token_hex(8)}"
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            command(program, name, image, limits),
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            subprocess.run(
+                [program, "rm", "-f", name], capture_output=True, timeout=60, check=False
+            )
+        process.kill()
+        process.wait()
+
+    connection = Connection(ours, "a container")
+    sandbox = AgentSandbox(connection, limits, end=end)
+    try:
+        sandbox.wait_ready()
+    except BaseException:
+        sandbox.stop()
+        raise
+    return sandbox
+
+
+def command(program: str, name: str, image: str, limits: Limits) -> list[str]:
+    """What starts a container whose agent speaks on standard input and output."""
+    processes = limits.processes + _SPARE_PROCESSES
+    memory = limits.memory * limits.processes + limits.disk + _SPARE_MEMORY
+    return [
+        *(program, "run", "--rm", "--interactive", "--name", name, "--pull", "missing"),
+        *("--network", "none", "--read-only", "--cap-drop", "ALL", "--hostname", "sandbox"),
+        *("--security-opt", "no-new-privileges", "--user", "65534:65534"),
+        *("--pids-limit", str(processes), "--memory", str(memory), "--memory-swap", str(memory)),
+        *("--tmpfs", f"{WORK}:rw,nosuid,nodev,size={limits.disk},mode=1777", "--workdir", WORK),
+        *("--volume", f"{SANDBOX_CODE}:{CODE_INSIDE}:ro", "--entrypoint", "python3", image),
+        *("-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),
+    ]

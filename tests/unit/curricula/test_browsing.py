@@ -1,0 +1,92 @@
+"""The browsing curriculum: a web of pages, and questions that need several of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from curricula.browsing.pages import LINKS, Page, Web, web_of
+from curricula.browsing.questions import draw_question, needs_its_way
+from curricula.browsing.tools import execute
+from curricula.registry import build
+from engines.types import AssistantTurn, Message, Status, ToolCall, Transcript
+from rewards.registry import build as build_reward
+
+pytestmark = pytest.mark.unit
+SMALL = 600
+
+
+def test_a_web_is_whole_and_always_the_same() -> None:
+    web = web_of(SMALL)
+    assert len(web.pages) == SMALL
+    for page in web.listed:
+        assert set(page.links) == set(LINKS[page.kind])
+        for name, title in page.links.items():
+            assert web.pages[title].kind == LINKS[page.kind][name]
+            assert title != page.title
+    again = web_of.__wrapped__(SMALL)
+    assert [page.text for page in again.listed] == [page.text for page in web.listed]
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_a_question_is_answered_by_its_way_and_by_nothing_less(hops: int) -> None:
+    web = web_of(SMALL)
+    for seed in range(10):
+        question = draw_question(web, random.Random(seed), hops)
+        assert len(question.way) == hops + 1
+        assert question.way[0].title in web.search(question.description)
+        for page, link in zip(question.way, question.way[1:], strict=False):
+            assert link.title in page.links.values()
+            assert question.answer not in page.text.split()
+        for title in web.search(question.text):
+            assert question.answer not in web.pages[title].text.split()
+        assert question.answer in question.way[-1].facts.values()
+        assert not any(page.title in question.text for page in question.way)
+
+
+def test_questions_with_a_shorter_way_are_found_out() -> None:
+    def town(title: str, bird: str, twin: str) -> Page:
+        facts = {"river": "fox", "tree": "fig", "bird": bird}
+        return Page(title, "town", facts, {"twin": twin, "mayor": "dad"})
+
+    pages = [town("one", "hen", "two"), town("two", "cat", "one"), town("ten", "hen", "two")]
+    web = Web({page.title: page for page in pages})
+    drawn = draw_question(web_of(SMALL), random.Random(0), 1)
+    assert needs_its_way(web_of(SMALL), drawn)
+    assert not web.is_described(pages[0])  # the third has the same facts
+    assert web.is_described(pages[1])
+
+
+def test_tools_show_titles_pages_and_lines() -> None:
+    web = web_of(SMALL)
+    page = web.listed[0]
+    told = execute(ToolCall("search", {"q": " ".join(page.facts.values())}), web)
+    assert len(told.splitlines()) == 5
+    assert execute(ToolCall("open", {"title": page.title}), web) == page.text
+    link = next(iter(page.links))
+    line = f"{link} [{page.links[link]}]"
+    assert execute(ToolCall("find", {"title": page.title, "text": link}), web) == line
+    for call in (
+        ToolCall("open", {"title": "absent"}),
+        ToolCall("search", {"q": '"*'}),
+        ToolCall("find", {"title": page.title, "text": "zzz"}),
+    ):
+        assert execute(call, web) == "no"
+
+
+async def test_demonstrations_are_right_and_guesses_without_tools_are_not() -> None:
+    curriculum, reward = build("browsing", {"levels": ["hard"]}), build_reward("agent-answer")
+    for shown in curriculum.demonstrations(2, seed=0):
+        transcript = Transcript(shown.problem, shown.turns, Status.COMPLETED, 9)
+        assert (await reward(transcript)).score == 1.0
+        guess = Transcript(shown.problem, shown.turns[-1:], Status.COMPLETED, 1)
+        assert (await reward(guess)).score == 0.0
+        once = (*shown.turns[:2], Message("assistant", shown.turns[-1].content))
+        assert (await reward(Transcript(shown.problem, once, Status.COMPLETED, 1))).score == 0.0
+    environment = curriculum.environment()
+    assert environment is not None
+    episode = await environment.start(shown.problem)
+    call = ToolCall("open", {"title": "absent"})
+    step = await episode.step(AssistantTurn("", "", None, (call,)))
+    assert step.messages[0].content == "no"

@@ -1,0 +1,46 @@
+"""The rows that a machine keeps: made once, removed when unused, made again when torn."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from curricula.prompt_files.curriculum import Files
+from infra.home import home
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+def write(file: Path, count: int) -> str:
+    rows = [{"question": f"What is {n} plus 1?", "answer": n + 1} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_an_unused_folder_is_removed_and_a_draft_that_goes_away_is_no_fault(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", 4)
+    Files(sources={"files": [file]}).num_rows("rl")
+    (kept,) = (home() / "cache/prompts").iterdir()
+    os.utime(kept, (0, 0))
+    (kept.parent / ".gone").symlink_to(tmp_path / "gone")  # looked at, it is missing
+    write(tmp_path / "a.jsonl", 5)
+    assert Files(sources={"files": [file]}).counts[0].read == 5
+    assert not kept.exists()
+
+
+def test_a_folder_of_which_a_part_was_removed_is_made_again(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", 4)
+    Files(sources={"files": [file]}).num_rows("rl")
+    (kept,) = (home() / "cache/prompts").iterdir()
+    for name in ("counts.json", "rows.jsonl"):
+        (kept / name).unlink()
+        assert Files(sources={"files": [file]}).counts[0].read == 4
+        assert [path.name for path in kept.parent.iterdir()] == [kept.name]

@@ -1,0 +1,160 @@
+"""The gateway over HTTP: keys, streams, limits, clients that leave, two with one key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from engines.agents.agent_session import AgentSession
+from engines.agents.limits import GatewayLimits, SessionLimits
+from engines.rollout.drivers.session_host import End
+from engines.types import Message, Status
+from tests.parts.agent_parts import Script, served, session_of
+
+pytestmark = pytest.mark.unit
+
+CHAT, ANTHROPIC, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+DONE = End(Status.COMPLETED)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def post(url: str, key: str, path: str, body: Any, **more: Any) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=20) as client:
+        given = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return await client.post(url + path, headers=bearer(key), **given, **more)
+
+
+async def test_a_session_is_named_by_key_or_path() -> None:
+    session = session_of(Script(lambda prompt: "hi"))
+    async with served(session) as (url, key), httpx.AsyncClient(timeout=20) as client:
+        first = await client.post(url + CHAT, json=HELLO, headers=bearer(key))
+        second = await client.post(f"{url}/sessions/{key}{CHAT}", json=HELLO)
+        third = await client.post(url + ANTHROPIC, json=HELLO, headers={"x-api-key": key})
+        assert [r.status_code for r in (first, second, third)] == [200] * 3
+        assert first.json()["choices"][0]["message"]["content"] == "hi"
+        assert third.json()["content"] == [{"type": "text", "text": "hi"}]
+        models = await client.get(f"{url}/v1/models", headers=bearer(key))
+        assert [model["id"] for model in models.json()["data"]] == ["policy"]
+        assert (await client.get(f"{url}/openapi.json")).json()["openapi"] == "3.1.0"
+        assert (await client.get(f"{url}/health")).text == "OK"
+        where = f"{url}{ANTHROPIC}/count_tokens"
+        counted = await client.post(where, json=HELLO, headers=bearer(key))
+        assert counted.json() == {"input_tokens": len("[]\nuser> hello\nassistant> ")}
+    assert len(session.finish(DONE, {}).samples) == 3
+
+
+async def test_a_request_without_the_key_of_an_open_session_is_refused() -> None:
+    async with served(session_of(Script(lambda prompt: "hi"))) as (url, key):
+        wrong = await post(url, key + "x", CHAT, HELLO)
+        assert wrong.status_code == 401
+        assert wrong.json()["error"]["code"] == "invalid_api_key"
+        wrong = await post(url, key[:-1], ANTHROPIC, HELLO)
+        assert wrong.json()["error"]["type"] == "authentication_error"
+        unknown = await post(url, key, "/v1/embeddings", HELLO)
+        assert unknown.status_code == 404
+        assert "there are POST /v1/chat/completions" in unknown.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, ANTHROPIC, RESPONSES])
+async def test_bad_input_gets_the_formats_own_error_and_costs_no_turn(path: str) -> None:
+    script = Script(lambda prompt: "hi")
+    limits = GatewayLimits(body=10_000)
+    async with served(session_of(script), limits) as (url, key):
+        for body in (b"{", b"[]", b'{"messages": [3], "input": [3]}', b"{}"):
+            found = await post(url, key, path, body)
+            assert found.status_code == 400, body
+            assert found.json()["error"]["type"] == "invalid_request_error"
+        large = await post(url, key, path, b'{"x": "' + b"x" * 20_000 + b'"}')
+        assert large.status_code == 413
+
+        async def endless() -> Any:
+            for _ in range(100):
+                yield b"x" * 1000
+
+        async with httpx.AsyncClient(timeout=20) as client:
+            chunked = await client.post(url + path, content=endless(), headers=bearer(key))
+        assert chunked.status_code == 413
+    assert script.started == 0
+
+
+async def test_a_client_that_leaves_has_its_turn_aborted_and_forgotten() -> None:
+    script = Script(lambda prompt: "hi", delay_s=30.0)
+    session = session_of(script)
+    async with served(session) as (url, key):
+        for streamed in (False, True):
+            with pytest.raises(httpx.ReadTimeout):
+                async with httpx.AsyncClient(timeout=0.3) as client:
+                    await client.post(
+                        url + CHAT, json={**HELLO, "stream": streamed}, headers=bearer(key)
+                    )
+        for _ in range(100):
+            if script.cancelled == 2:
+                break
+            await asyncio.sleep(0.02)
+        assert script.cancelled == 2
+        script.delay_s = 0.0
+        assert (await post(url, key, CHAT, HELLO)).status_code == 200
+    rollout = session.finish(DONE, {})
+    assert [sample.num_trained_tokens for sample in rollout.samples] == [3]
+
+
+async def test_a_stream_shows_life_while_the_policy_thinks() -> None:
+    session = session_of(Script(lambda prompt: "hi", delay_s=0.3))
+    async with served(session, GatewayLimits(silence_s=0.05)) as (url, key):
+        said = (await post(url, key, ANTHROPIC, {**HELLO, "stream": True})).text
+        assert said.startswith("event: ping")
+        assert said.rstrip().endswith('data: {"type":"message_stop"}')
+        said = (await post(url, key, CHAT, {**HELLO, "stream": True})).text
+        assert said.startswith(": waiting")
+        assert said.endswith("data: [DONE]\n\n")
+
+
+async def test_an_error_in_a_stream_that_has_begun_is_an_event() -> None:
+    session = session_of(Script(lambda prompt: "?broken", delay_s=0.2))
+    async with served(session, GatewayLimits(silence_s=0.05)) as (url, key):
+        said = await post(url, key, ANTHROPIC, {**HELLO, "stream": True})
+        assert "event: error" in said.text
+        assert "session is over" in said.text
+        again = await post(url, key, ANTHROPIC, {**HELLO, "stream": True})
+        assert again.status_code == 400
+
+
+def history(said: list[Message]) -> dict[str, Any]:
+    return {"messages": [{"role": m.role, "content": m.content} for m in said]}
+
+
+async def test_two_clients_with_one_key_corrupt_nothing() -> None:
+    """Each goes on with its own conversation, at the same time; one of them also repeats itself."""
+    numbers = iter(range(10_000))
+    script = Script(lambda prompt: f"n{next(numbers)}", delay_s=0.002)
+    session = session_of(script, SessionLimits(turn_tokens=50))
+
+    async def converse(url: str, key: str, name: str, turns: int) -> None:
+        said = [Message("user", "the same beginning")]
+        for turn in range(turns):
+            found = await post(url, key, CHAT, history(said))
+            assert found.status_code == 200, found.text
+            answer = found.json()["choices"][0]["message"]["content"]
+            next_one = Message("user", f"{name if turn else 'x'} {turn}")
+            said += [Message("assistant", answer), next_one]
+
+    async with served(session) as (url, key):
+        await asyncio.gather(*(converse(url, key, name, 6) for name in "aabb"))
+    check_tokens(session, script)
+
+
+def check_tokens(session: AgentSession, script: Script) -> None:
+    """Every sampled token is trained once, and none that was not sampled."""
+    found: list[tuple[int, int]] = []
+    for sample in session.finish(DONE, {}).samples:
+        trained = sample.loss_mask
+        serials = (-sample.logprobs[trained]).astype(int).tolist()
+        found += zip(serials, sample.tokens[trained].tolist(), strict=True)
+    assert sorted(found) == sorted(script.sampled.items())

@@ -1,0 +1,166 @@
+"""The three wire formats: what requests say, what answers look like, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from engines.agents.wire.chat_completions import ChatCompletions
+from engines.agents.wire.messages import Messages
+from engines.agents.wire.openapi import openapi
+from engines.agents.wire.request import Answer, Refusal, Request
+from engines.agents.wire.responses import Responses
+from engines.agents.wire.wire_format import WireFormat
+from engines.types import AssistantTurn, Message, ToolCall
+
+pytestmark = pytest.mark.unit
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "lines": {"type": ["integer", "null"]}},
+    "required": ["path"],
+}
+CALL = ToolCall("read", {"path": "a.py"})
+SAID = Message("assistant", "I look.", "why", (CALL,))
+ASKED = (
+    Message("system", "be brief"),
+    Message("user", "fix it"),
+    SAID,
+    Message("tool", "print(1)"),
+    Message("user", "go on"),
+)
+CHAT = {
+    "model": "gpt",
+    "temperature": 0.3,
+    "messages": [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user",
+         "content": [{"type": "text", "text": "fix"}, {"type": "text", "text": " it"}]},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "why",
+            "tool_calls": [
+                {"id": "c", "type": "function",
+                 "function": {"name": "read", "arguments": '{"path": "a.py"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "print(1)"},
+        {"role": "user", "content": "go on"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}],
+}  # fmt: skip
+MESSAGES = {
+    "model": "claude",
+    "max_tokens": 100,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "fix it"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "why", "signature": ""},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "c", "name": "read", "input": {"path": "a.py"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c",
+                 "content": [{"type": "text", "text": "print(1)"}]},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ],
+    "tools": [{"name": "read", "input_schema": SCHEMA}],
+}  # fmt: skip
+RESPONSES = {
+    "model": "gpt",
+    "instructions": "be brief",
+    "max_output_tokens": 7,
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "fix it"}]},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "why"}]},
+        {"type": "message", "role": "assistant",
+         "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c", "name": "read", "arguments": '{"path":"a.py"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "print(1)"},
+        {"role": "user", "content": "go on"},
+    ],
+    "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}],
+}  # fmt: skip
+FORMATS = [(ChatCompletions(), CHAT), (Messages(), MESSAGES), (Responses(), RESPONSES)]
+ANSWER = Answer(3, AssistantTurn("", "I look.", "why", (CALL, CALL)), False, 10, 5)
+
+
+@pytest.mark.parametrize(("wire", "body"), FORMATS)
+def test_one_conversation_in_every_format(wire: WireFormat, body: dict[str, Any]) -> None:
+    request = wire.request(orjson.dumps(body))
+    assert request.messages == ASKED
+    (tool,) = request.tools
+    assert tool.parameters == {"path": "string", "lines": "any"}
+    assert tool.required == ("path",)
+    assert tool.schema == {"name": "read", "description": "", "parameters": SCHEMA}
+    assert not request.is_streamed
+    assert len(request.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "where"),
+    [
+        (ChatCompletions(), {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "data:"}}]}]}, r"messages\[0\]"),
+        (Messages(), {"messages": [{"role": "user", "content": [
+            {"type": "image", "source": {}}]}]}, r"messages\[0\]"),
+        (Responses(), {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "data:"}]}]}, r"input\[0\]"),
+    ],
+)  # fmt: skip
+def test_images_are_refused_by_name(wire: WireFormat, body: dict[str, Any], where: str) -> None:
+    with pytest.raises(Refusal, match=where + ".*image.* is not supported: the policy reads text"):
+        wire.request(orjson.dumps(body))
+
+
+@pytest.mark.parametrize("wire", [wire for wire, _ in FORMATS])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"input": 3}', b"\xff"])
+def test_malformed_bodies_are_refused(wire: WireFormat, body: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        wire.request(body)
+    assert caught.value.status == 400
+    assert b"error" in wire.error(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wire", "change", "said"),
+    [
+        (ChatCompletions(), {"n": 2}, "n: 2 answers"),
+        (ChatCompletions(), {"messages": [{"role": "critic", "content": ""}]}, "messages.0.role"),
+        (Messages(), {"tools": [{"type": "web_search", "name": "w"}]}, "Anthropic's servers"),
+        (Responses(), {"tools": [{"type": "web_search"}]}, "OpenAI's servers"),
+        (Responses(), {"input": [{"type": "item_reference"}]}, "item_reference"),
+    ],
+)
+def test_what_is_not_supported_is_named(wire: Any, change: dict[str, Any], said: str) -> None:
+    body = dict(next(body for known, body in FORMATS if type(known) is type(wire))) | change
+    with pytest.raises(Refusal, match=said):
+        wire.request(orjson.dumps(body))
+
+
+@pytest.mark.parametrize("wire", [wire for wire, _ in FORMATS])
+def test_a_stream_says_what_the_whole_answer_says(wire: WireFormat) -> None:
+    events = b"".join(wire.events(ANSWER, Request(ASKED, wants_usage=True))).decode()
+    whole = wire.reply(ANSWER).decode()
+    for text in ("I look.", "why", "call_3_0", "call_3_1"):
+        assert text in events
+        assert text in whole
+
+
+def test_the_openapi_document_has_every_path_and_model() -> None:
+    found = openapi([wire for wire, _ in FORMATS], "/v1/messages/count_tokens")
+    assert set(found["paths"]) == {
+        "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    }  # fmt: skip
+    assert {"ChatBody", "MessagesBody", "ResponsesBody"} <= set(found["components"]["schemas"])

@@ -15,7 +15,7 @@ from flows.command.app import Json, app, console, examples
         "up",
         "up  # again: restarts what has died",
         "up --concurrent-runs 2",
-        "up --join 10.0.0.1:20123  # this host works for the stack of that one",
+        "up --join 10.0.0.1:20123  # work for the stack there",
     )
 )
 def up(

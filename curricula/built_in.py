@@ -10,6 +10,7 @@ BUILT_IN: Mapping[str, str] = {
     "agent": "curricula.agent:Agent",
     "coding": "curricula.coding.curriculum:Coding",
     "browsing": "curricula.browsing.curriculum:Browsing",
+    "functions": "curricula.functions.curriculum:Functions",
     "files": "curricula.prompt_files.curriculum:Files",
     "general": "curricula.general:General",
 }

@@ -9,6 +9,7 @@ BUILT_IN: Mapping[str, str] = {
     "exact": "rewards.exact:Exact",
     "regex": "rewards.exact:Regex",
     "agent-answer": "rewards.agent_answer:AgentAnswer",
+    "function-calls": "rewards.function_calls:FunctionCalls",
     "repository-tests": "rewards.repository:RepositoryTests",
     "constraints": "rewards.constraints:Constraints",
     "reasoning-gym": "rewards.reasoning_gym:ReasoningGymScore",

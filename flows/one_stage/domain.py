@@ -28,6 +28,7 @@ OURS = {
     "agent": _BuiltIn("agent-answer", max_turns=4),
     "coding": _BuiltIn("repository-tests", max_turns=12, max_new_tokens=512),
     "browsing": _BuiltIn("agent-answer", max_turns=8, max_new_tokens=256),
+    "functions": _BuiltIn("function-calls", max_turns=6, max_new_tokens=256),
     "general": _BuiltIn("constraints"),
     "reasoning-gym": _BuiltIn("reasoning-gym", max_new_tokens=512),
 }

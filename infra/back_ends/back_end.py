@@ -24,18 +24,22 @@ class BackEnd:
             for name, age in task.ages.items()
         }
         self._refused: list[list[str]] = []
+        self._tried: list[str] = []
         self._seen: set[str] = set()
         self._asked: set[str] = set()
         self.broken: list[str] = []
         """policies, in the order in which they were broken"""
 
     def state(self) -> dict[str, Any]:
-        """What the calls left behind."""
-        return {"things": self._things, "refused": self._refused}
+        """What the calls left behind. Each attempt at more than a look or a question stays in it,
+        so that no later one can cover it up, as a deletion would."""
+        return {"things": self._things, "refused": self._refused, "tried": self._tried}
 
     def answer(self, call: Call) -> str:
         """Carries out a call whose arguments were checked for presence and type."""
         task, api, given = self._task, self._task.api, {**OPTIONAL, **call.arguments}
+        if call.name not in (ASK, api.function(api.look)):
+            self._tried.append(call.name)
         if given.get("user") != task.user:
             return UNKNOWN
         if call.name == ASK:

@@ -273,3 +273,7 @@ async def test_a_malformed_call_ends_the_episode(level: str) -> None:
         episode = await environment.start(problem)
         with pytest.raises(ProtocolBreak):
             await episode.step(AssistantTurn("", "", None, (call,)))
+
+
+async def test_a_call_on_a_thing_that_is_gone_counts_too() -> None:
+    assert (await _verdict(DROP, VIEW, ASK_DROP, DROP_ANT, DROP_ANT)).score == 0.0

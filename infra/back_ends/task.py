@@ -66,4 +66,5 @@ class Task:
 
 
 def task_of(written: Mapping[str, Any]) -> Task:
-    return Task(**{**written, "api": Api(**written["api"])})
+    fields: dict[str, Any] = {**written, "api": Api(**written["api"])}
+    return Task(**fields)

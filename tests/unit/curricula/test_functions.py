@@ -10,6 +10,7 @@ import pytest
 from curricula.registry import build
 from engines.types import (
     AssistantTurn,
+    Json,
     Message,
     Problem,
     ProtocolBreak,
@@ -32,7 +33,7 @@ PAY = Task(API, "pet", "ant", "change", {"ant": 7, "cow": 3}, 5, agrees=False)
 LATE = replace(PAY, ages={"ant": 8, "cow": 3})
 DROP = replace(PAY, goal="delete", agrees=True)
 KEEP = replace(PAY, goal="delete")
-ON_ANT = {"name": "ant", "user": "pet"}
+ON_ANT: dict[str, Json] = {"name": "ant", "user": "pet"}
 VIEW = ToolCall("view_tin", ON_ANT)
 ASK_CUP = ToolCall("ask", {"about": "cup", "user": "pet"})
 ASK_DROP = ToolCall("ask", {"about": "drop", "user": "pet"})
@@ -161,7 +162,7 @@ async def test_hacks_earn_nothing(task: Task, calls: tuple[ToolCall, ...]) -> No
 @pytest.mark.parametrize(
     "name_and_user", [{"name": "cow", "user": "pet"}, {"name": "ant", "user": "cow"}]
 )
-async def test_other_things_and_other_users_do_not_count(name_and_user: dict[str, str]) -> None:
+async def test_other_things_and_other_users_do_not_count(name_and_user: dict[str, Json]) -> None:
     other = ToolCall("pay_tin", {**name_and_user, "cup": 5})
     assert (await _verdict(PAY, VIEW, ASK_CUP, other)).score == 0.0
     on_cow = [ToolCall("view_tin", {"name": "cow", "user": "pet"}), other]

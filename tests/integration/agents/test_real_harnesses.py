@@ -12,7 +12,7 @@ import pytest
 
 from engines.rollout.drivers.registry import build
 from engines.rollout.drivers.session_host import SessionHost
-from engines.types import Message, Problem, Rollout, Status
+from engines.types import Json, Message, Problem, Rollout, Status
 from infra.sandbox.kinds import bubblewrap
 from tests.parts.agent_parts import Script, TextChat, attempt_of
 from tests.parts.clients import npm_program, python_harness
@@ -32,7 +32,7 @@ async def played(
     say: Callable[[str], str], files: dict[str, str] | None = None, **options: Any
 ) -> Rollout:
     """A rollout of the harness that did its task; each sampled token is trained once in it."""
-    given = {"a.txt": SECRET, **(files or {})}
+    given: dict[str, Json] = {"a.txt": SECRET, **(files or {})}
     problem = Problem("p/1", "agents", (Message("user", TASK),), metadata={"files": given})
     script = Script(say)
     host = SessionHost(script.generate, TextChat(), attempt_of(problem))

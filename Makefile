@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
+.PHONY: install demo test lint bench scale gpu hosts chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
 
 install: $(STAMP)
 
@@ -46,6 +46,10 @@ scale: install
 # What one CUDA device shows of the engines; without one, the parts that a CPU can show.
 gpu: install
 	$(BIN)/python -m tests.programs.gpu
+
+# Joins hosts that are namespaces of this machine; needs root.
+hosts: install
+	$(BIN)/python -m tests.programs.hosts
 
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0

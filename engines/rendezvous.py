@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import psutil
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
+
+
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def use_interface_of(address: str) -> None:
+    """Have gloo and NCCL of this process talk through the network interface with this address of
+    this host; by themselves they take what the host's name stands for. What a person set stays."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            for variable in _INTERFACE_VARIABLES:
+                os.environ.setdefault(variable, name)
 
 
 def listen(host: str, port: int = 0, backlog: int = 128) -> socket.socket:

@@ -22,6 +22,9 @@ HOST_VARIABLE = "TRIBUTARY_HOST"
 """the IPv4 address that servers listen on; 0.0.0.0 is every one of this machine"""
 KEY_VARIABLE = "TRIBUTARY_KEY"
 """`tributary up` takes the key from here, else it makes one"""
+JOINED_HOST_VARIABLE = "TRIBUTARY_JOINED_HOST"
+"""the same as TRIBUTARY_HOST on a host that joined another one's stack: set there only, it stands
+above what a job's environment, which is made on the head, says"""
 LOOPBACK = "127.0.0.1"
 USER = "tributary"
 """the user name for servers that need one in addition to the key"""
@@ -34,7 +37,7 @@ def listening_host() -> str:
 
     Raises InputError for what is no IPv4 address of this machine.
     """
-    host = os.environ.get(HOST_VARIABLE) or LOOPBACK
+    host = os.environ.get(JOINED_HOST_VARIABLE) or os.environ.get(HOST_VARIABLE) or LOOPBACK
     try:
         ipaddress.IPv4Address(host)
         with socket.socket() as probe:
@@ -121,6 +124,21 @@ def prepare_key(host: str, *, in_use: bool) -> None:
     chosen = given or known or secrets.token_urlsafe(32)
     if chosen != known:
         _write(chosen)
+
+
+def take_key(head: str) -> None:
+    """Have the key of the stack whose head is at `head`, to join it.
+
+    Raises InputError when none is given, or one that no stack has.
+    """
+    given = os.environ.get(KEY_VARIABLE, "") or key()
+    if not _KEY.fullmatch(given):
+        raise InputError(
+            f"joining {head} needs its key: set {KEY_VARIABLE} to what the file `key` in that"
+            " host's home says"
+        )
+    if given != key():
+        _write(given)
 
 
 def basic() -> dict[str, str]:

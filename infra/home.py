@@ -11,6 +11,9 @@ from pathlib import Path
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 """the folder that holds our six packages"""
+JOINED_HOME_VARIABLE = "TRIBUTARY_JOINED_HOME"
+"""the home on a host that joined another one's stack: set there only, it stands above what a job's
+environment, which is made on the head, says"""
 _OURS = re.compile(r"tributary-[0-9a-f]{8}(-\d+)?")
 
 
@@ -20,7 +23,7 @@ def home() -> Path:
     The default home belongs to the checkout whose stack was first started there; every other one
     has `~/.tributary/clones/<hash of its path>`, so that two clones never share a stack.
     """
-    named = os.environ.get("TRIBUTARY_HOME")
+    named = os.environ.get(JOINED_HOME_VARIABLE) or os.environ.get("TRIBUTARY_HOME")
     path = Path(named).expanduser() if named else _default_home(Path("~/.tributary").expanduser())
     path = path.resolve()
     path.mkdir(parents=True, exist_ok=True)

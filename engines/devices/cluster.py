@@ -77,6 +77,20 @@ def _probe(address: str) -> None:
         ) from error
 
 
+def own_node() -> str:
+    """Ray's name of this host."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def on_node(node: str) -> Any:
+    """Ray's strategy for what has to run on this host."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
 def driver_id() -> str:
     """Ray's id of the job whose driver (or actor) this process is; for `dead_drivers`."""
     import ray

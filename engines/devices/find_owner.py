@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from engines.devices.cluster import NAMESPACE, connect
+from engines.devices.cluster import NAMESPACE, connect, on_node, own_node
 from engines.devices.kinds import KINDS
 from engines.devices.owner import DeviceOwner
 from engines.devices.units import OwnerSettings
@@ -27,14 +27,14 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
     """The Ray actor handle of the one owner that runs this very code; started if need be.
 
     Idle owners that run other code are asked to end, so that their engines do not pile up; one
-    that hangs is replaced. Blocks like `connect` the first time. A test passes a name and settings
-    of its own.
+    that hangs is replaced. It runs on this host, which is that of stages' jobs. Blocks like
+    `connect` the first time. A test passes a name and settings of its own.
     """
     connect()
     import ray
     from ray.util import list_named_actors
 
-    settings = settings or OwnerSettings(home() / "logs" / "fleet", _most_gpus())
+    settings = settings or OwnerSettings(home() / "logs" / "fleet", _own_gpus())
     name = name or _own_name()
     if name in (alive := list_named_actors()):
         _end_if_hung(name)
@@ -53,6 +53,7 @@ def open_owner(name: str = "", settings: OwnerSettings | None = None) -> Any:
             num_cpus=0,
             num_gpus=settings.num_gpus,
             max_restarts=0,
+            scheduling_strategy=on_node(own_node()),
         )
         .remote(settings)
     )
@@ -67,12 +68,13 @@ def _own_name() -> str:
     return _PREFIX + running_code([__name__, *parts, *found])[:10]
 
 
-def _most_gpus() -> int:
-    """GPUs of the host that has most: all of them are the owner's."""
+def _own_gpus() -> int:
+    """GPUs of this host, which the owner holds itself; agents hold those of others."""
     import ray
 
-    hosts = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-    return int(max(hosts, default=0))
+    own = own_node()
+    here = [node["Resources"] for node in ray.nodes() if node["NodeID"] == own]
+    return sum(int(resources.get("GPU", 0)) for resources in here)
 
 
 def _end_if_hung(name: str) -> None:

@@ -13,26 +13,36 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
+from engines.devices.cluster import on_node, own_node
+from engines.devices.hosts import Host, Hosts
 
 
 class HostAgent:
-    """One a host, in the process of the owner of devices. Logs go to `logs`, a file a process."""
+    """One a host: in the process of the owner of devices, or an actor on another host
+    (`host_process`). Logs go to `logs`, a file a process."""
 
     def __init__(self, logs: Path, num_gpus: int) -> None:
         self.num_gpus = num_gpus
+        self.hosts = Hosts(num_gpus)
+        """this one and, where the owner runs, all others"""
         self._logs = logs
         self._children: dict[str, ChildProcesses] = {}
         self._lock = threading.Lock()
 
-    def start_actor(self, actor_class: type, environment: Mapping[str, str]) -> Any:
-        """A process that answers calls, with these variables; returns before it is ready.
+    def start_actor(
+        self, actor_class: type, environment: Mapping[str, str], host: Host | None = None
+    ) -> Any:
+        """A process that answers calls, with these variables; returns before it is ready. Without
+        `host` on this one.
 
         Ray counts no GPU for it: the agent holds all GPUs of its host, and says which one it uses.
         """
         import ray
 
         actor: Any = ray.remote(actor_class)
-        return actor.options(num_cpus=0).remote(environment)
+        node = (host and host.node) or own_node()
+        options = actor.options(num_cpus=0, scheduling_strategy=on_node(node))
+        return options.remote(environment)
 
     def end_actor(self, actor: Any) -> None:
         """End it whatever it is doing; returns at once."""
@@ -40,8 +50,11 @@ class HostAgent:
 
         ray.kill(actor, no_restart=True)
 
-    def visible_gpu(self, device: int) -> str:
-        """What CUDA calls the agent's device of this number. Example: visible_gpu(1) -> "5" """
+    def visible_gpu(self, device: int, host: Host | None = None) -> str:
+        """What CUDA calls a host's device of this number; without `host` this one's. It blocks for
+        another host. Example: visible_gpu(1) -> "5" """
+        if host is not None and host is not self.hosts.own:
+            return self.hosts.agent(host).visible_gpu(device)
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         return names[device] if device < len(names) and names[device] else str(device)
 
@@ -61,5 +74,6 @@ class HostAgent:
 
     def close(self) -> None:
         """End all processes but the actors, which end with this one."""
+        self.hosts.close()
         for preloaded in list(self._children):
             self.end_children(preloaded)

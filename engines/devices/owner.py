@@ -83,6 +83,7 @@ class DeviceOwner:
 
     async def prewarm(self, kind: Kind, pool: int) -> None:
         """Start what a lease of the kind would start, up to `pool` units, and do not wait."""
+        await self._look_at_hosts()
         of_kind = self._pool(kind)
         of_kind.units.grow(pool)
         running = of_kind.units.running()
@@ -117,10 +118,10 @@ class DeviceOwner:
     async def renew(self, kind: Kind, lease_id: str) -> None:
         self._pool(kind).book.renew(lease_id, self._settings.ttl_s, time.monotonic())
 
-    async def is_healthy(self, kind: Kind, lease_id: str) -> bool:
-        """Whether every unit of the lease works, and none is being restarted."""
+    async def use(self, kind: Kind, lease_id: str) -> Any | None:
+        """What the holder needs to use the units, as it is now; None unless every unit works."""
         pool = self._pool(kind)
-        return await pool.units.is_healthy(pool.book.check(lease_id, time.monotonic()))
+        return await pool.units.use(pool.book.check(lease_id, time.monotonic()))
 
     async def release(self, kind: Kind, lease_id: str, is_clean: bool) -> None:
         """End a lease. Nobody knows what units are doing that are not `is_clean`."""
@@ -219,6 +220,7 @@ class DeviceOwner:
         while True:
             await asyncio.sleep(_WATCH_S)
             try:
+                await self._look_at_hosts()
                 await self._end_lost_leases()
                 for pool in list(self._pools.values()):
                     for name in await pool.units.repair(pool.book.leases, pool.free):
@@ -226,6 +228,12 @@ class DeviceOwner:
                             self._occupy(pool, name, pool.units.give_back(name, is_clean=False))
             except Exception:
                 _log.exception("a check of the units failed; it will be repeated")
+
+    async def _look_at_hosts(self) -> None:
+        try:
+            await asyncio.to_thread(self._agent.hosts.look)
+        except Exception:  # the cluster's head is away: those that were known are
+            _log.warning("the cluster's head does not say which hosts there are")
 
     async def _end_lost_leases(self) -> None:
         drivers = {x.driver for pool in self._pools.values() for x in pool.book.leases}

@@ -78,8 +78,11 @@ class StageLease:
         self.use = await self._ask("prepare", terms, timeout_s=timeout_s)
 
     async def is_healthy(self) -> bool:
-        """Whether every unit works, and none is being restarted."""
-        return await self._ask("is_healthy")
+        """Whether every unit works, and none is being restarted. Then `use` says where they are
+        now: one may have moved to another host."""
+        use = await self._ask("use")
+        self.use = self.use if use is None else use
+        return use is not None
 
     async def release(self) -> None:
         """Give the units back; they stay warm unless there was a fault. Safe to call twice."""

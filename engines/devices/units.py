@@ -136,8 +136,9 @@ class Units(Protocol):
         """Look for dead units; called every second. Returns the idle ones to warm again."""
         ...
 
-    async def is_healthy(self, lease: Lease) -> bool:
-        """Whether every unit of the lease works, as far as `repair` knows."""
+    async def use(self, lease: Lease) -> Any | None:
+        """What `prepare` returned, as it is now: a unit may have moved. None unless every unit of
+        the lease works, as far as `repair` knows."""
         ...
 
     def close(self) -> None:

@@ -54,7 +54,8 @@ class Fleet:
 
     @property
     def server_urls(self) -> list[str]:
-        """Servers of ours stay the same ones; of others, those that are not lost."""
+        """Of a lost host of ours the servers move when `wait_healthy` waits for them; of others,
+        those that are not lost."""
         use: ServerUse = self._lease.use
         return list(use.server_urls)
 

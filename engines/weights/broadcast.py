@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from engines.devices.waiting_time import transfer_bound_s
-from engines.rendezvous import listen, store_at
+from engines.rendezvous import listen, store_at, use_interface_of
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
@@ -100,6 +100,7 @@ class _Group:
         self._name = name = f"tributary-{uuid4().hex}"
         self._urls = [target.url for target in targets]
         host = address_towards(self._urls[0])
+        use_interface_of(host)
         listener = listen(host)
         address, port = f"tcp://{host}:{listener.getsockname()[1]}", listener.getsockname()[1]
         world_size = 1 + sum(target.num_ranks for target in targets)

@@ -14,6 +14,13 @@ from infra.access import is_loopback, key_path
 from infra.tracking.pages import start_page
 
 
+def join_stack(head: str, console: Console) -> int:
+    """Let this host work for the stack whose Ray head is at `head`."""
+    stack.up(lambda text: console.print(text, markup=False), join=head)
+    console.print(f"this host works for the stack of {head}", markup=False)
+    return 0
+
+
 def start_stack(concurrent_runs: int | None, console: Console) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
@@ -49,8 +56,11 @@ def show_status(json: bool, console: CommandConsole) -> int:
     parts = stack.status() if found else []
     if json:
         rows = [{"name": p.name, "answers": p.answers, "url": p.url} for p in parts]
-        database = found.database if found else ""
-        print_json({"up": found is not None, "parts": rows, "database": database})
+        shown = {"up": found is not None, "parts": rows, "database": "", "head": "", "hosts": []}
+        if found:
+            hosts = [asdict(host) for host in stack.cluster_hosts(found)]
+            shown |= {"database": found.database, "head": found.ray_address, "hosts": hosts}
+        print_json(shown)
     elif found is None:
         console.say("the local stack is down; start it with `tributary up`")
     else:
@@ -65,10 +75,28 @@ def _show_parts(
     for part in parts:
         table.add_row(part.name, "up" if part.answers else "[red]down[/]", part.url)
     console.print(table)
+    if found.head:
+        console.say(f"this host has joined the stack of {found.head}")
+        return
+    _show_hosts(stack.cluster_hosts(found), console)
     if not is_loopback(found.host):
+        console.say(f"other hosts join with `tributary up --join {found.ray_address}`")
         console.say(f"they listen on {found.host} and ask for the key in {key_path()}")
     if found.database:
         console.say(f"records of Prefect and MLflow: {found.database}")
+
+
+def _show_hosts(hosts: Sequence[stack.HostState], console: CommandConsole) -> None:
+    """Nothing where the stack has one host."""
+    if len(hosts) < 2:
+        return
+    table = Table("host", "state", "GPUs", "memory free")
+    for host in hosts:
+        state = "up" if host.is_alive else "[red]lost[/]"
+        free = f"{host.free_gib:.1f} GiB" if host.is_alive else ""
+        head = ", head" if host.is_head else ""
+        table.add_row(f"{host.address} ({host.name}{head})", state, str(host.gpus), free)
+    console.print(table)
 
 
 def keep_secret(block: str, variables: Sequence[str], console: Console) -> int:

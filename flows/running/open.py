@@ -14,7 +14,7 @@ from flows.running.run import RecipeRun
 from flows.running.secrets import block_secrets
 from flows.running.tracked_run import TrackedRun
 from infra.cluster import Cluster
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, InputError
 from infra.home import home
 from infra.stack import Stack, load_stack, require_ours
 from infra.store.artifacts import ArtifactStore
@@ -95,6 +95,8 @@ def running_stack() -> Stack:
     if stack is None:
         raise InfrastructureError("the local stack is down; start it with `tributary up`")
     require_ours(stack)
+    if stack.head:
+        raise InputError(f"this host has joined the stack of {stack.head}: give the command there")
     return stack
 
 

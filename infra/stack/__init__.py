@@ -4,15 +4,18 @@ from infra.stack.check import Check
 from infra.stack.checks import doctor
 from infra.stack.clean import Leftover, clean
 from infra.stack.control import ServiceState, down, load_stack, status, up
+from infra.stack.hosts import HostState, cluster_hosts
 from infra.stack.record import WORK_POOL, Stack, require_ours
 
 __all__ = [
     "WORK_POOL",
     "Check",
+    "HostState",
     "Leftover",
     "ServiceState",
     "Stack",
     "clean",
+    "cluster_hosts",
     "doctor",
     "down",
     "load_stack",

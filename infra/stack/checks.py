@@ -14,6 +14,7 @@ from infra.processes.ports import is_free
 from infra.stack.check import Check
 from infra.stack.clean import clean
 from infra.stack.exposure import exposure
+from infra.stack.hosts import cluster_hosts
 from infra.stack.installed import engines, packages, python_version, torch_build
 from infra.stack.record import load_record
 from infra.stack.services import services
@@ -109,7 +110,24 @@ def _network() -> Check:
     return exposure(record)
 
 
+def _hosts() -> Check:
+    record = load_record()
+    running = record if record and any(is_alive(x) for x in record.services.values()) else None
+    if running is None:
+        return Check("hosts", True, "nothing runs", "")
+    if running.head:
+        return Check("hosts", True, f"this one has joined the stack of {running.head}", "")
+    hosts = cluster_hosts(running)
+    lost = [host.address for host in hosts if not host.is_alive]
+    told = f"{len(hosts) - len(lost)} up"
+    if not lost:
+        return Check("hosts", True, told, "")
+    # Work goes on without it, and Ray remembers hosts that left on purpose, too.
+    again = f"`tributary up --join {running.ray_address}` there lets it work again"
+    return Check("hosts", True, f"{told}; {', '.join(lost)} left; {again}", "", warns=True)
+
+
 _CHECKS: tuple[Callable[[], Check], ...] = (
     python_version, packages, torch_build, engines, _sandbox, _home, _sockets, _ports, _stack,
-    _network, _leftovers,
+    _hosts, _network, _leftovers,
 )  # fmt: skip

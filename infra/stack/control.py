@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.access import prepare_key
+from infra.access import prepare_key, take_key
 from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import (
@@ -35,12 +35,14 @@ from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import is_free
 from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy
+from infra.stack.head import require_head
 from infra.stack.prefect_server import furnish
 from infra.stack.record import (
     Stack,
     load_record,
     new_stack,
     require_ours,
+    require_same_head,
     require_same_host,
     save_record,
     stack_lock,
@@ -72,19 +74,26 @@ class ServiceState:
     log: Path
 
 
-def up(say: Say = lambda text: None, timeout: float = START_SECONDS) -> Stack:
+def up(say: Say = lambda text: None, timeout: float = START_SECONDS, *, join: str = "") -> Stack:
     """Start what does not run; what runs and answers is left alone. `say` hears of each step.
+
+    `join` is the Ray head (HOST:PORT) of a stack on another host, for which this one is to work;
+    then only a Ray node is started.
 
     Raises InfrastructureError with the log's end of what did not come up, InputError when another
     checkout's stack runs in this home, it keeps its records in another database or listens
     elsewhere, or servers off loopback could have no key.
     """
     with stack_lock():
-        stack = _usable_record()
-        prepare_key(stack.host, in_use=_living(stack) != set())
-        records = database()
-        if records is not None:
-            records.prepare()
+        stack = _usable_record(join)
+        if join:
+            take_key(join)
+            require_head(stack)
+        else:
+            prepare_key(stack.host, in_use=_living(stack) != set())
+            records = database()
+            if records is not None:
+                records.prepare()
         _make_folders(anew=not stack.services)
         save_record(stack)
         _Starter(stack, say, timeout).run()
@@ -136,20 +145,22 @@ def _state(stack: Stack, service: Service) -> ServiceState:
     )  # fmt: skip
 
 
-def _usable_record() -> Stack:
+def _usable_record(head: str) -> Stack:
     """The record to start from: the last one while its dead services' ports can be had again."""
     before = load_record()
     if before is None:
-        return new_stack(None)
-    require_same(before.database)
+        return new_stack(None, head)
     living = _living(before)
     if living:
+        require_same_head(before, head)
         require_ours(before)
         require_same_host(before)
+    if not head:
+        require_same(before.database)
     if living and all(is_free(port) for port in _ports_of_the_dead(before, living)):
         return before
     _end(before, None)
-    return new_stack(before)
+    return new_stack(before, head)
 
 
 def _living(stack: Stack) -> set[str]:
@@ -215,8 +226,9 @@ class _Starter:
             ready: dict[str, Future[None]] = {}
             for service in self._services:  # listed after those that they wait for
                 ready[service.name] = pool.submit(self._bring_up, service, dict(ready))
-            deployed = pool.submit(self._deploy, ready["prefect-server"])
-            for future in [*ready.values(), deployed]:
+            if not self._stack.head:
+                ready["deployments"] = pool.submit(self._deploy, ready["prefect-server"])
+            for future in ready.values():
                 future.result()
 
     def _bring_up(self, service: Service, ready: Mapping[str, Future[None]]) -> None:

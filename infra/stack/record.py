@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from infra.access import (
     HOST_VARIABLE,
+    JOINED_HOST_VARIABLE,
     LOOPBACK,
     USER,
     is_loopback,
@@ -23,9 +24,10 @@ from infra.access import (
 )
 from infra.config import Config
 from infra.errors import InputError
-from infra.home import SOURCE_ROOT, home
+from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
 from infra.stack.database import shown_database
+from infra.stack.head import address_towards
 from infra.stack.ports import choose_ports
 
 WORK_POOL = "tributary-local"
@@ -46,6 +48,8 @@ class Stack(Config):
     """the Python environment that they run in"""
     database: str = ""
     """where Prefect and MLflow keep their records, without its password; empty: in the home"""
+    head: str = ""
+    """the Ray head of the stack that this host joined, HOST:PORT; empty: this host has all of it"""
 
     @property
     def prefect_ui(self) -> str:
@@ -62,7 +66,7 @@ class Stack(Config):
     @property
     def ray_address(self) -> str:
         """The GCS, for `ray.init`."""
-        return f"{reachable(self.host)}:{self.ports['ray_gcs']}"
+        return self.head or f"{reachable(self.host)}:{self.ports['ray_gcs']}"
 
     @property
     def ray_dashboard(self) -> str:
@@ -72,6 +76,14 @@ class Stack(Config):
     def env(self) -> dict[str, str]:
         """What a flow, a job or a client needs to reach this stack, and none but this. No secret:
         Ray shows the environment that it is given for a job."""
+        if self.head:
+            return {
+                JOINED_HOME_VARIABLE: str(home()),
+                JOINED_HOST_VARIABLE: self.host,
+                "RAY_ADDRESS": self.ray_address,
+                "DO_NOT_TRACK": "1",
+                **self._ray_access(),
+            }
         return {
             "TRIBUTARY_HOME": str(home()),
             "PREFECT_HOME": str(home() / "prefect"),
@@ -87,7 +99,7 @@ class Stack(Config):
     def secret_env(self) -> dict[str, str]:
         """What Prefect's and MLflow's own clients need beside it to be let in. For programs that
         `up` starts: from them it comes to flows and jobs without being shown anywhere."""
-        if is_loopback(self.host):
+        if self.head or is_loopback(self.host):
             return {}
         return {
             "PREFECT_API_AUTH_STRING": f"{USER}:{key()}",
@@ -109,12 +121,13 @@ class Stack(Config):
         return f"http://{reachable(self.host)}:{self.ports[service]}"
 
 
-def new_stack(before: Stack | None) -> Stack:
+def new_stack(before: Stack | None, head: str = "") -> Stack:
     """A stack with nothing running, on the ports that the environment names or it had before, and
-    listening where the environment says now."""
+    listening where the environment says now; one that joins `head`, where that reaches it."""
     return Stack(
         mark=secrets.token_hex(8),
-        host=listening_host(),
+        head=head,
+        host=address_towards(head) if head else listening_host(),
         ports=choose_ports(before.ports if before else {}),
         source=str(SOURCE_ROOT),
         environment=sys.prefix,
@@ -134,9 +147,19 @@ def require_ours(stack: Stack) -> None:
     )
 
 
+def require_same_head(stack: Stack, head: str) -> None:
+    """Raises InputError when a running stack is not of the head that is asked for."""
+    if stack.head != head:
+        now = f"has joined {stack.head}" if stack.head else "is a stack of its own"
+        raise InputError(
+            f"what runs in {home()} {now}: `tributary down` first, then"
+            f" `tributary up{f' --join {head}' if head else ''}`"
+        )
+
+
 def require_same_host(stack: Stack) -> None:
     """Raises InputError when the environment asks for another address than a running stack's."""
-    if os.environ.get(HOST_VARIABLE, stack.host) != stack.host:
+    if not stack.head and os.environ.get(HOST_VARIABLE, stack.host) != stack.host:
         raise InputError(
             f"the stack that runs in {home()} listens on {stack.host}, and {HOST_VARIABLE} is now "
             f"{os.environ[HOST_VARIABLE]}: `tributary down` first, then `tributary up`"

@@ -42,6 +42,9 @@ class Service:
 
 
 def services(stack: Stack) -> list[Service]:
+    """All that this host runs: the whole stack, or its part in the one that it joined."""
+    if stack.head:
+        return [_joined_ray(stack)]
     return [_ray(stack), _prefect_server(stack), _mlflow(stack), _prefect_worker(stack)]
 
 
@@ -138,21 +141,52 @@ def _mlflow(stack: Stack) -> Service:
 
 
 def _ray(stack: Stack) -> Service:
+    head = {
+        "port": "ray_gcs",
+        "dashboard-port": "ray_dashboard",
+        "ray-client-server-port": "ray_client",
+    }
+    options = [
+        "--head", "--no-monitor", "--include-dashboard=true", f"--dashboard-host={stack.host}",
+        *(f"--{option}={stack.ports[name]}" for option, name in head.items()),
+    ]  # fmt: skip
+    return Service(
+        "ray",
+        stack.ray_dashboard,
+        _ray_command(stack, options),
+        _ray_env(stack),
+        lambda: _ray_has_a_node(stack),
+    )
+
+
+def _joined_ray(stack: Stack) -> Service:
+    agent = f"http://{stack.host}:{stack.ports['ray_agent_http']}"
+    return Service(
+        "ray",
+        agent,
+        _ray_command(stack, [f"--address={stack.head}"]),
+        _ray_env(stack),
+        lambda: _is_ok(f"{agent}/api/local_raylet_healthz"),
+    )
+
+
+def _ray_command(stack: Stack, options: list[str]) -> list[str]:
     ports = {
-        "port": "ray_gcs", "dashboard-port": "ray_dashboard",
         "object-manager-port": "ray_object_manager", "node-manager-port": "ray_node_manager",
-        "ray-client-server-port": "ray_client", "dashboard-agent-listen-port": "ray_agent_http",
+        "dashboard-agent-listen-port": "ray_agent_http",
         "dashboard-agent-grpc-port": "ray_agent_grpc", "runtime-env-agent-port": "ray_runtime_env",
     }  # fmt: skip
-    command = [
-        "start", "--head", "--block", "--disable-usage-stats", "--no-monitor",
-        f"--node-ip-address={reachable(stack.host)}", "--include-dashboard=true",
-        f"--dashboard-host={stack.host}", "--include-log-monitor=false",
+    return [
+        program("ray"), "start", "--block", "--disable-usage-stats", "--include-log-monitor=false",
+        *options, f"--node-ip-address={reachable(stack.host)}",
         # 0: workers take ports of the system's choice, so two heads do not share a range.
         "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={runtime_dir() / 'ray'}",
         f"--num-cpus={RAY_LOGICAL_CPUS}", f"--object-store-memory={RAY_OBJECT_STORE_BYTES}",
         *(f"--{option}={stack.ports[name]}" for option, name in ports.items()),
     ]  # fmt: skip
+
+
+def _ray_env(stack: Stack) -> dict[str, str]:
     env = service_env(stack, "ray") | {
         # One idle worker per logical CPU would be started in advance.
         "RAY_prestart_worker_first_driver": "0",
@@ -167,13 +201,7 @@ def _ray(stack: Stack) -> Service:
         "SPT_NOENV": "1",
     }
     env.pop("RAY_ADDRESS")
-    return Service(
-        "ray",
-        stack.ray_dashboard,
-        [program("ray"), *command],
-        env,
-        lambda: _ray_has_a_node(stack),
-    )
+    return env
 
 
 def _ray_has_a_node(stack: Stack) -> bool:

@@ -36,6 +36,7 @@ from infra.processes.memory import is_memory_error, kernel_kills
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
+from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
 from infra.user_files import InstalledFiles, install_hooks
 from tasks.durable.claims import Claims, End
@@ -212,8 +213,16 @@ async def _until_stopped(
 
 def _local_inputs(artifacts: ArtifactStore, given: JobInput) -> dict[str, Path]:
     """Verified local folders by role, fetched side by side."""
+
+    def fetched(record: ArtifactRecord) -> Path:
+        folder = artifacts.local(record)
+        if not artifacts.store.is_local:  # other hosts that need it fetch it as well
+            root = artifacts.store.root
+            note_origin(folder, Origin(root=root, kind=record.kind, digest=record.digest))
+        return folder
+
     with ThreadPoolExecutor(max(1, len(given.inputs))) as pool:
-        folders = pool.map(artifacts.local, given.inputs.values())
+        folders = pool.map(fetched, given.inputs.values())
         return dict(zip(given.inputs, folders, strict=True))
 
 

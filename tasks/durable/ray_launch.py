@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from infra.cluster import OVER, Cluster
 from tasks.durable.launch import STOP_SECONDS, JobState, log_path, title_of
 
+_OF_THIS_HOST = "RAY_AUTH_TOKEN_PATH"
+
 
 @dataclass(slots=True)
 class RayLauncher:
@@ -19,7 +21,12 @@ class RayLauncher:
     name: str = "ray"
 
     def submit(self, job: str, arguments: list[str], env: Mapping[str, str]) -> None:
-        """Taken ids are fine: a submission whose reply was lost is sent again."""
+        """Taken ids are fine: a submission whose reply was lost is sent again.
+
+        The environment is also that of what the job starts on other hosts, where the key may be
+        elsewhere: each host's Ray knows where.
+        """
+        env = {name: text for name, text in env.items() if name != _OF_THIS_HOST}
         shown = {"job_name": title_of(job), "tributary.job": job}
         self.cluster.submit(job, [sys.executable, "-u", *arguments], env, shown)
 

@@ -10,9 +10,10 @@ import pytest
 
 from engines.devices.host_agent import HostAgent
 from engines.sglang.http import call
+from engines.sglang.servers.place import Place
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
-from engines.sglang.servers.slots import Place, ServerSlots
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.integration.megatron.megatron_ranks import Ranks
 from tests.parts.tiny import tiny_model
@@ -38,7 +39,7 @@ class SglangPair:
 
     def server(self, name: str) -> Server:
         server = self.slots[name].server
-        assert server is not None
+        assert isinstance(server, Server)
         return server
 
     def is_generating(self) -> bool:

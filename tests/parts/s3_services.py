@@ -76,7 +76,7 @@ class Service:
 
 
 @contextmanager
-def moto() -> Generator[Service]:
+def moto(host: str = "127.0.0.1") -> Generator[Service]:
     """A server in this process that checks keys and signatures, as a real one does."""
     (port,) = free_ports(1)
     app, turn = DomainDispatcherApplication(create_backend_app), Lock()
@@ -86,10 +86,10 @@ def moto() -> Generator[Service]:
         with turn:
             return app(*request)
 
-    server = make_server("127.0.0.1", port, one_at_a_time, True, request_handler=MotoRequestHandler)
+    server = make_server(host, port, one_at_a_time, True, request_handler=MotoRequestHandler)
     serving = Thread(target=server.serve_forever, daemon=True)
     serving.start()
-    endpoint = f"http://127.0.0.1:{port}"
+    endpoint = f"http://{host}:{port}"
     try:
         iam = boto3.client(
             "iam", endpoint_url=endpoint, region_name=_REGION,

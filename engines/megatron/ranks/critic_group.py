@@ -8,12 +8,14 @@ metrics = await critic.critic_step(replace(inputs, values=values))
 from __future__ import annotations
 
 import asyncio
+from math import lcm
 from typing import Any
 
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
 from engines.megatron.ranks.trainer_group import TrainerGroup
+from engines.megatron.spec import Parallel
 from engines.step_inputs import StepInputs, Values
 
 
@@ -49,6 +51,7 @@ async def lease_with_critic(
         of_policy + of_critic,
         pool_ranks,
         holder,
+        tp=neighbours(policy.parallel, critic.parallel),
         what=f"trainer and critic need {of_policy} + {of_critic}",
         wait_s=wait_s,
         owner=owner,
@@ -61,3 +64,14 @@ async def lease_with_critic(
         await lease.release()
         raise
     return groups
+
+
+def neighbours(policy: Parallel, critic: Parallel) -> int:
+    """Ranks that have to be on one host, so that each tensor-parallel group of both is.
+
+    Example: neighbours(Parallel(tp=2, dp=2), Parallel(tp=4)) -> 4
+    """
+    of_both = lcm(policy.tp, critic.tp)
+    # Else groups of the critic would begin within those of the policy.
+    fits = policy.world_size % of_both == critic.world_size % of_both == 0
+    return of_both if fits else policy.world_size + critic.world_size

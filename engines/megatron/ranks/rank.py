@@ -17,14 +17,16 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
-from engines.devices.kinds import TRAINER_PARTS, TrainerPart
+from engines.devices.kinds import TRAINER_PARTS, SentFolder, TrainerPart, on_this_host
 from engines.megatron.ranks.roles import ROLES, Role
 from engines.megatron.spec import CriticSettings, Optimizer, Parallel, TrainerSettings
-from engines.rendezvous import listen
+from engines.rendezvous import listen, use_interface_of
 from engines.types import Sample
 from engines.weights.spec import WeightTransport
+from infra.access import is_loopback
 from infra.errors import EngineError, OutOfMemory, TributaryError
 from infra.hooks import resolve
 from infra.processes.leftovers import claim_private_folder
@@ -54,7 +56,7 @@ class TrainerJob:
     optimizer: Optimizer
     parallel: Parallel
     model: Path
-    """HF folder with the starting weights, readable on every rank's host"""
+    """HF folder with the starting weights, on the job's host"""
     seed: int
     total_steps: int
     """optimizer steps of the whole stage; the learning rate's decay ends there"""
@@ -66,6 +68,8 @@ class TrainerJob:
     """how a policy's weights reach servers"""
     learns_from_rewards: bool = True
     """whether a policy is in reinforcement learning; False: in supervised training"""
+    copy: SentFolder | None = None
+    """of `model`, for ranks on other hosts than the job's; the group fills it in"""
 
     @property
     def role(self) -> Role:
@@ -115,7 +119,7 @@ class RunningRank:
     actor: Any
     place: ProcessAddress
     gpu: int | None = None
-    """its number on the host"""
+    """its number in the cluster"""
 
 
 RankUse = tuple[RunningRank, ...]
@@ -170,7 +174,7 @@ class TrainerRank:
         if samples is not None:
             arguments = [replace(arguments[0], samples=samples), *arguments[1:]]
         with _told_plainly():
-            answer = getattr(self._trainer, method)(*arguments)
+            answer = getattr(self._trainer, method)(*map(on_this_host, arguments))
         return answer if self._rank == 0 else None
 
     def stop(self) -> None:
@@ -193,10 +197,13 @@ def _joined_trainer(
 ) -> Training:
     from engines.megatron.parallel import start_parallel
 
+    if not is_loopback(urlsplit(rendezvous).hostname or ""):
+        use_interface_of(address_of_this_actor().host)
     start_parallel(rank, job.parallel.world_size, rendezvous, job.parallel, listener)
     # By name: a stage's code identity holds the class of its own roles alone.
     make = resolve("role", ROLES[job.role], {})
-    common = (job.spec, job.optimizer, job.parallel, job.model, job.seed, job.total_steps)
+    model = job.copy.here() if job.copy else job.model
+    common = (job.spec, job.optimizer, job.parallel, model, job.seed, job.total_steps)
     return make(*common) if job.critic is None else make(*common, job.critic)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engines.devices.answers import answers
-from engines.devices.kinds import TrainerPart
+from engines.devices.kinds import FOLDERS, Folders, TrainerPart
 from engines.devices.stage_lease import CALL_S
 from engines.devices.units import Held
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
@@ -24,6 +24,7 @@ from engines.step_inputs import StepInputs
 from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
+from infra.hooks import resolve
 
 START_S = 300.0
 STATE_S = 600.0
@@ -47,8 +48,11 @@ class RankGroup:
         """tokens a second, by method"""
         self._ranks = [rank.actor for rank in use]
         self._places = [rank.place for rank in use]
+        self._folders: Folders = resolve("folders of ranks", FOLDERS, {})(self.hosts)
+        self._saving = Path()
+        """the checkpoint that the ranks write"""
         self.gpus = [rank.gpu for rank in use if rank.gpu is not None]
-        """their numbers on the host, one a rank; none on a CPU"""
+        """their numbers in the cluster, one a rank; none on a CPU"""
         self._one_call = asyncio.Lock()
         """a rank does one thing at a time: a call is bounded from when the one before it is over"""
 
@@ -58,6 +62,11 @@ class RankGroup:
     async def __aexit__(self, *_: object) -> None:
         await self.release()
 
+    @property
+    def hosts(self) -> list[str]:
+        """Address of the host of each rank."""
+        return [place.host for place in self._places]
+
     async def save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """Everything a resumed stage needs (weights, optimizer, schedule, random state)."""
         await self.begin_save(folder, timeout_s=timeout_s)
@@ -65,7 +74,10 @@ class RankGroup:
 
     async def begin_save(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The same until the ranks have a copy of it: they may train on while they write that."""
-        await self._call("begin_save", folder, timeout_s=timeout_s or self._state_s)
+        timeout_s = timeout_s or self._state_s
+        self._saving = folder
+        sent = await self._folders.to_write(folder, timeout_s)
+        await self._call("begin_save", sent, timeout_s=timeout_s)
 
     async def saved(self, *, timeout_s: float | None = None) -> None:
         """Returns when the checkpoint is complete. The ranks are asked between other calls."""
@@ -79,14 +91,20 @@ class RankGroup:
                 )
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+        await self._folders.collect(self._saving, bound)
 
     async def load(self, folder: Path, *, timeout_s: float | None = None) -> None:
         """The counterpart of `save`; the layout may differ."""
-        await self._call("load", folder, timeout_s=timeout_s or self._state_s)
+        timeout_s = timeout_s or self._state_s
+        async with self._folders.to_read(folder, timeout_s) as sent:
+            await self._call("load", sent, timeout_s=timeout_s)
 
     async def export(self, folder: Path, source: Path, *, timeout_s: float | None = None) -> None:
         """Write a HF folder of the family of `source`, whose other files it takes over."""
-        await self._call("export", folder, source, timeout_s=timeout_s or self._state_s)
+        timeout_s = timeout_s or self._state_s
+        sent = await self._folders.to_write(folder, timeout_s)
+        await self._call("export", sent, self._folders.copy(source), timeout_s=timeout_s)
+        await self._folders.collect(folder, timeout_s)
 
     async def hold(self, parts: Collection[TrainerPart]) -> Held:
         """Have these parts on the ranks' devices, and no others, with the same bits as before;
@@ -101,6 +119,7 @@ class RankGroup:
         """Have every rank join the group and build its share of the model."""
         ranks, places, self._weights = self._ranks, self._places, job.weights
         size = folder_bytes(job.model)
+        job = replace(job, copy=self._folders.copy(job.model))
         # Weights, moments and master weights, as a checkpoint has them.
         self._state_s = transfer_bound_s(9 * size, STATE_S)
         try:

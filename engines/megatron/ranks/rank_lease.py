@@ -7,6 +7,7 @@ stages could hold one and wait for the other's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engines.devices.stage_lease import StageLease
@@ -15,6 +16,14 @@ from engines.types import Sample
 
 _START_S = 600.0
 """what ranks may take to be warm: they are replaced once, each within its own bound"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTerms:
+    """What a lease's ranks have to be."""
+
+    tp: int = 1
+    """so many neighbours, counted from the first, are on one host"""
 
 
 class RankLease(StageLease):
@@ -29,13 +38,16 @@ class RankLease(StageLease):
         pool_ranks: int,
         holder: str,
         *,
+        tp: int,
         what: str,
         wait_s: float,
         owner: Any,
         is_sole: bool = False,
     ) -> RankLease:
-        """Wait for `count` ranks; raises as `take` does."""
-        request = Request("rank", count, pool_ranks, holder, wait_s=wait_s, is_sole=is_sole)
+        """Wait for `count` ranks, of which `tp` neighbours at a time are on one host; raises as
+        `take` does."""
+        terms = RankTerms(tp)
+        request = Request("rank", count, pool_ranks, holder, terms, wait_s, is_sole=is_sole)
         return await cls.take(request, what=what, prepare_s=_START_S, owner=owner)
 
     def shipped(self, samples: Sequence[Sample]) -> Any:

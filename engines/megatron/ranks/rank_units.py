@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from engines.devices.host_agent import HostAgent
+from engines.devices.hosts import Host
 from engines.devices.lease import Lease
-from engines.devices.placement import rank_device
+from engines.devices.placement import rank_place
 from engines.devices.units import OwnerSettings, Request
 from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
+from engines.megatron.ranks.rank_lease import RankTerms
 from infra.errors import EngineError
 
 _START_S = 180.0
@@ -34,12 +36,14 @@ _GPU_ENV = {
 
 
 class RankUnits:
-    """The ranks of a host; see `Units`."""
+    """The ranks of the cluster; see `Units`."""
 
     def __init__(self, agent: HostAgent, settings: OwnerSettings) -> None:
         self._agent = agent
         self._class = settings.rank_class or TrainerRank
         self._ranks: dict[str, RunningRank | None] = {}
+        self._hosts: dict[str, Host] = {}
+        """of the running ones"""
         self.restarts = 0
 
     def grow(self, count: int) -> Sequence[str]:
@@ -51,11 +55,14 @@ class RankUnits:
         return {name: rank.place.pid for name, rank in self._ranks.items() if rank is not None}
 
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
-        warm_first = sorted(free, key=lambda name: self._ranks[name] is None)
-        return sorted(warm_first[: request.count], key=free.index)
+        tp = self._together(request.terms)
+        groups = [group for group in _neighbours(free, tp) if len(group) == tp]
+        warm_first = sorted(groups, key=lambda names: any(self._ranks[n] is None for n in names))
+        chosen = [name for names in warm_first[: request.count // tp] for name in names]
+        return sorted(chosen, key=_number)
 
     def gpus(self, name: str, request: Request) -> frozenset[int]:
-        gpu = self._gpu(name)
+        gpu = self._gpu(name, self._together(request.terms))
         return frozenset() if gpu is None else frozenset({gpu})
 
     def held_gpus(self, name: str) -> frozenset[int]:
@@ -65,14 +72,18 @@ class RankUnits:
         pass
 
     async def warm(self, name: str) -> None:
+        await self._warm(name, 1)
+
+    async def _warm(self, name: str, tp: int) -> None:
         rank = self._ranks[name]
-        if rank is not None and not await _answers(rank):
+        if rank is not None and (self._is_astray(name, rank, tp) or not await _answers(rank)):
             self._end(name)
         if self._ranks[name] is None:
-            self._ranks[name] = await self._started(name)
+            self._ranks[name] = await self._started(name, tp)
 
-    async def prepare(self, lease: Lease, terms: None) -> RankUse:
-        await asyncio.gather(*(self.warm(name) for name in lease.units))
+    async def prepare(self, lease: Lease, terms: RankTerms | None) -> RankUse:
+        tp = self._together(terms)
+        await asyncio.gather(*(self._warm(name, tp) for name in lease.units))
         ranks = (self._ranks[name] for name in lease.units)
         return tuple(rank for rank in ranks if rank is not None)
 
@@ -86,30 +97,47 @@ class RankUnits:
                 await asyncio.wait_for(rank.actor.stop.remote(), _RESET_S)
                 return
         self._end(name)
-        self._ranks[name] = await self._started(name)
+        self._ranks[name] = await self._started(name, 1)
 
     async def repair(self, leases: Sequence[Lease], idle: Sequence[str]) -> Sequence[str]:
         ranks = [(name, rank) for name in idle if (rank := self._ranks[name]) is not None]
         dead = await asyncio.gather(*(_is_dead(rank) for _, rank in ranks))
         return [name for (name, _), is_dead in zip(ranks, dead, strict=True) if is_dead]
 
-    async def is_healthy(self, lease: Lease) -> bool:
-        return all(self._ranks[name] is not None for name in lease.units)
+    async def use(self, lease: Lease) -> RankUse | None:
+        ranks = [rank for name in lease.units if (rank := self._ranks[name]) is not None]
+        return tuple(ranks) if len(ranks) == len(lease.units) else None
 
     def close(self) -> None:
         for name in self._ranks:
             self._end(name)
 
-    async def _started(self, name: str) -> RunningRank:
+    def _together(self, terms: RankTerms | None) -> int:
+        """Neighbours that have to be on one host; on a single one nothing has to be sought."""
+        return terms.tp if terms is not None and len(self._agent.hosts.known) > 1 else 1
+
+    def _place(self, name: str, tp: int) -> tuple[int, int | None]:
+        """Host and GPU where the rank belongs, as hosts come and go."""
+        return rank_place(_number(name), [host.num_gpus for host in self._agent.hosts.known], tp)
+
+    def _is_astray(self, name: str, rank: RunningRank, tp: int) -> bool:
+        """Whether it runs elsewhere than it belongs: hosts came or went, or its neighbours are on
+        another one."""
+        host = self._agent.hosts.known[self._place(name, tp)[0]]
+        return self._hosts[name] != host or rank.gpu != self._gpu(name, tp)
+
+    async def _started(self, name: str, tp: int) -> RunningRank:
         """A new process for this rank; takes as long as its imports."""
-        device = self._gpu(name)
+        index, device = self._place(name, tp)
+        host = self._hosts[name] = self._agent.hosts.known[index]
         environment = dict(_CPU_ENV)
         if device is not None:
-            environment = _GPU_ENV | {"CUDA_VISIBLE_DEVICES": self._agent.visible_gpu(device)}
-        actor = self._agent.start_actor(self._class, environment)
+            visible = await asyncio.to_thread(self._agent.visible_gpu, device, host)
+            environment = _GPU_ENV | {"CUDA_VISIBLE_DEVICES": visible}
+        actor = self._agent.start_actor(self._class, environment, host)
         try:
             place = await asyncio.wait_for(actor.place.remote(), _START_S)
-            return RunningRank(actor, place, device)
+            return RunningRank(actor, place, None if device is None else host.first_gpu + device)
         except TimeoutError:
             reason = f"no process within {_START_S:.0f} s; see `ray status` for what it waits for"
         except Exception as error:  # whatever an import in the rank raised
@@ -119,13 +147,27 @@ class RankUnits:
         self._agent.end_actor(actor)
         raise EngineError(f"trainer rank processes do not start: {reason}")
 
-    def _gpu(self, name: str) -> int | None:
-        return rank_device(int(name.removeprefix("rank-")), self._agent.num_gpus)
+    def _gpu(self, name: str, tp: int) -> int | None:
+        """Number in the cluster of the GPU that the rank would have."""
+        index, device = self._place(name, tp)
+        return None if device is None else self._agent.hosts.known[index].first_gpu + device
 
     def _end(self, name: str) -> None:
         rank, self._ranks[name] = self._ranks[name], None
         if rank is not None:
             self._agent.end_actor(rank.actor)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("rank-"))
+
+
+def _neighbours(names: Sequence[str], tp: int) -> list[list[str]]:
+    """By tens, where `tp` is ten: those that form a tensor-parallel group if all are there."""
+    groups: dict[int, list[str]] = {}
+    for name in names:
+        groups.setdefault(_number(name) // tp, []).append(name)
+    return list(groups.values())
 
 
 async def _answers(rank: RunningRank) -> bool:

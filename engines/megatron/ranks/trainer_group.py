@@ -47,6 +47,7 @@ class TrainerGroup(RankGroup):
             ranks,
             pool_ranks,
             holder,
+            tp=job.parallel.tp,
             what=f"the trainer needs {ranks}",
             wait_s=wait_s,
             owner=owner,
@@ -81,7 +82,8 @@ class TrainerGroup(RankGroup):
 
         Raises InputError for one of another architecture.
         """
-        await self._call("load_teachers", folders, timeout_s=self._state_s * len(folders))
+        copies = {name: self._folders.copy(folder) for name, folder in folders.items()}
+        await self._call("load_teachers", copies, timeout_s=self._state_s * len(folders))
 
     async def logprobs(
         self,

@@ -19,9 +19,10 @@ from engines.devices.host_agent import HostAgent
 from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
-from engines.sglang.servers.slots import Place, ServerSlots, Slot, architecture
+from engines.sglang.servers.place import Place, architecture
+from engines.sglang.servers.remote_slot import RemoteSlot
+from engines.sglang.servers.slots import ServerSlots, Slot
 from engines.sglang.spec import FleetSpec
-from engines.weights.disk import load_folder
 from infra.errors import EngineError, InputError, OutOfMemory
 
 _ASK_EVERY_S = 5.0
@@ -34,7 +35,7 @@ class TrainerDevices:
     """Example: TrainerDevices((0, 1))"""
 
     gpus: tuple[int, ...]
-    """their numbers on the host, one a rank; none on a CPU"""
+    """their numbers in the cluster, one a rank; none on a CPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class _Fleet:
 
 
 class ServerUnits:
-    """The servers of a host; see `Units`."""
+    """The servers of the cluster; see `Units`."""
 
     def __init__(self, agent: HostAgent, settings: OwnerSettings) -> None:
         self._slots = ServerSlots(agent)
@@ -133,7 +134,7 @@ class ServerUnits:
         terms: ServerTerms = request.terms
         if terms.shares is not None:
             return frozenset(terms.shares.gpus)
-        return self._slots[name].gpus(Place(terms.tp))
+        return self._slots.gpus(name, Place(terms.tp))
 
     def held_gpus(self, name: str) -> frozenset[int]:
         return self._slots[name].held_gpus
@@ -148,9 +149,11 @@ class ServerUnits:
         """Raises EngineError with the end of a log if a server does not come up or refuses."""
         if isinstance(terms, HeldParts):
             return await self._hold(lease, terms.parts)
-        self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
+        known = self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
         await self._until_restarted(lease.units)
         places = {name: terms.place(index) for index, name in enumerate(lease.units)}
+        for name, place in places.items():  # a host may have joined since the last lease
+            await asyncio.to_thread(self._slots.settle, name, place, stays=known is not None)
         router = await asyncio.to_thread(
             self._slots.prepare, places, terms.spec, terms.model, terms.version
         )
@@ -196,11 +199,14 @@ class ServerUnits:
                 await self._repair(lease, fleet)
         return ()
 
-    async def is_healthy(self, lease: Lease) -> bool:
+    async def use(self, lease: Lease) -> ServerUse | None:
         if lease.id not in self._fleets or self._restarting & set(lease.units):
-            return False
+            return None
         slots = [self._slots[name] for name in lease.units]
-        return await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots))
+        if not await asyncio.to_thread(lambda: all(slot.is_alive for slot in slots)):
+            return None
+        router = await asyncio.to_thread(self._slots.router, lease.units)
+        return ServerUse(router.url, tuple(slot.url for slot in slots))
 
     def close(self) -> None:
         self._slots.close()
@@ -242,9 +248,10 @@ class ServerUnits:
     async def _restart(self, fleet: _Fleet, name: str) -> None:
         slot, terms = self._slots[name], fleet.terms
         _log.warning("%s died; restarting it", name)
-        try:
+        try:  # its host may be lost
+            slot = await asyncio.to_thread(self._slots.settle, name, fleet.places[name], stays=True)
             await asyncio.to_thread(slot.ensure, terms.spec, terms.model, fleet.places[name])
-            await asyncio.to_thread(load_folder, terms.model, [slot.url], terms.version)
+            await asyncio.to_thread(slot.load, terms.model, terms.version)
             self.restarts += 1
         except (EngineError, OutOfMemory):
             _log.exception("%s does not start; trying again", name)
@@ -278,11 +285,11 @@ def _architecture(terms: ServerTerms) -> str:
     return architecture(terms.spec, terms.model, terms.place(0))
 
 
-def _held_bytes(slots: Sequence[Slot]) -> int:
+def _held_bytes(slots: Sequence[Slot | RemoteSlot]) -> int:
     return sum(slot.held_bytes for slot in slots)
 
 
-async def _version(slot: Slot) -> int:
+async def _version(slot: Slot | RemoteSlot) -> int:
     if slot.server is None:
         raise EngineError(f"{slot.name} has no server")
     return int(await asyncio.to_thread(lambda server: server.version, slot.server))

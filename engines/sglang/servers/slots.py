@@ -7,62 +7,32 @@ take a server in, far longer than new weights do.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
+from engines.devices.hosts import OWN, Host
 from engines.devices.kinds import SERVER_PARTS, ServerPart
-from engines.devices.placement import first_server_device
+from engines.devices.placement import first_server_device, server_host
 from engines.sglang.servers import sleeping
+from engines.sglang.servers.place import Place, architecture
+from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
 from engines.weights.disk import load_folder
 from infra.access import listening_host, reachable
 from infra.cuda import used_bytes
-from infra.errors import EngineError, InputError
+from infra.errors import EngineError
 from infra.processes.memory import tree_bytes
 from infra.processes.ports import free_ports
 
-_LAUNCHER = "engines.sglang.servers.launcher"
+LAUNCHER = "engines.sglang.servers.launcher"
 ROUTER_TRIES = 3
 """a port that was free a moment ago may be somebody else's when the router binds it"""
-# Fields of config.json that say where a model came from, not what it is.
-_PROVENANCE = ("_name_or_path", "transformers_version")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server runs, whatever it serves."""
-
-    tp: int
-    """devices of the server"""
-    shared_gpu: int | None = None
-    """the first of them, where it takes turns with a trainer there; None: its own GPUs, by the
-    number of its slot, or none"""
-
-
-def architecture(spec: FleetSpec, model: Path, place: Place) -> str:
-    """Equal for models that one running server can take in turn by loading weights.
-
-    Raises InputError if the folder has no readable config.json.
-    """
-    parts: dict[str, Any] = {"spec": spec.of_servers(), "place": asdict(place)}
-    for name in ("config.json", "generation_config.json"):
-        path = model / name
-        try:
-            fields = json.loads(path.read_text()) if path.exists() or "gen" not in name else {}
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): is this an HF folder?") from error
-        parts[name] = {key: value for key, value in fields.items() if key not in _PROVENANCE}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Slot:
@@ -70,9 +40,10 @@ class Slot:
 
     def __init__(self, children: ChildProcesses, index: int, num_gpus: int) -> None:
         self.name = f"server-{index}"
+        self.index, self.host = index, OWN
         self.server: Server | None = None
         self._children = children
-        self._index, self._num_gpus = index, num_gpus
+        self._num_gpus = num_gpus
         self._host, self._port = reachable(listening_host()), free_ports(1)[0]
         self._architecture = ""
         self._place = Place(tp=1)
@@ -151,6 +122,10 @@ class Slot:
             sleeping.put_to_sleep(self.url, parts - self._asleep)
             self._asleep |= parts
 
+    def load(self, model: Path, version: int) -> None:
+        """Serve the weights in `model` as `version`."""
+        load_folder(model, [self.url], version)
+
     def stop(self) -> None:
         self._architecture, self._asleep = "", frozenset()
         if self.server is not None:
@@ -180,7 +155,7 @@ class Slot:
     def _first_gpu(self, place: Place) -> int:
         if place.shared_gpu is not None:
             return place.shared_gpu
-        return first_server_device(self._index, place.tp, self._num_gpus)
+        return first_server_device(self.index, place.tp, self._num_gpus)
 
     @property
     def _can_sleep(self) -> bool:
@@ -189,31 +164,69 @@ class Slot:
 
 
 class ServerSlots:
-    """All slots of this host. Methods block; those on different slots may run side by side."""
+    """All slots, on this host and on others. Methods block; those on different slots may run side
+    by side."""
 
     def __init__(self, agent: HostAgent) -> None:
         self._agent = agent
-        self._servers = agent.children(_LAUNCHER)
+        self._servers = agent.children(LAUNCHER)
         self._programs = agent.children()
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, Slot | RemoteSlot] = {}
         self._routers: dict[frozenset[str], Router] = {}
         self._lock = threading.Lock()
 
-    def __getitem__(self, name: str) -> Slot:
+    def __getitem__(self, name: str) -> Slot | RemoteSlot:
         return self._slots[name]
 
     def grow(self, count: int) -> tuple[str, ...]:
         """Have at least `count` slots; returns the names of all, in order."""
         with self._lock:
             for index in range(len(self._slots), count):
-                slot = Slot(self._servers, index, self._agent.num_gpus)
+                slot = self._new_slot(index, self._new_host(index, 1))
                 self._slots[slot.name] = slot
             return tuple(self._slots)
+
+    def gpus(self, name: str, place: Place) -> frozenset[int]:
+        """Numbers in the cluster of the GPUs that a server at this place would have in the slot;
+        none on a CPU."""
+        slot = self._slots[name]
+        host = self._host(slot, place)
+        first = place.shared_gpu
+        if first is None:
+            first = host.first_gpu + first_server_device(slot.index, place.tp, host.num_gpus)
+        return frozenset(range(first, first + place.tp) if host.num_gpus else ())
+
+    def _host(self, slot: Slot | RemoteSlot, place: Place) -> Host:
+        """Where a server at this place belongs, as hosts come and go."""
+        if place.shared_gpu is not None:
+            return self._agent.hosts.with_gpu(place.shared_gpu)
+        return self._new_host(slot.index, place.tp)
+
+    def _new_host(self, index: int, tp: int) -> Host:
+        known = self._agent.hosts.known
+        return known[server_host(index, [host.num_gpus for host in known], tp)]
+
+    def _new_slot(self, index: int, host: Host) -> Slot | RemoteSlot:
+        if host.node == OWN:
+            return Slot(self._servers, index, self._agent.num_gpus)
+        return RemoteSlot(self._agent.hosts, host, index)
+
+    def settle(self, name: str, place: Place, *, stays: bool) -> Slot | RemoteSlot:
+        """The slot, on the host where a server at this place belongs; with `stays` on the one where
+        it is, unless that is lost. Raises EngineError."""
+        slot = self._slots[name]
+        host = self._agent.hosts.living(slot.host) if stays else None
+        host = host or self._host(slot, place)
+        if slot.host != host.node:
+            slot.stop()
+            slot = self._slots[name] = self._new_slot(slot.index, host)
+        return slot
 
     def prepare(
         self, places: Mapping[str, Place], spec: FleetSpec, model: Path, version: int
     ) -> Router:
-        """Servers in these slots that serve `model` as `version`, and the router before them.
+        """Servers in these slots, where they are, that serve `model` as `version`, and the router
+        before them.
 
         Raises EngineError with the end of a log if a server does not come up or refuses.
         """
@@ -222,7 +235,12 @@ class ServerSlots:
             ready_router = pool.submit(self.router, places)
             for started in [pool.submit(x.ensure, spec, model, at) for x, at in slots.items()]:
                 started.result()
-            load_folder(model, [slot.url for slot in slots], version)
+            elsewhere = [slot for slot in slots if isinstance(slot, RemoteSlot)]
+            loading = [pool.submit(slot.load, model, version) for slot in elsewhere]
+            if here := [slot.url for slot in slots if isinstance(slot, Slot)]:
+                load_folder(model, here, version)
+            for future in loading:
+                future.result()
             router = ready_router.result()
         router.set_servers([slot.url for slot in slots])
         return router
@@ -246,5 +264,5 @@ class ServerSlots:
 
     def close(self) -> None:
         """End every server and router."""
-        self._agent.end_children(_LAUNCHER)
+        self._agent.end_children(LAUNCHER)
         self._agent.end_children()

@@ -11,17 +11,30 @@ from flows.command.app import Json, app, console, examples
 
 
 @app.command(
-    help_epilogue=examples("up", "up  # again: restarts what has died", "up --concurrent-runs 2")
+    help_epilogue=examples(
+        "up",
+        "up  # again: restarts what has died",
+        "up --concurrent-runs 2",
+        "up --join 10.0.0.1:20123  # work for the stack there",
+    )
 )
-def up(*, concurrent_runs: Annotated[int | None, Parameter(validator=Number(gte=0))] = None) -> int:
+def up(
+    *,
+    concurrent_runs: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
+    join: str = "",
+) -> int:
     """Start the local stack, or restart its dead parts.
 
     Args:
         concurrent_runs: How many runs go on at once; others wait for their turn. 0: any number.
             Stays until it is set again.
+        join: HOST:PORT of the Ray head of another host's stack, for which this host is to work; its
+            key is read from TRIBUTARY_KEY. `tributary status` shows the address there.
     """
-    from flows.command.stack import start_stack
+    from flows.command.stack import join_stack, start_stack
 
+    if join:
+        return join_stack(join, console)
     return start_stack(concurrent_runs, console)
 
 

@@ -15,7 +15,8 @@ from engines.families.common.config import read_config
 from engines.families.common.registry import family_names, model_shape
 from engines.megatron.hf.folder import HfWeights
 from engines.sglang.client import GenerationClient
-from engines.sglang.servers.slots import Place, ServerSlots
+from engines.sglang.servers.place import Place
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from tests.integration.megatron.megatron_models import make_model

@@ -15,7 +15,7 @@ from engines.megatron.spec import Parallel
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.http import call
-from engines.sglang.servers.slots import Place
+from engines.sglang.servers.place import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import update

@@ -9,7 +9,7 @@ import pytest
 
 from engines.rollout.records.gallery import read_rollouts
 from engines.sglang.external.held_servers import forget_keys
-from engines.sglang.servers.slots import Place
+from engines.sglang.servers.place import Place
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
 from infra.home import home

@@ -28,7 +28,8 @@ from engines.memory.model_size import ModelSize, size_of
 from engines.memory.needs import TrainerNeeds
 from engines.memory.server import ServerNeeds, server_memory
 from engines.memory.trainer import trainer_memory
-from engines.sglang.servers.slots import Place, ServerSlots
+from engines.sglang.servers.place import Place
+from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
 from tests.parts.tiny import tiny_model
 from tests.programs.bench.rows import Row

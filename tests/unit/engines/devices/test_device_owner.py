@@ -75,7 +75,7 @@ class NotedUnits:
     async def repair(self, leases: Sequence[Lease], idle: Sequence[str]) -> Sequence[str]:
         return ()
 
-    async def is_healthy(self, lease: Lease) -> bool:
+    async def use(self, lease: Lease) -> Any:
         return True
 
     def close(self) -> None:

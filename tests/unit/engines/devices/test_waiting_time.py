@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from engines.devices.placement import first_server_device, rank_device
 from engines.devices.waiting_time import SilentWork, WorkRate, folder_bytes, transfer_bound_s
 
 pytestmark = pytest.mark.unit
@@ -56,22 +55,6 @@ def test_a_process_that_uses_a_core_works(tmp_path: Path) -> None:
         sum(range(10_000))
     now[0] = 0.01
     assert work.has_moved()
-
-
-def test_ranks_and_servers_share_gpus_only_where_there_are_too_few() -> None:
-    """Four ranks and two servers of two GPUs each, on eight, four and one."""
-    for num_gpus, shared in ((8, set[int]()), (4, {0, 1, 2, 3}), (1, {0})):
-        ranks = {rank_device(index, num_gpus) for index in range(4)}
-        tp = min(2, num_gpus)
-        firsts = [first_server_device(index, tp, num_gpus) for index in range(2)]
-        servers = {first + offset for first in firsts for offset in range(tp)}
-        assert ranks & servers == shared
-        assert servers <= set(range(num_gpus))
-
-
-def test_without_gpus_there_is_nothing_to_number() -> None:
-    assert rank_device(3, 0) is None
-    assert first_server_device(1, 2, 0) == 0
 
 
 def test_work_may_take_ten_times_as_long_as_it_ever_did() -> None:

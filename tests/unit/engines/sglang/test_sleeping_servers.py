@@ -15,8 +15,9 @@ import pytest
 from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.sglang.http import Refused
 from engines.sglang.servers import sleeping, slots
+from engines.sglang.servers.place import Place
 from engines.sglang.servers.server_units import ServerTerms, TrainerDevices
-from engines.sglang.servers.slots import Place, Slot
+from engines.sglang.servers.slots import Slot
 from engines.sglang.spec import FleetSpec
 from engines.weight_versions import BROKEN_WEIGHTS
 from infra.errors import InputError

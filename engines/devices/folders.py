@@ -1,0 +1,176 @@
+"""Folders that a stage's job and ranks on several hosts work with: a path means nothing elsewhere.
+
+A `FolderCopy` is what ranks read, fetched by each host from the store. A `WorkFolder` is what they
+write, or read once: on another host than the job's a folder stands in for it, whose files travel
+through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.devices.cluster import on_node, own_node
+from infra.errors import EngineError
+from infra.home import home
+from infra.store.origins import FolderCopy, origin_of
+
+_PART_BYTES = 64 << 20
+"""of a file, in one piece"""
+
+
+class RankFolders:
+    """See `Folders`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """`addresses`: of the ranks' hosts."""
+        self._addresses = addresses
+
+    def copy(self, folder: Path) -> FolderCopy:
+        return FolderCopy(folder, origin_of(folder))
+
+    @asynccontextmanager
+    async def to_read(self, folder: Path, timeout_s: float) -> AsyncGenerator[Path | WorkFolder]:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if not others:
+            yield folder
+            return
+        work = WorkFolder(folder, own_node())
+        try:
+            async with _bound(timeout_s, f"{folder} to other hosts"):
+                await work.spread(others)
+            yield work
+        finally:
+            await work.remove(others)
+
+    async def to_write(self, folder: Path, timeout_s: float) -> Path | WorkFolder:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if not others:
+            return folder
+        work = WorkFolder(folder, own_node())
+        async with _bound(timeout_s, f"{folder} on other hosts"):
+            await work.remove(others)  # what an attempt that ended left there
+        return work
+
+    async def collect(self, folder: Path, timeout_s: float) -> None:
+        others = await asyncio.to_thread(other_nodes, self._addresses)
+        if others:
+            async with _bound(timeout_s, f"{folder} from other hosts"):
+                await WorkFolder(folder, own_node()).collect(others)
+
+
+@asynccontextmanager
+async def _bound(timeout_s: float, what: str) -> AsyncGenerator[None]:
+    from ray.exceptions import RayError
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise EngineError(f"{what}: the files did not travel within {timeout_s:.0f} s") from None
+    except RayError as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise EngineError(f"{what}: {first}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """A folder of the job's host, and what stands in for it on others."""
+
+    path: Path
+    node: str
+    """Ray's name of the job's host"""
+
+    def here(self) -> Path:
+        """It, or what stands in for it on this host."""
+        if own_node() == self.node:
+            return self.path
+        return _stand_in(self.path)
+
+    async def collect(self, nodes: Sequence[str]) -> None:
+        """Bring here what ranks on these hosts have written, and remove it there."""
+        await asyncio.gather(*(self._collect(node) for node in nodes))
+
+    async def spread(self, nodes: Sequence[str]) -> None:
+        """Let these hosts have all its files."""
+        sizes = await asyncio.to_thread(_sizes, self.path)
+        for name, size in sizes.items():
+            for start in range(0, max(size, 1), _PART_BYTES):
+                part = await asyncio.to_thread(_read, self.path / name, start)
+                await asyncio.gather(
+                    *(_there(node, _write_stand_in, self.path, name, start, part) for node in nodes)
+                )
+
+    async def remove(self, nodes: Sequence[str]) -> None:
+        """What stands in for it there."""
+        await asyncio.gather(*(_there(node, _remove_stand_in, self.path) for node in nodes))
+
+    async def _collect(self, node: str) -> None:
+        sizes: dict[str, int] = await _there(node, _stand_in_sizes, self.path)
+        for name, size in sizes.items():
+            for start in range(0, max(size, 1), _PART_BYTES):
+                part = await _there(node, _read_stand_in, self.path, name, start)
+                await asyncio.to_thread(_write, self.path / name, start, part)
+        await self.remove([node])
+
+
+def other_nodes(addresses: Sequence[str]) -> list[str]:
+    """Ray's names of the hosts with these addresses, without this one; each once. It blocks."""
+    import ray
+
+    if set(addresses) <= {ray.util.get_node_ip_address()}:
+        return []
+    by_address = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+    found = {by_address[address] for address in addresses if address in by_address}
+    return sorted(found - {own_node()})
+
+
+async def _there(node: str, function: Any, *arguments: Any) -> Any:
+    import ray
+
+    task = ray.remote(function).options(num_cpus=0, scheduling_strategy=on_node(node))
+    return await task.remote(*arguments)
+
+
+def _stand_in(path: Path) -> Path:
+    return home() / "cache" / "work" / hashlib.sha256(str(path).encode()).hexdigest()[:24]
+
+
+def _stand_in_sizes(path: Path) -> dict[str, int]:
+    return _sizes(_stand_in(path))
+
+
+def _read_stand_in(path: Path, name: str, start: int) -> bytes:
+    return _read(_stand_in(path) / name, start)
+
+
+def _write_stand_in(path: Path, name: str, start: int, part: bytes) -> None:
+    _write(_stand_in(path) / name, start, part)
+
+
+def _remove_stand_in(path: Path) -> None:
+    shutil.rmtree(_stand_in(path), ignore_errors=True)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+
+
+def _read(file: Path, start: int) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return opened.read(_PART_BYTES)
+
+
+def _write(file: Path, start: int, part: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("r+b" if start else "wb") as opened:
+        opened.seek(start)
+        opened.write(part)

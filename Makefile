@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu hosts chaos rounds soak proof sandbox layouts mutants fresh lock down clean
+.PHONY: install demo test lint bench scale gpu hosts chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
 
 install: $(STAMP)
 
@@ -86,6 +86,19 @@ fresh: install
 # Resolves locks/*.toml into locks/*.txt for Python 3.11 to 3.13; versions that still fit are kept.
 lock: install
 	$(BIN)/python -m install.lock
+
+# The clients and harnesses that tests of the agents' gateway use, those of npm too where it is there.
+clients: build/clients/installed build/clients-npm/installed
+
+build/clients/installed: locks/clients.txt
+	rm -rf build/clients
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --target build/clients -r $<
+	touch $@
+
+build/clients-npm/installed: locks/clients-npm.txt
+	rm -rf build/clients-npm
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix build/clients-npm $$(cat $<)
+	touch $@
 
 down: install
 	$(BIN)/tributary down

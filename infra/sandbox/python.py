@@ -242,5 +242,14 @@ def readable_paths() -> list[str]:
     stdlib = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     devices = ["/dev/null", "/dev/zero", "/dev/urandom"]
-    paths = [*system, *stdlib, *devices]
+    paths = [*system, *stdlib, *_interpreters_library(), *devices]
     return list(dict.fromkeys(path for path in paths if os.path.lexists(path)))
+
+
+def _interpreters_library() -> list[str]:
+    """libpython, where the interpreter is linked to it: else it would run with the system's, of
+    another version, to which compiled modules such as `_ssl` do not fit."""
+    if not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        return []
+    folder, name = (sysconfig.get_config_var(key) for key in ("LIBDIR", "INSTSONAME"))
+    return [f"{folder}/{name}"]

@@ -1,21 +1,46 @@
-"""Clients to test against, beside the environment: `.ci/run` puts their packages there."""
+"""Clients and harnesses to test against, beside the environment: `make clients` puts them there."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 BESIDE = Path(__file__).parents[2] / "build/clients"
-PACKAGES = ("anthropic==2.12.0", "docstring-parser==0.18.0")
+NPM = BESIDE.parent / "clients-npm"
 
 
 def client(name: str) -> ModuleType:
     """Skips the test where the package is not installed."""
-    if importlib.util.find_spec(name) is None and BESIDE.is_dir():
+    _add_packages_beside()
+    return pytest.importorskip(name, reason=f"{name} is not there: make clients")
+
+
+def python_harness(module: str) -> tuple[list[str], list[str], dict[str, str]]:
+    """Command, folders to read and environment of one that is a module. Skips the test where it is
+    not installed."""
+    _add_packages_beside()
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        pytest.skip(f"{module} is not there: make clients")
+    folders = [str(BESIDE), sysconfig.get_path("purelib")]
+    command = [os.path.realpath(sys.executable), "-m", module]
+    return command, folders, {"PYTHONPATH": ":".join(folders)}
+
+
+def npm_program(pattern: str) -> tuple[str, list[str]]:
+    """The program at `pattern` below the npm packages, and the folders that it reads. Skips the
+    test where it is not installed."""
+    found = sorted(NPM.glob(f"node_modules/{pattern}"))
+    if not found:
+        pytest.skip(f"{pattern} is not there: make clients (needs npm)")
+    return str(found[0]), [str(NPM)]
+
+
+def _add_packages_beside() -> None:
+    if BESIDE.is_dir() and str(BESIDE) not in sys.path:
         sys.path.append(str(BESIDE))
-    how = f"pip install --no-deps --target build/clients {' '.join(PACKAGES)}"
-    return pytest.importorskip(name, reason=f"{name} is not there: {how}")

@@ -38,16 +38,20 @@ class Item(WireModel):
     role: str = ""
     content: str | list[Part] | None = None
     name: str = ""
+    namespace: str | None = None
     arguments: str = "{}"
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
 
 
 class ResponsesTool(WireModel):
+    """A function, or a namespace of functions, as Codex has them."""
+
     type: str = "function"
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class ResponsesBody(WireModel):
@@ -83,7 +87,7 @@ class Responses:
         first = [Message("system", said.instructions)] if said.instructions else []
         return Request(
             messages=(*first, *_messages(items)),
-            tools=tuple(_tool(tool) for tool in said.tools or ()),
+            tools=tuple(_functions(said.tools or ())),
             is_streamed=bool(said.stream),
             asked=asked_of(said, _ASKED),
             previous=said.previous_response_id or "",
@@ -169,7 +173,9 @@ def _messages(items: Sequence[Item]) -> list[Message]:
                 messages += turn.end() if turn.has_spoken else []
                 turn.text = text_of(item.content, where)
             case "function_call":
-                turn.calls.append(call_of(item.name, item.arguments, where))
+                turn.calls.append(
+                    call_of(_joined(item.namespace, item.name), item.arguments, where)
+                )
             case "function_call_output":
                 messages += [*turn.end(), Message("tool", text_of(item.output, where))]
             case "message" if item.role in ("system", "developer"):
@@ -203,14 +209,23 @@ class _OpenTurn:
         return [said]
 
 
-def _tool(tool: ResponsesTool) -> Tool:
-    if tool.type != "function":
-        raise Refusal(
-            400,
-            f"tools: {tool.type!r} is a tool of OpenAI's servers. Leave it out; functions that the"
-            " client runs itself are supported",
-        )
-    return tool_of(tool.name, tool.description, tool.parameters)
+def _functions(tools: Sequence[ResponsesTool], namespace: str = "") -> Iterator[Tool]:
+    for tool in tools:
+        if tool.type == "namespace" and not namespace:
+            yield from _functions(tool.tools or (), tool.name)
+            continue
+        if tool.type != "function":
+            raise Refusal(
+                400,
+                f"tools: {tool.type!r} is a tool of OpenAI's servers. Leave it out; functions that"
+                " the client runs itself are supported, also in a namespace",
+            )
+        yield tool_of(_joined(namespace, tool.name), tool.description, tool.parameters)
+
+
+def _joined(namespace: str | None, name: str) -> str:
+    """As the policy sees a function's name. Names have no dots of their own in this format."""
+    return f"{namespace}.{name}" if namespace else name
 
 
 def _output(answer: Answer) -> list[dict[str, Any]]:
@@ -225,8 +240,10 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
         found.append({**item, "status": "completed", "content": [text]})
     for at, call in enumerate(said.tool_calls):
         item = {"type": "function_call", "id": f"fc_{number}_{at}", "call_id": answer.call_id(at)}
+        namespace, _, name = call.name.rpartition(".")
+        item |= {"namespace": namespace} if namespace else {}
         arguments = arguments_text(call)
-        found.append({**item, "name": call.name, "arguments": arguments, "status": "completed"})
+        found.append({**item, "name": name, "arguments": arguments, "status": "completed"})
     return found
 
 

@@ -158,6 +158,24 @@ def test_a_stream_says_what_the_whole_answer_says(wire: WireFormat) -> None:
         assert text in whole
 
 
+def test_functions_in_a_namespace_go_to_the_policy_and_back() -> None:
+    """As Codex has them."""
+    item = {"type": "function_call", "call_id": "c", "arguments": "{}", "name": "wait"}
+    item |= {"namespace": "agents"}
+    tool = {"type": "function", "name": "wait", "parameters": SCHEMA}
+    body = {
+        "input": [{"role": "user", "content": "x"}, item],
+        "tools": [{"type": "namespace", "name": "agents", "tools": [tool]}],
+    }
+    request = Responses().request(orjson.dumps(body))
+    called = ToolCall("agents.wait", {})
+    assert request.messages[-1].tool_calls == (called,)
+    assert [tool.name for tool in request.tools] == ["agents.wait"]
+    answer = Answer(3, AssistantTurn("", "", None, (called, CALL)), False, 10, 5)
+    said = orjson.loads(Responses().reply(answer))["output"]
+    assert [(i["name"], i.get("namespace")) for i in said] == [("wait", "agents"), ("read", None)]
+
+
 def test_the_openapi_document_has_every_path_and_model() -> None:
     found = openapi([wire for wire, _ in FORMATS], "/v1/messages/count_tokens")
     assert set(found["paths"]) == {

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engines.devices.kinds import TrainerPart
+from engines.megatron.hf.layout import served_weights
 from engines.megatron.model import PolicyModel
 from engines.megatron.parallel import start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
@@ -19,8 +20,10 @@ from engines.megatron.train.rl_step import token_rewards_of, train_on
 from engines.megatron.train.sft_trainer import SftTrainer
 from engines.megatron.train.teachers import Teachers
 from engines.step_inputs import StepInputs, TrainedStep
+from engines.weights.buckets import TrainedWeights
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import gpu_of
+from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import Transport, find_targets
@@ -81,6 +84,22 @@ class RlTrainer(SftTrainer):
             yield from self._reference.weights
         if part == "frozen" and self.teachers is not None:
             yield from self.teachers.weights()
+
+    def trained_weights(self) -> TrainedWeights:
+        """This rank's share of the weights as a transport takes them."""
+        layout, parallel = self.layout, self.layout.parallel
+        ranks = Ranks(
+            rank=layout.rank,
+            world=layout.world,
+            stage=layout.pp_rank,
+            num_stages=parallel.pp,
+            shard=layout.tp_rank,
+            num_shards=parallel.tp,
+            replica=layout.dp_rank * parallel.cp + layout.cp_rank,
+            num_replicas=parallel.dp * parallel.cp,
+            shard_group=layout.tp_group,
+        )
+        return TrainedWeights(served_weights(self.network, self.shape, layout), ranks)
 
     def publish(
         self, endpoints: Sequence[str], version: int, how: WeightTransport = _AUTO

@@ -37,7 +37,7 @@ from engines.families.common.registry import model_shape
 from engines.megatron import device
 from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
-from engines.megatron.hf.layout import gathered_tensors, load_weights, served_weights
+from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
 from engines.megatron.option_values import filled
 from engines.megatron.options import check_layout
@@ -55,8 +55,6 @@ from engines.megatron.train.optimizer_shards import optimizer_parts
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
 from engines.megatron.train.sleep import SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
-from engines.weights.buckets import TrainedWeights
-from engines.weights.ranks import Ranks
 from infra.errors import TrainingStopped
 
 
@@ -346,22 +344,6 @@ class Training:
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, whole tensor) of every weight, on every rank; see `gathered_tensors`."""
         return gathered_tensors(self.network, self.shape, self.layout)
-
-    def trained_weights(self) -> TrainedWeights:
-        """This rank's share of the weights as a transport takes them."""
-        layout, parallel = self.layout, self.layout.parallel
-        ranks = Ranks(
-            rank=layout.rank,
-            world=layout.world,
-            stage=layout.pp_rank,
-            num_stages=parallel.pp,
-            shard=layout.tp_rank,
-            num_shards=parallel.tp,
-            replica=layout.dp_rank * parallel.cp + layout.cp_rank,
-            num_replicas=parallel.dp * parallel.cp,
-            shard_group=layout.tp_group,
-        )
-        return TrainedWeights(served_weights(self.network, self.shape, layout), ranks)
 
     def close(self) -> None:
         """Give back what other processes keep for this one."""

@@ -68,9 +68,12 @@ soak: install
 proof: install
 	$(BIN)/python -m tests.programs.proof
 
-# The sandbox under each confinement that a kernel may offer; `make test` has the main ones.
+# The sandbox under each confinement that a kernel may offer, and as a container where podman or
+# docker runs; `make test` has the main ones.
+SANDBOX_TESTS := $(addprefix tests/integration/infra/test_sandbox,.py _attacks.py _contract.py)
 sandbox: install
-	TRIBUTARY_TEST_EACH_CONFINEMENT=1 $(BIN)/pytest -q tests/integration/infra/test_sandbox.py tests/integration/infra/test_sandbox_attacks.py
+	image=$${TRIBUTARY_TEST_SANDBOX_IMAGE:-$$($(BIN)/python -m tests.programs.sandbox_image)}; \
+	TRIBUTARY_TEST_EACH_CONFINEMENT=1 TRIBUTARY_TEST_SANDBOX_IMAGE=$$image $(BIN)/pytest -q $(SANDBOX_TESTS)
 
 # Every layout and recomputation against one process, with up to four; `make test` has a few.
 layouts: install

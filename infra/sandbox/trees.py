@@ -50,7 +50,8 @@ def remove(folder: str) -> None:
 
 def empty(folder: str) -> None:
     """Remove all below a folder: each subfolder is first brought to the top."""
-    os.chmod(folder, 0o700)
+    with contextlib.suppress(PermissionError):  # another's who lets us write: we cannot lock it
+        os.chmod(folder, 0o700)
     # names that the code cannot have taken
     names = (f".{os.urandom(16).hex()}" for _ in itertools.count())
     while inner := [entry for entry in os.scandir(folder) if _clear(entry)]:

@@ -27,6 +27,9 @@ _BY_DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
 _SPARE_MEMORY = 64 << 20
 """for the agent"""
 _SPARE_PROCESSES = 8
+_OPEN_FILES = 1024
+_USERS_PROCESSES = 4096
+"""of the user in all containers together; `--pids-limit` bounds each"""
 
 
 @functools.cache
@@ -106,6 +109,8 @@ def command(program: str, name: str, image: str, limits: Limits) -> list[str]:
         *("--network", "none", "--read-only", "--cap-drop", "ALL", "--hostname", "sandbox"),
         *("--security-opt", "no-new-privileges", "--user", "65534:65534"),
         *("--pids-limit", str(processes), "--memory", str(memory), "--memory-swap", str(memory)),
+        # Podman raises both to its own idea of most, which a container around it may not allow.
+        *("--ulimit", f"nofile={_OPEN_FILES}", "--ulimit", f"nproc={_USERS_PROCESSES}"),
         *("--tmpfs", f"{WORK}:rw,nosuid,nodev,size={limits.disk},mode=1777", "--workdir", WORK),
         *("--volume", f"{SANDBOX_CODE}:{CODE_INSIDE}:ro", "--entrypoint", "python3", image),
         *("-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),

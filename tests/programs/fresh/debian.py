@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
+from typing import TextIO
 
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
@@ -17,10 +19,10 @@ ALONE = (
 """Mounts and processes in namespaces of their own, which end with this process, however it ends"""
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, told: TextIO = sys.stdout) -> Path:
     """What `debootstrap` makes of the suite: no compiler, no pip, no headers."""
     command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder)]
-    print(f"building a minimal Debian ({SUITE}) ...", flush=True)
+    print(f"building a minimal Debian ({SUITE}) ...", flush=True, file=told)
     done = subprocess.run(
         [*ALONE, *command, mirror(APT)], capture_output=True, text=True, env=os.environ | _proxy()
     )

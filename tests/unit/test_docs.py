@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from flows.command.main import app
+from flows.load import is_recipe, load_recipe
 from tests.parts.doc_blocks import PAGES, ROOT, Block, blocks, named
 from tests.parts.machine import until
 
@@ -46,11 +48,12 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 @named(blocks("bash"))
 def test_commands_can_be_typed(block: Block) -> None:
-    """Each line's program, command, options, module and target exist; nothing is run."""
+    """Each line's program, command, options, module, target and settings exist; nothing is run."""
     for words in _commands(block.text):
         match words:
             case ["tributary", *rest]:
                 app.parse_args(rest, print_error=False, exit_on_error=False)
+                _require_settings_that_the_recipe_has(rest)
             case ["python", "-m", module, *_]:
                 assert importlib.util.find_spec(module), f"no module {module}"
             case ["make", target, *_]:
@@ -59,6 +62,16 @@ def test_commands_can_be_typed(block: Block) -> None:
                 pass
             case _:
                 pytest.fail(f"{block.page}: what is this command? {words}")
+
+
+def _require_settings_that_the_recipe_has(words: list[str]) -> None:
+    """Where the recipe is one that everybody has, `--set` must fit it."""
+    match words:
+        case ["run" | "check" | "diff" | "rounds" | "save", recipe, *rest] if is_recipe(recipe):
+            settings = [value for option, value in pairwise(rest) if option == "--set"]
+            load_recipe(recipe, [re.sub(r"\$\w+", "1", each) for each in settings])  # a loop's
+        case _:
+            pass
 
 
 def _commands(text: str) -> Iterator[list[str]]:

@@ -29,7 +29,7 @@ OUTAGE_SECONDS = 120.0
 STOP_SECONDS = 25
 """what a job gets between SIGTERM and SIGKILL, for its last checkpoint"""
 POLL_SECONDS = 0.25
-REMOTE_POLL_SECONDS = 2.0
+REMOTE_POLL_SECONDS = 1.0
 """where each look brings the whole log"""
 CALL_SECONDS = 30.0
 LOOK_SECONDS = 5.0
@@ -97,7 +97,7 @@ class Cluster:
         on_line: Callable[[str], None],
         let_go: threading.Event,
         *,
-        poll: float = POLL_SECONDS,
+        poll: float | None = None,
         outage: float = OUTAGE_SECONDS,
         look: float = LOOK_SECONDS,
     ) -> JobState:
@@ -107,6 +107,8 @@ class Cluster:
         A head that does not answer is waited for `outage` seconds, then InfrastructureError. Each
         question gets `look` seconds and is then asked again, on a new connection.
         """
+        usual = POLL_SECONDS if self._logs else REMOTE_POLL_SECONDS
+        pause = usual if poll is None else poll
         log = _Lines(on_line)
         answered = time.monotonic()
         while True:
@@ -118,7 +120,6 @@ class Cluster:
                 if time.monotonic() - answered > outage:
                     raise
                 state = "pending"
-            pause = poll if self._logs else max(poll, REMOTE_POLL_SECONDS)
             if state in OVER or state == "unknown" or let_go.wait(pause):
                 log.close()
                 return state

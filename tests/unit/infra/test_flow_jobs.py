@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from engines.sglang.servers.host import prepare_environment
 from flows.running.secrets import block_secrets
 from infra.access import ADDRESS_VARIABLE, HOST_VARIABLE, reachable
 from infra.cluster import Cluster
@@ -71,6 +74,16 @@ def test_a_stack_that_listens_everywhere_is_called_by_the_address_that_it_is_giv
     monkeypatch.setenv(ADDRESS_VARIABLE, "10.9.9.9")
     with pytest.raises(InputError, match=rf"{ADDRESS_VARIABLE} is now 10.9.9.9"):
         require_same_host(stack)
+
+
+def test_weights_are_broadcast_over_the_card_that_has_the_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {HOST_VARIABLE: "0.0.0.0", ADDRESS_VARIABLE: own_address()}
+    monkeypatch.setattr(os, "environ", given)
+    prepare_environment()
+    cards = psutil.net_if_addrs()[given["GLOO_SOCKET_IFNAME"]]
+    assert given[ADDRESS_VARIABLE] in [card.address for card in cards]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "192.0.2.250", "head"])

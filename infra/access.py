@@ -20,6 +20,8 @@ from infra.home import home
 
 HOST_VARIABLE = "TRIBUTARY_HOST"
 """the IPv4 address that servers listen on; 0.0.0.0 is every one of this machine"""
+ADDRESS_VARIABLE = "TRIBUTARY_ADDRESS"
+"""where other hosts reach this one, if TRIBUTARY_HOST is 0.0.0.0: one of its IPv4 addresses"""
 KEY_VARIABLE = "TRIBUTARY_KEY"
 """`tributary up` takes the key from here, else it makes one"""
 JOINED_HOST_VARIABLE = "TRIBUTARY_JOINED_HOST"
@@ -38,16 +40,38 @@ def listening_host() -> str:
     Raises InputError for what is no IPv4 address of this machine.
     """
     host = os.environ.get(JOINED_HOST_VARIABLE) or os.environ.get(HOST_VARIABLE) or LOOPBACK
+    _require_own(HOST_VARIABLE, host, "one, or to 0.0.0.0 for all, or unset it for loopback only")
+    return host
+
+
+def named_address(host: str) -> str:
+    """What other hosts are to call this one, whose servers listen on `host`; empty: that.
+
+    Raises InputError for what is no IPv4 address of this machine, or of no use.
+    """
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    if not address or host != _EVERY_ADDRESS:
+        return ""
+    _require_own(ADDRESS_VARIABLE, address, "one that other hosts reach, or unset it")
+    if address == _EVERY_ADDRESS or is_loopback(address):
+        raise InputError(
+            f"{ADDRESS_VARIABLE} is {address}, which no other host reaches: set it to an address"
+            " that others reach, or unset it"
+        )
+    return address
+
+
+def _require_own(variable: str, address: str, allowed: str) -> None:
+    """Raises InputError for what is no IPv4 address of this machine."""
     try:
-        ipaddress.IPv4Address(host)
+        ipaddress.IPv4Address(address)
         with socket.socket() as probe:
-            probe.bind((host, 0))
+            probe.bind((address, 0))
     except (ValueError, OSError) as error:
         raise InputError(
-            f"{HOST_VARIABLE} is `{host}`, which is not an IPv4 address of this machine ({error}): "
-            "set it to one, or to 0.0.0.0 for all, or unset it for loopback only"
+            f"{variable} is `{address}`, which is not an IPv4 address of this machine ({error}): "
+            f"set it to {allowed}"
         ) from None
-    return host
 
 
 def is_loopback(host: str) -> bool:
@@ -55,8 +79,9 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable(host: str) -> str:
-    """An address at which this machine reaches a server that listens on `host`."""
-    return LOOPBACK if host == _EVERY_ADDRESS else host
+    """An address at which a server that listens on `host` is reached: by other hosts too, if it is
+    not loopback."""
+    return os.environ.get(ADDRESS_VARIABLE) or LOOPBACK if host == _EVERY_ADDRESS else host
 
 
 def key_path() -> Path:

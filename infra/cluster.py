@@ -19,6 +19,7 @@ from infra.access import bearer
 from infra.errors import InfrastructureError
 from infra.home import runtime_dir
 from infra.stack import Stack
+from infra.stack.flow_jobs import is_elsewhere
 
 JobState = Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
 OVER: frozenset[JobState] = frozenset({"succeeded", "failed", "stopped"})
@@ -28,6 +29,8 @@ OUTAGE_SECONDS = 120.0
 STOP_SECONDS = 25
 """what a job gets between SIGTERM and SIGKILL, for its last checkpoint"""
 POLL_SECONDS = 0.25
+REMOTE_POLL_SECONDS = 1.0
+"""where each look brings the whole log"""
 CALL_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 """what a question gets that is asked again anyway: Ray's dashboard loses one now and then"""
@@ -50,8 +53,9 @@ class Cluster:
 
     @classmethod
     def of(cls, stack: Stack) -> Cluster:
-        """The local stack's."""
-        return cls(stack.ray_dashboard, runtime_dir() / "ray" / "session_latest" / "logs")
+        """The local stack's, or that of this home in another pod, whose logs are not here."""
+        logs = runtime_dir() / "ray" / "session_latest" / "logs"
+        return cls(stack.ray_dashboard, None if is_elsewhere() else logs)
 
     def submit(
         self,
@@ -93,7 +97,7 @@ class Cluster:
         on_line: Callable[[str], None],
         let_go: threading.Event,
         *,
-        poll: float = POLL_SECONDS,
+        poll: float | None = None,
         outage: float = OUTAGE_SECONDS,
         look: float = LOOK_SECONDS,
     ) -> JobState:
@@ -103,6 +107,8 @@ class Cluster:
         A head that does not answer is waited for `outage` seconds, then InfrastructureError. Each
         question gets `look` seconds and is then asked again, on a new connection.
         """
+        usual = POLL_SECONDS if self._logs else REMOTE_POLL_SECONDS
+        pause = usual if poll is None else poll
         log = _Lines(on_line)
         answered = time.monotonic()
         while True:
@@ -114,7 +120,7 @@ class Cluster:
                 if time.monotonic() - answered > outage:
                     raise
                 state = "pending"
-            if state in OVER or state == "unknown" or let_go.wait(poll):
+            if state in OVER or state == "unknown" or let_go.wait(pause):
                 log.close()
                 return state
 

@@ -12,7 +12,7 @@ import socket
 import threading
 from typing import Any
 
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, InputError
 
 NAMESPACE = "tributary"
 _PROBE_S = 5.0
@@ -23,7 +23,8 @@ def connect() -> None:
     """Join the cluster named by RAY_ADDRESS; costs nothing when already joined.
 
     Blocks for about 2 s (importing ray, joining), so an event loop calls it in a thread; several
-    threads may. Raises InfrastructureError with advice when no address is set or nothing answers.
+    threads may. Raises InputError when no address is set, InfrastructureError when nothing answers;
+    both say what to do.
     """
     # A client that leaves the mode open may find a token file and be refused by our head.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -62,7 +63,7 @@ def _probe(address: str) -> None:
     """Fail within seconds where ray.init would try for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not address:
-        raise InfrastructureError(
+        raise InputError(
             "RAY_ADDRESS is not set, so there is no Ray to run on: start the stack with"
             " `tributary up`, or set it to HOST:PORT of a cluster"
         )

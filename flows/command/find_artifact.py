@@ -87,8 +87,15 @@ def _found(model: str, root: str) -> NamedModel:
         return NamedModel(model, path.resolve())
     if "://" in model:
         return NamedModel(model, _fetched(model))
-    artifacts, record = locate_artifact(model, root)
+    artifacts, record = _artifact(model, root, model)
     return NamedModel(model, artifacts.local(record).resolve(), record, artifacts)
+
+
+def _artifact(model: str, root: str, written: str) -> tuple[ArtifactStore, ArtifactRecord]:
+    try:
+        return locate_artifact(model, root)
+    except InputError as error:
+        raise InputError(f"{written}: is no folder, and no artifact: {error}") from None
 
 
 def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactRecord]:
@@ -108,10 +115,7 @@ def model_place(model: str, root: str) -> str:
     is_place = "://" in model or model.startswith("$") or is_hub_name(model)
     if is_place or Path(model).expanduser().is_dir():
         return beside(model, Path.cwd())
-    try:
-        return locate_artifact(model, root)[1].url
-    except InputError as error:
-        raise InputError(f"--model {model}: is no folder, and no artifact: {error}") from None
+    return _artifact(model, root, f"--model {model}")[1].url
 
 
 def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:

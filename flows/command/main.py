@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import CycloptsError, Parameter
+from cyclopts import CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
@@ -208,8 +208,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
     unwrap_help()
     try:
-        code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
-    except CycloptsError:  # already printed
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        errors.say(f"error: {_of_usage(error)}", style="red")
         code = BAD_INPUT
     except TributaryError as error:
         errors.say(f"error: {error}", style="red")
@@ -217,3 +218,14 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = DETACHED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _of_usage(error: CycloptsError) -> str:
+    """What is wrong with the words of a command, and where it says what it takes."""
+    command = " ".join(["tributary", *(error.command_chain or ())])
+    if isinstance(error, UnusedCliTokensError):
+        said = f"`{command}` takes no further words: {' '.join(error.unused_tokens or ())}"
+    else:
+        said = str(error).strip()
+        said = said if said.endswith("...") else said.removesuffix(".")
+    return f"{said}; see `{command} --help`"

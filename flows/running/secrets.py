@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
 from infra.stack import Stack, load_stack
+from infra.stack.flow_jobs import is_elsewhere
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _STEERING = ("TRIBUTARY_", "PREFECT_", "RAY_", "MLFLOW_", "PYTHON", "LD_", "PATH", "HOME", "TMPDIR")
@@ -32,6 +33,12 @@ def block_secrets(block: str) -> dict[str, str]:
     """
     if not block:
         return {}
+    if is_elsewhere():
+        raise InputError(
+            "storage.credentials: a flow in a pod of its own cannot hand a secret to the jobs of"
+            " the stack's pod. Put the keys into the Secret of the pods' environment, and leave"
+            " storage.credentials out"
+        )
     stack = load_stack()
     if stack is None:
         raise InfrastructureError(

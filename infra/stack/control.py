@@ -35,6 +35,7 @@ from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import is_free
 from infra.stack.database import database, require_same
 from infra.stack.deploy import deploy
+from infra.stack.flow_jobs import is_elsewhere
 from infra.stack.head import require_head
 from infra.stack.prefect_server import furnish
 from infra.stack.record import (
@@ -116,11 +117,13 @@ def down(say: Say = lambda text: None) -> int:
 
 
 def load_stack() -> Stack | None:
-    """The running stack of this home; None when nothing of it runs."""
+    """The running stack of this home; None when nothing of it runs, as far as this host can see."""
     stack = load_record()
-    if stack is None or not any(is_alive(record) for record in stack.services.values()):
+    if stack is None or not stack.services:
         return None
-    return stack
+    if is_elsewhere():
+        return stack
+    return stack if any(is_alive(record) for record in stack.services.values()) else None
 
 
 def status() -> list[ServiceState]:

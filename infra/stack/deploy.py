@@ -24,7 +24,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
     path = root / "prefect.yaml"
     if not path.exists():  # an installed wheel has flows but no deployments
         return
-    fingerprint = f"{_fingerprint(path)} {stack.database}"
+    fingerprint = f"{_fingerprint(path)} {stack.database} {bool(stack.job_template)}"
     # Beside Prefect's own database: who deletes one deletes both.
     note = home() / "prefect" / "deployed"
     if note.exists() and note.read_text() == fingerprint:

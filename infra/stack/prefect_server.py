@@ -8,8 +8,9 @@ import httpx
 import stamina
 
 from infra.access import basic
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, InputError
 from infra.home import home
+from infra.stack.flow_jobs import JOBS, PROCESSES, read_template
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
@@ -23,9 +24,24 @@ def furnish(stack: Stack) -> None:
 
 
 def _make_work_pool(stack: Stack) -> None:
-    """The pool that deployments name; its worker fills in the job template."""
-    body = {"name": WORK_POOL, "type": "process"}
-    ask(stack, "POST", "/work_pools/", body, there_already=True)
+    """The pool that deployments name. A process worker fills in the job template; that of
+    Kubernetes jobs is renewed here, so that another version of the chart has its own."""
+    body: dict[str, Any] = {"name": WORK_POOL, "type": PROCESSES}
+    if stack.job_template:
+        body = {**body, "type": JOBS, "base_job_template": read_template(stack.job_template)}
+    made = ask(stack, "POST", "/work_pools/", body, there_already=True)
+    if made.status_code != 409:
+        return
+    known = ask(stack, "GET", f"/work_pools/{WORK_POOL}").json()["type"]
+    if known != body["type"]:
+        raise InputError(
+            f"Prefect's work pool {WORK_POOL} is of type {known}, and flows are to run by one of"
+            f" type {body['type']}: delete the pool on Prefect's page (its deployments are"
+            " registered again), or set or unset TRIBUTARY_JOB_TEMPLATE as before"
+        )
+    if stack.job_template:
+        renewed = {"base_job_template": body["base_job_template"]}
+        ask(stack, "PATCH", f"/work_pools/{WORK_POOL}", renewed)
 
 
 def _watch_flows(stack: Stack) -> None:
@@ -37,7 +53,11 @@ def _watch_flows(stack: Stack) -> None:
 
 
 def ask(
-    stack: Stack, method: str, path: str, body: dict[str, Any], there_already: bool = False
+    stack: Stack,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    there_already: bool = False,
 ) -> httpx.Response:
     """One request to the server's API, whose answer is no refusal; with `there_already` it may be
     that of a name which is taken. Raises InfrastructureError."""
@@ -51,7 +71,7 @@ def ask(
 
 
 def _asked(
-    stack: Stack, method: str, path: str, body: dict[str, Any], there_already: bool
+    stack: Stack, method: str, path: str, body: dict[str, Any] | None, there_already: bool
 ) -> httpx.Response:
     # On SQLite the server turns a write away while another one is going on.
     for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pydantic import Field, ValidationError
 
 from infra.access import (
+    ADDRESS_VARIABLE,
     HOST_VARIABLE,
     JOINED_HOST_VARIABLE,
     LOOPBACK,
@@ -20,6 +21,7 @@ from infra.access import (
     key,
     key_path,
     listening_host,
+    named_address,
     reachable,
 )
 from infra.config import Config
@@ -27,6 +29,7 @@ from infra.errors import InputError
 from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
 from infra.stack.database import shown_database
+from infra.stack.flow_jobs import job_template
 from infra.stack.head import address_towards
 from infra.stack.ports import choose_ports
 
@@ -41,6 +44,10 @@ class Stack(Config):
     ports: dict[str, int]
     host: str = LOOPBACK
     """the address that its servers listen on; where it is not loopback they ask for a key"""
+    address: str = ""
+    """what other hosts call this one, if that does not follow from `host`"""
+    job_template: str = ""
+    """the file that a worker elsewhere makes flows' jobs from; empty: flows are processes here"""
     services: dict[str, ProcessRecord] = Field(default_factory=dict)
     source: str = ""
     """the folder whose code its flows and jobs run"""
@@ -66,7 +73,12 @@ class Stack(Config):
     @property
     def ray_address(self) -> str:
         """The GCS, for `ray.init`."""
-        return self.head or f"{reachable(self.host)}:{self.ports['ray_gcs']}"
+        return self.head or f"{self.reached_at}:{self.ports['ray_gcs']}"
+
+    @property
+    def reached_at(self) -> str:
+        """The address of this host, for all that are to reach it."""
+        return self.address or reachable(self.host)
 
     @property
     def ray_dashboard(self) -> str:
@@ -113,21 +125,25 @@ class Stack(Config):
             return {"RAY_AUTH_MODE": "disabled"}
         return {
             HOST_VARIABLE: self.host,
+            **({ADDRESS_VARIABLE: self.address} if self.address else {}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(key_path()),
         }
 
     def _url(self, service: str) -> str:
-        return f"http://{reachable(self.host)}:{self.ports[service]}"
+        return f"http://{self.reached_at}:{self.ports[service]}"
 
 
 def new_stack(before: Stack | None, head: str = "") -> Stack:
     """A stack with nothing running, on the ports that the environment names or it had before, and
     listening where the environment says now; one that joins `head`, where that reaches it."""
+    host = address_towards(head) if head else listening_host()
     return Stack(
         mark=secrets.token_hex(8),
         head=head,
-        host=address_towards(head) if head else listening_host(),
+        host=host,
+        address=named_address(host),
+        job_template="" if head else job_template(),
         ports=choose_ports(before.ports if before else {}),
         source=str(SOURCE_ROOT),
         environment=sys.prefix,
@@ -158,12 +174,15 @@ def require_same_head(stack: Stack, head: str) -> None:
 
 
 def require_same_host(stack: Stack) -> None:
-    """Raises InputError when the environment asks for another address than a running stack's."""
-    if not stack.head and os.environ.get(HOST_VARIABLE, stack.host) != stack.host:
-        raise InputError(
-            f"the stack that runs in {home()} listens on {stack.host}, and {HOST_VARIABLE} is now "
-            f"{os.environ[HOST_VARIABLE]}: `tributary down` first, then `tributary up`"
-        )
+    """Raises InputError when the environment asks for other addresses than a running stack's."""
+    if stack.head:
+        return
+    for variable, now in ((HOST_VARIABLE, stack.host), (ADDRESS_VARIABLE, stack.address)):
+        if now and os.environ.get(variable, now) != now:
+            raise InputError(
+                f"the stack that runs in {home()} listens on {now}, and {variable} is now "
+                f"{os.environ[variable]}: `tributary down` first, then `tributary up`"
+            )
 
 
 def load_record() -> Stack | None:

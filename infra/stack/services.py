@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from infra.access import USER, basic, bearer, is_loopback, key, reachable
+from infra.access import USER, basic, bearer, is_loopback, key
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE
 from infra.stack.database import mlflow_env, prefect_env
@@ -45,7 +45,8 @@ def services(stack: Stack) -> list[Service]:
     """All that this host runs: the whole stack, or its part in the one that it joined."""
     if stack.head:
         return [_joined_ray(stack)]
-    return [_ray(stack), _prefect_server(stack), _mlflow(stack), _prefect_worker(stack)]
+    here = [_ray(stack), _prefect_server(stack), _mlflow(stack)]
+    return here if stack.job_template else [*here, _prefect_worker(stack)]
 
 
 def service_env(stack: Stack, service: str) -> dict[str, str]:
@@ -178,7 +179,7 @@ def _ray_command(stack: Stack, options: list[str]) -> list[str]:
     }  # fmt: skip
     return [
         program("ray"), "start", "--block", "--disable-usage-stats", "--include-log-monitor=false",
-        *options, f"--node-ip-address={reachable(stack.host)}",
+        *options, f"--node-ip-address={stack.reached_at}",
         # 0: workers take ports of the system's choice, so two heads do not share a range.
         "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={runtime_dir() / 'ray'}",
         f"--num-cpus={RAY_LOGICAL_CPUS}", f"--object-store-memory={RAY_OBJECT_STORE_BYTES}",

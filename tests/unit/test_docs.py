@@ -13,52 +13,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from engines.sglang.topology.spec import Topology
 from flows.command.main import app
-from flows.explain import explain
-from flows.load import load_recipe
-from flows.path import written_form
-from flows.recipe import Recipe
-from infra.config import Config
-from tasks.registry import PATH_KINDS
+from flows.load import is_recipe, load_recipe
+from tests.parts.doc_blocks import PAGES, ROOT, Block, blocks, named
 from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
-
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / n for n in ("README.md", "CONTRIBUTING.md")),
-]
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
-
-
-class Block(NamedTuple):
-    page: str
-    text: str
-
-
-def blocks(language: str) -> list[Block]:
-    return [
-        Block(page.name, text)
-        for page in PAGES
-        for found, text in _BLOCK.findall(page.read_text())
-        if found == language
-    ]
-
-
-def named(found: list[Block]) -> Any:
-    return pytest.mark.parametrize(
-        "block", found, ids=[f"{block.page}-{n}" for n, block in enumerate(found)]
-    )
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:
@@ -81,11 +48,12 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 @named(blocks("bash"))
 def test_commands_can_be_typed(block: Block) -> None:
-    """Each line's program, command, options, module and target exist; nothing is run."""
+    """Each line's program, command, options, module, target and settings exist; nothing is run."""
     for words in _commands(block.text):
         match words:
             case ["tributary", *rest]:
                 app.parse_args(rest, print_error=False, exit_on_error=False)
+                _require_settings_that_the_recipe_has(rest)
             case ["python", "-m", module, *_]:
                 assert importlib.util.find_spec(module), f"no module {module}"
             case ["make", target, *_]:
@@ -94,6 +62,16 @@ def test_commands_can_be_typed(block: Block) -> None:
                 pass
             case _:
                 pytest.fail(f"{block.page}: what is this command? {words}")
+
+
+def _require_settings_that_the_recipe_has(words: list[str]) -> None:
+    """Where the recipe is one that everybody has, `--set` must fit it."""
+    match words:
+        case ["run" | "check" | "diff" | "rounds" | "save", recipe, *rest] if is_recipe(recipe):
+            settings = [value for option, value in pairwise(rest) if option == "--set"]
+            load_recipe(recipe, [re.sub(r"\$\w+", "1", each) for each in settings])  # a loop's
+        case _:
+            pass
 
 
 def _commands(text: str) -> Iterator[list[str]]:
@@ -118,44 +96,6 @@ def test_python_is_python_and_its_imports_exist(block: Block) -> None:
                 assert hasattr(module, alias.name), f"{block.page}: {node.module}.{alias.name}"
 
 
-@named(blocks("yaml"))
-def test_parts_of_recipes_have_fields_that_exist(block: Block) -> None:
-    """What stands there is a recipe's, stage's or topology's, but for fields that are left out."""
-    if "..." in block.text:
-        pytest.skip("a sketch with parts left out")
-    written = yaml.safe_load(block.text)
-    if not isinstance(written, dict):
-        pytest.skip("not a mapping")
-    found = [_problems(model, written) for model in _owners(set(written))]
-    if not found:
-        pytest.skip("neither a recipe's nor a stage's nor a topology's")
-    assert [] in found, f"{block.page}: {min(found, key=len)}"
-
-
-def _owners(fields: set[str]) -> list[type[Config]]:
-    """Whose fields these can be."""
-    settings: list[Any] = [written_form(kind).model_fields[kind].annotation for kind in PATH_KINDS]
-    return [model for model in (Recipe, Topology, *settings) if fields <= set(model.model_fields)]
-
-
-def _problems(model: type[Config], written: dict[str, Any]) -> list[str]:
-    whole = load_recipe("cpu-smoke").model_dump(mode="json") if model is Recipe else {}
-    if "folder" in written.get("base", {}):
-        whole.pop("base", None)  # which is a random one
-    try:
-        model.model_validate(_merged(whole, written))
-    except ValidationError as error:
-        return [line for line in explain(error, model) if not line.endswith("is missing")]
-    return []
-
-
-def _merged(old: Any, new: Any) -> Any:
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [*old, *(key for key in new if key not in old)]
-        return {k: _merged(old.get(k), new[k]) if k in new else old[k] for k in keys}
-    return new
-
-
 class TestDeployment:
     def test_images_copy_what_exists_and_start_what_exists(self) -> None:
         for name in ("Dockerfile.cpu", "Dockerfile.cuda"):
@@ -167,13 +107,13 @@ class TestDeployment:
             for lock in re.findall(r"LOCK=(\S+)", text):
                 assert (ROOT / lock).exists()
 
-    @pytest.mark.parametrize("command", [["serve"], ["sleep", "60"]])
+    @pytest.mark.parametrize("command", [["serve"], ["sleep", "60"], ["join", "head:6379"]])
     def test_a_container_that_is_stopped_stops_its_command_and_then_the_stack(
         self, command: list[str], tmp_path: Path
     ) -> None:
         said = tmp_path / "said"
         stub = tmp_path / "tributary"
-        stub.write_text(f'#!/bin/sh\necho "$1" >> {said}\n')
+        stub.write_text(f'#!/bin/sh\necho "$*" >> {said}\n')
         stub.chmod(0o755)
         env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         entry = subprocess.Popen(
@@ -187,7 +127,9 @@ class TestDeployment:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(entry.pid, signal.SIGKILL)
-        assert said.read_text().split()[-1] == "down"
+        lines = said.read_text().splitlines()
+        assert lines[0] == ("up --join head:6379" if command[0] == "join" else "up")
+        assert lines[-1] == "down"
 
     def test_compose_sets_variables_that_are_read_and_waits_for_services_that_exist(self) -> None:
         compose = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,9 @@ from curricula.rows.columns import Columns
 from curricula.rows.layouts import read_row
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from flows.command.main import main
+from tests.parts.doc_blocks import snippets
 
 pytestmark = pytest.mark.unit
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def snippets(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
 
 
 def test_rows_of_own_data_are_conversations_and_questions() -> None:

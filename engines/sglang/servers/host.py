@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from engines.rendezvous import use_interface_of
-from infra.access import is_loopback, listening_host
+from infra.access import is_loopback, listening_host, reachable
 from infra.cuda import has_cuda
 
 _ENVIRONMENT = {
@@ -45,5 +45,5 @@ def prepare_environment() -> None:
     wanted = _ENVIRONMENT if has_cuda() else _ENVIRONMENT | _CPU_ENVIRONMENT
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-    if not is_loopback(host := listening_host()):
-        use_interface_of(host)  # a trainer on another host broadcasts weights
+    if not is_loopback(address := reachable(listening_host())):
+        use_interface_of(address)  # a trainer on another host broadcasts weights

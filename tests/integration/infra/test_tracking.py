@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -53,7 +54,6 @@ class Server:
             "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1",
             "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
         ]  # fmt: skip
-        self.start()
 
     def start(self) -> None:
         env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -75,8 +75,11 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("mlflow"))
-    yield made
-    made.end(signal.SIGTERM)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -287,6 +290,7 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
         page = browser.new_page(viewport={"width": 1600, "height": 900})
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.extend(_told_wrong(said)))
         page.on("response", lambda reply: wrong.append(reply.url) if reply.status >= 400 else None)
         for title, texts in {
             "MLflow scores": ["run-1: agent 0.75", "score/agent", "0.75"],
@@ -301,6 +305,11 @@ def test_the_pages_say_who_is_best_and_draw_the_experts_curves(
         browser.close()
     # MLflow's own page asks for users, whom only its basic-auth app has.
     assert [url for url in wrong if not url.endswith("/users/current")] == []
+
+
+def _told_wrong(said: Any) -> list[str]:
+    """An error that a page's console shows, with the address that it is about."""
+    return [f"{said.text}: {said.location['url']}"] if said.type == "error" else []
 
 
 def _tracked(uri: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ import pytest
 from engines.sglang.serving.parsers import Parsers, parsers_of
 from infra.processes.ports import free_ports, is_listening
 from tests.parts.chat_parts import random_base
+from tests.parts.doc_blocks import snippets
 from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
@@ -100,6 +101,20 @@ def test_models_are_chosen_by_name(served: Served) -> None:
         client.chat.completions.create(model="third", messages=HELLO)
     with pytest.raises(openai.AuthenticationError):
         served.client("sk-wrong").chat.completions.create(model="glm", messages=HELLO)
+
+
+def test_the_page_shows_how_to_ask(served: Served) -> None:
+    (shown,) = snippets("use-the-model.md", "python")
+    for of_page, here in (
+        ("http://127.0.0.1:8000", f"http://127.0.0.1:{served.port}"),
+        ('"none"', repr(KEY)),
+        ('"agent-rl"', '"other"'),
+    ):
+        assert shown.count(of_page) == 1
+        shown = shown.replace(of_page, here)
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    assert names["answer"].choices[0].message.role == "assistant"
 
 
 def test_an_answer_streams_in_pieces(served: Served) -> None:

@@ -3,6 +3,9 @@
 The rows are made up: a question and an answer of words as frequent as in natural text, about 600
 bytes a row. The tokenizer is byte-level BPE of 16,000 tokens trained on some of them, the template
 Qwen3's. It runs in a process of its own, whose peak memory is that of reading alone.
+
+`python -m tests.programs.bench.message_files 1024` writes that many MiB and reads every row, which
+takes minutes.
 """
 
 from __future__ import annotations
@@ -27,23 +30,27 @@ from tasks.message_files.stream import MixedStream
 from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, TAGS, chat_folder
 from tests.programs.bench.rows import Row
 
-BYTES = 200 << 20
+MIB = 200
 ROWS_A_WINDOW = 6000
 """that are taken of each window: every window is in memory once"""
 BATCH, MAX_TOKENS = 64, 8192
 VOCABULARY, WORDS, LEARNED = 16_000, 30_000, 2000
 
 
-def measure() -> list[Row]:
+def measure(mib: int = MIB, *, every_row: bool = False) -> list[Row]:
+    """`every_row`: the whole file is read, not a part of each window."""
     with tempfile.TemporaryDirectory(prefix="tr-bench-") as folder:
-        size = _write(Path(folder))
-        command = [sys.executable, "-m", __name__, folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        size = _write(Path(folder), mib << 20)
+        command = [sys.executable, "-c", f"from {__spec__.name} import read_here; read_here()"]
+        done = subprocess.run(
+            [*command, folder, "every_row" if every_row else "some"],
+            capture_output=True, text=True, check=True, timeout=600 + 3 * mib,
+        )  # fmt: skip
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     note = (
-        f"{size >> 20} MiB of JSONL, {found['bytes']:.0f} bytes and {found['tokens']:.0f} tokens a"
-        f" row; {found['index']:.2f} CPU s to find the lines; tokenising is"
-        f" {found['tokenising']:.0%} of the time"
+        f"{size >> 20} MiB of JSONL, {found['rows']:.0f} rows read, {found['bytes']:.0f} bytes and"
+        f" {found['tokens']:.0f} tokens a row; {found['index']:.2f} CPU s to find the lines;"
+        f" tokenising is {found['tokenising']:.0%} of the time"
     )
     return [
         Row("JSONL to packed batches, one core", found["rate"], "rows/CPU s", 4000, note=note),
@@ -58,7 +65,7 @@ def measure() -> list[Row]:
     ]
 
 
-def _write(folder: Path) -> int:
+def _write(folder: Path, at_least: int) -> int:
     from tokenizers import AddedToken, Tokenizer, trainers
 
     chat_folder(folder / "chat", QWEN3, QWEN_TOKENS, "<|im_end|>")
@@ -79,7 +86,7 @@ def _write(folder: Path) -> int:
     with (folder / "rows.jsonl").open("w") as out:
         for row in _rows(0):
             size += out.write(json.dumps(row) + "\n")
-            if size >= BYTES:
+            if size >= at_least:
                 return size
     return size
 
@@ -120,30 +127,35 @@ class _Timed:
         return made
 
 
-def _read(folder: Path) -> dict[str, float]:
+def read_here() -> None:
+    """What the process of its own does: reads the folder of its first argument, prints figures."""
+    print(json.dumps(_read(Path(sys.argv[1]), every_row=sys.argv[2] == "every_row")))
+
+
+def _read(folder: Path, *, every_row: bool) -> dict[str, float]:
     """Figures of reading, in this process."""
     chat = Chat.load(folder / "chat")
     tokenizer = _Timed(chat._tokenizer)  # pyright: ignore[reportPrivateUsage]
     chat._tokenizer = tokenizer  # type: ignore[assignment] # pyright: ignore[reportPrivateUsage]
+    size = (folder / "rows.jsonl").stat().st_size
     began = time.process_time()
     source = MessageFiles(files=[str(folder / "rows.jsonl")])
     stream = MixedStream([source], Renderer(chat, MAX_TOKENS), 0, folder)
     index = time.process_time() - began
-    began, rows, tokens, windows = time.process_time(), 0, 0, -(-BYTES // (64 << 20))
-    for window in range(windows):
-        position = stream.position
-        position["streams"][0] |= {"window": window, "row": 0}
-        stream.continue_from(position)
-        for _ in range(ROWS_A_WINDOW // BATCH):
-            batch = [stream.take() for _ in range(BATCH)]
-            lengths = [len(sequence.tokens) for sequence in batch]
-            plan_micro_batches(lengths, MAX_TOKENS, 1, list(map(float, lengths)))
-            rows, tokens = rows + BATCH, tokens + sum(lengths)
+    num_rows = stream.streams[0].num_rows
+    windows = -(-size // (64 << 20))
+    began, rows, tokens = time.process_time(), 0, 0
+    for _ in _turns(stream, num_rows, windows, every_row):
+        batch = [stream.take() for _ in range(BATCH)]
+        lengths = [len(sequence.tokens) for sequence in batch]
+        plan_micro_batches(lengths, MAX_TOKENS, 1, list(map(float, lengths)))
+        rows, tokens = rows + BATCH, tokens + sum(lengths)
     seconds = time.process_time() - began
     return {
         "rate": rows / seconds,
+        "rows": rows,
         "tokens": tokens / rows,
-        "bytes": (folder / "rows.jsonl").stat().st_size / stream.streams[0].num_rows,
+        "bytes": size / num_rows,
         "tokenising": tokenizer.seconds / seconds,
         "index": index,
         "windows": windows,
@@ -151,5 +163,18 @@ def _read(folder: Path) -> dict[str, float]:
     }
 
 
+def _turns(stream: MixedStream, num_rows: int, windows: int, every_row: bool) -> Iterator[int]:
+    """A number a batch that is to be taken; `stream` stands before it."""
+    if every_row:
+        yield from range(num_rows // BATCH)
+        return
+    for window in range(windows):
+        position = stream.position
+        position["streams"][0] |= {"window": window, "row": 0}
+        stream.continue_from(position)
+        yield from range(ROWS_A_WINDOW // BATCH)
+
+
 if __name__ == "__main__":
-    print(json.dumps(_read(Path(sys.argv[1]))))
+    for row in measure(int(sys.argv[1]), every_row=True):
+        print(row)

@@ -8,8 +8,9 @@ import pytest
 import ray
 
 from engines.devices import hosts as hosts_module
+from engines.devices.cluster import connect
 from engines.devices.hosts import Hosts
-from infra.errors import EngineError
+from infra.errors import EngineError, InputError
 
 pytestmark = pytest.mark.unit
 
@@ -62,3 +63,11 @@ def test_without_gpus_all_hosts_take_part(cluster: list[dict[str, Any]]) -> None
     hosts = Hosts(0)
     hosts.look()
     assert [host.num_gpus for host in hosts.known] == [0, 0]
+
+
+def test_without_an_address_of_ray_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InputError, match="start the stack with `tributary up`") as raised:
+        connect()
+    assert not raised.value.retryable

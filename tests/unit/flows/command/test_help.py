@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import resource
+import subprocess
+import sys
 from functools import reduce
 
 import pytest
@@ -45,6 +49,42 @@ def test_help_ends_with_examples_that_are_whole_on_a_narrow_terminal(
     assert [line for line in lines if len(line) > 80] == []
 
 
+@pytest.mark.parametrize("command", [[], ["sft"]], ids=["all", "the longest"])
+def test_help_costs_half_a_second_at_most(command: list[str]) -> None:
+    """Of a core: what else the machine does is not the command's."""
+    run = "import sys; from flows.command.main import main; main(sys.argv[1:])"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", run, *command, "--help"],
+        check=True, stdout=subprocess.DEVNULL, timeout=60,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used <= 0.5
+
+
 def test_a_docstring_s_lines_are_joined_and_its_arguments_are_not() -> None:
     text = "A\n    b.\n\n    c\n    d\n\n    Args:\n        one: e\n            f\n        two: g"
     assert unwrapped(text) == "A b.\n\n    c d\n\n    Args:\n        one: e f\n        two: g"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], 'Did you mean "run"? .*; see `tributary --help`'),
+        (["run"], "RECIPE requires an argument; see `tributary run --help`"),
+        (["rollouts", "--stpe", "3"], "Did you mean --step.*; see `tributary rollouts --help`"),
+        (["rollouts", "--limit", "x"], 'convert "x" into int; see `tributary rollouts --help`'),
+        (["logs", "a", "b", "c"], "takes no further words: c; see `tributary logs --help`"),
+        (["artifacts", "gx"], "takes no further words: gx; see `tributary artifacts --help`"),
+    ],
+)
+def test_a_wrong_word_ends_with_where_to_look(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2
+    assert shown.startswith("error: ")
+    assert re.search(said.replace("?", r"\?"), shown), shown

@@ -1,0 +1,58 @@
+"""Where flows run: as processes that the stack's own worker starts, or each as a job of Kubernetes,
+which Prefect's Kubernetes worker, outside of the stack, makes from a template.
+
+    stack's pod                worker's pod            a flow's pod
+    Prefect's server  <------- asks for work
+                               makes the job --------> runs the flow: shared home, the stack's
+    Ray's head <------------------------------------- job API for its stages
+
+Only flows move: their stages are Ray jobs as before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from infra.errors import InputError
+
+TEMPLATE_VARIABLE = "TRIBUTARY_JOB_TEMPLATE"
+"""the base job template, a JSON file, that `up` gives the work pool"""
+ELSEWHERE_VARIABLE = "TRIBUTARY_STACK_ELSEWHERE"
+"""set in a flow's pod: the stack of the home that it shares runs in another one"""
+PROCESSES, JOBS = "process", "kubernetes"
+
+
+def job_template() -> str:
+    """The file that the environment names; empty for flows as processes. Raises InputError for a
+    file that no worker could use."""
+    named = os.environ.get(TEMPLATE_VARIABLE, "")
+    if named:
+        read_template(named)
+    return named
+
+
+def read_template(path: str) -> dict[str, Any]:
+    """Raises InputError for a file that is no base job template."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{TEMPLATE_VARIABLE} is `{path}`, which cannot be read as JSON: {error}"
+        ) from None
+    match found:
+        case {"job_configuration": {"job_manifest": {}}, "variables": {}}:
+            return found
+        case _:
+            raise InputError(
+                f"{TEMPLATE_VARIABLE} is `{path}`, which lacks `job_configuration.job_manifest` or"
+                " `variables`: it must be a base job template of Prefect's Kubernetes worker"
+            )
+
+
+def is_elsewhere() -> bool:
+    """Whether the stack of this process's home runs in another pod, where it can be asked but not
+    looked at."""
+    return bool(os.environ.get(ELSEWHERE_VARIABLE))

@@ -1,6 +1,7 @@
 """Checkpoints written during the next steps: what stops a training loop, and what does not.
 
     begin: state.json ──▶ the ranks copy ──▶ write into scratch ──▶ checksums, store: visible
+                                             (ranks on other hosts: into the store)
            │              │                └ `wait_for_snapshot` ends: the next update may begin
            └ the loop goes on
 
@@ -60,8 +61,9 @@ class Saving:
             shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed in here
             folder.mkdir(parents=True)
             self._snapshot = asyncio.create_task(snapshot(folder))
+            begin = partial(self._checkpoints.begin, step, folder)
             save = partial(self._checkpoints.save, step, folder, score, rollouts_from)
-            self._save = asyncio.create_task(_after(self._snapshot, save, step))
+            self._save = asyncio.create_task(_after(self._snapshot, begin, save, step))
 
     async def wait_for_snapshot(self) -> None:
         """Returns when nothing on its way needs the ranks as they are. Raises a save's error."""
@@ -88,8 +90,11 @@ class Saving:
             self._blocked(time.monotonic() - began)
 
 
-async def _after(snapshot: asyncio.Task[Written], save: Callable[[], None], step: int) -> None:
+async def _after(
+    snapshot: asyncio.Task[Written], begin: Callable[[], None], save: Callable[[], None], step: int
+) -> None:
     with span(CHECKPOINTS, f"step {step}"):
         written = await snapshot
+        await asyncio.to_thread(begin)
         await written()
         await asyncio.to_thread(save)

@@ -201,6 +201,11 @@ class Resources(Config):
 class Checkpoints(Protocol):
     """A stage's durable checkpoints: whole folders, newest valid first; outlive attempts."""
 
+    def begin(self, step: int, folder: Path) -> None:
+        """From now on other hosts put what they write of `folder` into durable storage themselves,
+        where they reach it; `save` completes the checkpoint."""
+        ...
+
     def save(
         self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
     ) -> None:

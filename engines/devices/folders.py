@@ -1,8 +1,8 @@
 """Folders that a stage's job and ranks on several hosts work with: a path means nothing elsewhere.
 
 A `FolderCopy` is what ranks read, fetched by each host from the store. A `WorkFolder` is what they
-write, or read once: on another host than the job's a folder stands in for it, whose files travel
-through Ray.
+write, or read once: on another host than the job's a folder stands in for it. Its files travel
+through Ray, but what is to be in the store that host puts there itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from engines.devices.cluster import on_node, own_node
-from infra.errors import EngineError
+from infra.errors import EngineError, TributaryError
 from infra.home import home
 from infra.store.origins import FolderCopy, origin_of
+from infra.store.store import FileRecord
+from infra.store.uploads import Destination, destination_of, note_elsewhere
 
 _PART_BYTES = 64 << 20
 """of a file, in one piece"""
@@ -60,9 +62,14 @@ class RankFolders:
 
     async def collect(self, folder: Path, timeout_s: float) -> None:
         others = await asyncio.to_thread(other_nodes, self._addresses)
-        if others:
-            async with _bound(timeout_s, f"{folder} from other hosts"):
-                await WorkFolder(folder, own_node()).collect(others)
+        if not others:
+            return
+        work = WorkFolder(folder, own_node())
+        async with _bound(timeout_s, f"{folder} from other hosts"):
+            if (destination := destination_of(folder)) is None:
+                await work.collect(others)
+            else:
+                note_elsewhere(folder, destination, await work.upload(others, destination))
 
 
 @asynccontextmanager
@@ -75,6 +82,9 @@ async def _bound(timeout_s: float, what: str) -> AsyncGenerator[None]:
     except TimeoutError:
         raise EngineError(f"{what}: the files did not travel within {timeout_s:.0f} s") from None
     except RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, TributaryError):
+            raise cause from None
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise EngineError(f"{what}: {first}") from error
 
@@ -96,6 +106,12 @@ class WorkFolder:
     async def collect(self, nodes: Sequence[str]) -> None:
         """Bring here what ranks on these hosts have written, and remove it there."""
         await asyncio.gather(*(self._collect(node) for node in nodes))
+
+    async def upload(self, nodes: Sequence[str], destination: Destination) -> list[FileRecord]:
+        """Have these hosts put what ranks have written there into the store."""
+        uploads = (_there(node, _upload_stand_in, self.path, destination) for node in nodes)
+        files: list[list[FileRecord]] = await asyncio.gather(*uploads)
+        return [file for of_one in files for file in of_one]
 
     async def spread(self, nodes: Sequence[str]) -> None:
         """Let these hosts have all its files."""
@@ -152,6 +168,13 @@ def _read_stand_in(path: Path, name: str, start: int) -> bytes:
 
 def _write_stand_in(path: Path, name: str, start: int, part: bytes) -> None:
     _write(_stand_in(path) / name, start, part)
+
+
+def _upload_stand_in(path: Path, destination: Destination) -> list[FileRecord]:
+    """It goes from here when it is there: the host's disk does not fill."""
+    uploaded = destination.upload(_stand_in(path))
+    _remove_stand_in(path)
+    return uploaded
 
 
 def _remove_stand_in(path: Path) -> None:

@@ -22,16 +22,17 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
+from infra.store.local_copies import verified_copy
 from infra.store.manifest import ArtifactRecord, Manifest, library_versions, machine_type
 from infra.store.retention import KeptCheckpoint, NoteKind, Retention, retained
 from infra.store.seal import seal, unseal
 from infra.store.store import FileRecord, Store
+from infra.store.uploads import Destination, elsewhere, forget_notes, note_destination
 from infra.store.verified import VerifiedFiles
 
 __all__ = ["ArtifactRecord", "ArtifactStore", "Manifest", "StageCheckpoints"]
@@ -146,9 +147,7 @@ class ArtifactStore:
                 "deleted. Run again: the stage is redone"
             )
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
-        return _verified_copy(
-            self.store, place, manifest.files, self._cache / place, self._verified
-        )
+        return verified_copy(self.store, place, manifest.files, self._cache / place, self._verified)
 
     def read(self, kind: str, digest: str, name: str) -> bytes | None:
         """One small file of a finished artifact, without the others; None where there is none.
@@ -234,6 +233,16 @@ class StageCheckpoints:
         self._retention = retention or Retention()
         self._fence = fence
         self._notes = 0
+        self._begun = ""
+        """the place that `begin` has emptied"""
+
+    def begin(self, step: int, folder: Path) -> None:
+        """What other hosts write of `folder` they put into the store from now on, where `save` will
+        put the rest. In a local store they cannot: it comes through the job."""
+        self._begun = self._place_of(step)
+        self._store.delete_tree(self._begun)
+        if not self._store.is_local:
+            note_destination(folder, Destination(root=self._store.root, path=self._begun))
 
     def save(
         self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
@@ -244,9 +253,11 @@ class StageCheckpoints:
         unless another kept checkpoint needs them.
         Raises FencedOut, and leaves nothing.
         """
-        place = f"{self._place}/step-{step:08d}-a{self._attempt}"
-        self._store.delete_tree(place)
-        files = self._store.upload_folder(folder, place)
+        place = self._place_of(step)
+        if place != self._begun:
+            self._store.delete_tree(place)
+        self._begun = ""
+        files = [*elsewhere(folder), *self._store.upload_folder(folder, place)]
         try:
             self._fence()
         except FencedOut:
@@ -256,6 +267,7 @@ class StageCheckpoints:
             step=step, attempt=self._attempt, files=files, score=score, rollouts_from=rollouts_from
         )
         self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
+        forget_notes(folder)
         shutil.rmtree(folder)
         self._prune()
 
@@ -269,7 +281,7 @@ class StageCheckpoints:
                 continue
             copy = self._scratch / "checkpoints" / name
             try:
-                return manifest.step, _verified_copy(
+                return manifest.step, verified_copy(
                     self._store, f"{self._place}/{name}", manifest.files, copy, None
                 )
             except CorruptArtifact as error:
@@ -291,6 +303,10 @@ class StageCheckpoints:
             listed = readers.map(self._store.listdir, folders)
             paths = [f"{f}/{n}" for f, inside in zip(folders, listed, strict=True) for n in inside]
             return list(readers.map(self._store.read, paths))
+
+    def _place_of(self, step: int) -> str:
+        """Of this attempt's checkpoint."""
+        return f"{self._place}/step-{step:08d}-a{self._attempt}"
 
     def _names(self) -> list[str]:
         """Newest step first; of one step, the newest attempt first."""
@@ -331,49 +347,6 @@ class StageCheckpoints:
             for number in self._store.listdir(f"{self._place}/{kind}"):
                 if int(number) < first:
                     self._store.delete_tree(f"{self._place}/{kind}/{number}")
-
-
-def _verified_copy(
-    store: Store, path: str, files: list[FileRecord], copy: Path, verified: VerifiedFiles | None
-) -> Path:
-    """The folder itself where the store is local, else a copy, compared with the records. A copy
-    that was damaged since is fetched again."""
-    verified, place = verified or VerifiedFiles(None), store.local_path(path)
-    if place is not None:
-        verified.check(place, files, store.url(path))
-        return place
-    if copy.exists():
-        try:
-            verified.check(copy, files, store.url(path))
-            return copy
-        except CorruptArtifact as error:
-            _log.warning("fetching a damaged copy again: %s", error)
-            _remove(copy)
-    _fetch(store, path, files, copy)
-    verified.check(copy, files, store.url(path))
-    return copy
-
-
-def _fetch(store: Store, path: str, files: list[FileRecord], copy: Path) -> None:
-    """Two stages may want the same at once: each fetches, the first one's stays."""
-    draft = _beside(copy)
-    store.download_folder(path, files, draft)
-    try:
-        draft.rename(copy)
-    except OSError:
-        shutil.rmtree(draft)
-
-
-def _remove(copy: Path) -> None:
-    """At once, though somebody may be reading it."""
-    away = _beside(copy)
-    with suppress(FileNotFoundError):  # somebody else did
-        copy.rename(away)
-    shutil.rmtree(away, ignore_errors=True)
-
-
-def _beside(copy: Path) -> Path:
-    return copy.with_name(f"{copy.name}.{time.monotonic_ns():x}")
 
 
 def _step_and_attempt(name: str) -> tuple[int, int]:

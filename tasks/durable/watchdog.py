@@ -62,6 +62,9 @@ class WatchedCheckpoints:
     inner: Checkpoints
     pulse: Pulse
 
+    def begin(self, step: int, folder: Path) -> None:
+        self.inner.begin(step, folder)
+
     def save(
         self, step: int, folder: Path, score: float | None = None, rollouts_from: int = 0
     ) -> None:

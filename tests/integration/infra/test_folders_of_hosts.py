@@ -1,0 +1,97 @@
+"""What ranks on another host write: a second Ray node, with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.devices.cluster import on_node
+from engines.devices.folders import RankFolders, other_nodes
+from infra.errors import StorageError
+from infra.store.artifacts import StageCheckpoints
+from infra.store.store import Store
+from infra.store.uploads import Destination, note_destination
+from tests.parts.machine import until
+from tests.parts.ray_parts import own_ray
+from tests.parts.s3_services import moto
+
+pytestmark = pytest.mark.integration
+DIGEST = "7" * 64
+ADDRESS = "127.0.0.2"
+WAIT_S = 120.0
+SHARD = "__1_0.distcp"
+
+
+@contextmanager
+def second_node(head: str, home: Path) -> Generator[None]:
+    """Of the cluster, at another address; ends with the block."""
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+    start = ["start", f"--address={head}", f"--node-ip-address={ADDRESS}", "--num-cpus=2"]
+    env = os.environ | {"TRIBUTARY_HOME": str(home), "PYTHONPATH": str(Path.cwd())}
+    node = subprocess.Popen([*ray, *start, "--block", "--disable-usage-stats"], env=env)
+    try:
+        until(lambda: bool(other_nodes([ADDRESS])), seconds=WAIT_S)
+        yield
+    finally:
+        node.terminate()
+        node.wait(WAIT_S)
+
+
+def written_there(folder: Any, content: bytes) -> None:
+    """A rank on the other host writes its part of a checkpoint."""
+    import ray
+
+    def write(folder: Any, name: str, content: bytes) -> None:
+        folder.here().mkdir(parents=True, exist_ok=True)
+        (folder.here() / name).write_bytes(content)
+
+    (node,) = other_nodes([ADDRESS])
+    task: Any = ray.remote(write).options(num_cpus=0, scheduling_strategy=on_node(node))
+    ray.get(task.remote(folder, SHARD, content), timeout=WAIT_S)
+
+
+async def test_a_host_puts_its_part_of_a_checkpoint_into_the_store_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    with moto() as service:
+        service.enter(monkeypatch)
+        service.client.create_bucket(Bucket="hosts")
+        store, other_home = Store("s3://hosts/store"), tmp_path / "other-home"
+        with own_ray() as head, second_node(head, other_home):
+            folders = RankFolders([ADDRESS])
+            checkpoints = StageCheckpoints(store, "rl", DIGEST, 1, tmp_path / "scratch")
+            folder = tmp_path / "scratch" / "checkpoint-1"
+            folder.mkdir(parents=True)
+            (folder / "state.json").write_text("{}")
+
+            sent = await folders.to_write(folder / "trainer", WAIT_S)
+            written_there(sent, b"first")
+            await folders.collect(folder / "trainer", WAIT_S)
+            assert (folder / "trainer" / SHARD).read_bytes() == b"first", "nobody said where to"
+
+            sent = await folders.to_write(folder / "critic", WAIT_S)
+            written_there(sent, b"second")
+            checkpoints.begin(1, folder)
+            await folders.collect(folder / "critic", WAIT_S)
+            assert not (folder / "critic").exists(), "it does not travel through the job"
+            assert not list(other_home.rglob(SHARD)), "nor does it stay there"
+            checkpoints.save(1, folder)
+            _, copy = checkpoints.latest() or (0, tmp_path)
+            assert (copy / "trainer" / SHARD).read_bytes() == b"first"
+            assert (copy / "critic" / SHARD).read_bytes() == b"second"
+
+            sent = await folders.to_write(folder / "trainer", WAIT_S)
+            written_there(sent, b"third")
+            folder.mkdir()
+            note_destination(folder, Destination(root="s3://no-such-bucket/store", path="x"))
+            with pytest.raises(StorageError, match="no-such-bucket"):
+                await folders.collect(folder / "trainer", WAIT_S)
+            assert list(other_home.rglob(SHARD)), "it is not lost"

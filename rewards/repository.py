@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
-from infra.repositories.checking import Check, judge
+from infra.repositories.checking import Check, Judgement, judge
 from infra.repositories.files import EditRefused, Files, edited
 from infra.repositories.sandboxes import pool
 from infra.sandbox.python import DEMANDS, Demand
 from rewards.assistant_turns import assistant_turns
+from rewards.known_verdicts import KnownVerdicts
 
 EDIT = "edit"
 """the tool whose calls are the rollout's work"""
@@ -24,11 +26,14 @@ class RepositoryTests:
     The reference holds `files`, `protected` and `checks`: `[module, function, arguments, value]`.
     """
 
-    def __init__(self, *, sandbox: Demand = "confined") -> None:
-        """`sandbox`: what the kernel must offer before the model's code runs."""
+    def __init__(self, *, sandbox: Demand = "confined", once: bool = False) -> None:
+        """`sandbox`: what the kernel must offer before the model's code runs. `once`: the same
+        files of the same problem are judged once, and that verdict is given to all rollouts that
+        end with them; not for code that may answer differently each time."""
         if sandbox not in DEMANDS:
             raise InputError(f"`sandbox`: unknown {sandbox!r}. Allowed: {', '.join(DEMANDS)}.")
         self._sandbox: Demand = sandbox
+        self._known = KnownVerdicts[Judgement]() if once else None
 
     async def __call__(self, transcript: Transcript) -> Verdict:
         reference: Any = transcript.problem.reference
@@ -43,11 +48,18 @@ class RepositoryTests:
             return Verdict(0.0, parts, "no final answer")
         if final == original:
             return Verdict(0.0, parts, "nothing was edited")
-        checks = [Check(*row) for row in reference["checks"]]
-        judged = await asyncio.to_thread(
-            judge, original, final, protected, checks, pool(self._sandbox)
-        )
+        judged = await asyncio.to_thread(self._judged, reference, final)
         return Verdict(float(judged.passed), parts, judged.reason)
+
+    def _judged(self, reference: Any, final: Files) -> Judgement:
+        def find() -> Judgement:
+            checks = [Check(*row) for row in reference["checks"]]
+            given = reference["files"], final, reference["protected"], checks
+            return judge(*given, pool(self._sandbox))
+
+        if self._known is None:
+            return find()
+        return self._known.get(json.dumps([reference, final], sort_keys=True), find)
 
 
 def _replayed(transcript: Transcript, files: Files, protected: list[str]) -> tuple[Files, int]:

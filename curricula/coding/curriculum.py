@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from curricula.coding.environment import CodingEnvironment
 from curricula.coding.repository import BETWEEN, KINDS, Repository, Size, draw_repository
-from curricula.coding.tools import TOOLS, execute
+from curricula.coding.tools import TOOLS, answer
 from curricula.options import check_choice, check_count
 from curricula.procedural import Draft, Family, Procedural
 from engines.types import Environment, Message, Problem, ToolCall
@@ -19,11 +19,12 @@ PROMPT = "A test fails. Repair the code."
 DONE = "done"
 
 
-def _families(size: Size) -> tuple[Family, ...]:
-    return tuple(_family(kind, size) for kind in KINDS)
+def _families(size: Size, checks_again: bool = True) -> tuple[Family, ...]:
+    """`checks_again`: its demonstrations run the tests once more after the repair."""
+    return tuple(_family(kind, size, checks_again) for kind in KINDS)
 
 
-def _family(kind: str, size: Size) -> Callable[[random.Random], Draft]:
+def _family(kind: str, size: Size, checks_again: bool) -> Callable[[random.Random], Draft]:
     def draw(rng: random.Random) -> Draft:
         repository = draw_repository(rng, kind, size)
         path, old, new = repository.fix
@@ -38,21 +39,22 @@ def _family(kind: str, size: Size) -> Callable[[random.Random], Draft]:
                 "protected": list(repository.protected),
                 "checks": list(repository.checks),
                 "fix": [path, old, new],
+                **({"report": repository.report} if repository.report else {}),
             },
-            plan=_plan(repository),
+            plan=_plan(repository, checks_again),
             tools=TOOLS,
         )
 
     return draw
 
 
-def _plan(repository: Repository) -> tuple[Message, ...]:
+def _plan(repository: Repository, checks_again: bool) -> tuple[Message, ...]:
     path, old, new = repository.fix
     calls = [
         ToolCall("test", {}),
         *(ToolCall("read", {"path": path}) for path in repository.opened),
         ToolCall("edit", {"path": path, "old": old, "new": new}),
-        ToolCall("test", {}),
+        *([ToolCall("test", {})] if checks_again else []),
     ]
     return (
         *(Message("assistant", "", tool_calls=(call,)) for call in calls),
@@ -61,11 +63,12 @@ def _plan(repository: Repository) -> tuple[Message, ...]:
 
 
 class Coding(Procedural):
-    """Levels: easy (two modules of one function), medium (four of two), hard (six of three, where
-    no test calls the broken function itself)."""
+    """Levels: tiny (two modules of one function, a short line), easy (two of one), medium (four of
+    two), hard (six of three, where no test calls the broken function itself)."""
 
     name: ClassVar[str] = "coding"
     levels: ClassVar[Mapping[str, Sequence[Family]]] = {
+        "tiny": _families(Size(2, 1, is_short=True), checks_again=False),
         "easy": _families(Size(2, 1)),
         "medium": _families(Size(4, 2)),
         "hard": _families(Size(6, 3, is_hidden=True)),
@@ -120,6 +123,6 @@ class Coding(Procedural):
         for turn in plan:
             turns.append(turn)
             for call in turn.tool_calls:
-                answer, files = execute(call, files, reference["protected"], self._sandbox)
-                turns.append(Message("tool", answer))
+                told, files = answer(call, files, reference, self._sandbox)
+                turns.append(Message("tool", told))
         return tuple(turns)

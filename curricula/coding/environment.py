@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from curricula.coding.tools import TEST, execute
+from curricula.coding.tools import TEST, answer
 from curricula.episodes import ToolEpisode
 from engines.types import Episode, Problem, ToolCall
 from infra.repositories.files import Files
@@ -30,15 +30,14 @@ class _Repository:
     """The files of one rollout, as its edits leave them."""
 
     def __init__(self, problem: Problem, sandbox: Demand) -> None:
-        reference: Any = problem.reference
-        self._files: Files = reference["files"]
-        self._protected: list[str] = reference["protected"]
+        self._reference: Any = problem.reference
+        self._files: Files = self._reference["files"]
         self._sandbox: Demand = sandbox
 
     async def answer(self, call: ToolCall) -> str:
-        given = (call, self._files, self._protected, self._sandbox)
+        given = (call, self._files, self._reference, self._sandbox)
         if call.name == TEST.name:
-            answer, self._files = await asyncio.to_thread(execute, *given)
+            told, self._files = await asyncio.to_thread(answer, *given)
         else:  # takes microseconds: no thread needed
-            answer, self._files = execute(*given)
-        return answer
+            told, self._files = answer(*given)
+        return told

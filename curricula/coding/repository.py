@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,26 @@ from curricula.coding.functions import (
     wrong_key,
     wrong_operator,
 )
+from curricula.coding.short_functions import (
+    SHORT_NAMES,
+    short_branch,
+    short_key,
+    short_off_by_one,
+    short_operator,
+)
 
-SIMPLE: Mapping[str, Callable[[str, random.Random], Function]] = {
+Drawn = Callable[[str, random.Random], Function]
+SIMPLE: Mapping[str, Drawn] = {
     "operator": wrong_operator,
     "off-by-one": off_by_one,
     "branch": missing_branch,
     "key": wrong_key,
+}
+SHORT: Mapping[str, Drawn] = {
+    "operator": short_operator,
+    "off-by-one": short_off_by_one,
+    "branch": short_branch,
+    "key": short_key,
 }
 SWAPPED = "swapped"
 """the kind of bug whose function calls one of another module"""
@@ -42,6 +56,17 @@ class Size:
     functions: int
     is_hidden: bool = False
     """no test calls the broken function itself, only one of another module that calls it"""
+    is_short: bool = False
+    """functions of one short line, and few names"""
+
+    @property
+    def simple(self) -> Mapping[str, Drawn]:
+        """Functions that call no other, by the kind of their bug."""
+        return SHORT if self.is_short else SIMPLE
+
+    @property
+    def names(self) -> Sequence[str]:
+        return SHORT_NAMES if self.is_short else NAMES
 
 
 @dataclass(slots=True)
@@ -71,21 +96,23 @@ class Repository:
     fix: tuple[str, str, str]
     opened: list[str]
     """the files that lead from the failing test to the bug, in order"""
+    report: str
+    """what the tests say before any edit, where that is known without running them; else empty"""
 
 
 def draw_repository(rng: random.Random, kind: str, size: Size) -> Repository:
     """One with a bug of `kind`."""
-    names = iter(rng.sample(NAMES, size.modules * (size.functions + 1) + 3))
+    names = iter(rng.sample(size.names, size.modules * (size.functions + 1) + 3))
     modules = [_Module(next(names)) for _ in range(size.modules)]
     place, *others = rng.sample(modules, size.modules)
-    broken, opened = _broken(kind, rng, place, others, names), [f"{place.name}.py"]
+    broken, opened = _broken(kind, rng, size, place, others, names), [f"{place.name}.py"]
     place.add(broken, is_tested=not size.is_hidden)
     if size.is_hidden:
         others[0].add(passed_on(next(names), broken, place.name))
         opened.insert(0, f"{others[0].name}.py")
     for module in modules:
         while len(module.functions) < size.functions:
-            module.add(SIMPLE[rng.choice(list(SIMPLE))](next(names), rng))
+            module.add(size.simple[rng.choice(list(size.simple))](next(names), rng))
         rng.shuffle(module.functions)
     files = {f"{module.name}.py": module.text(broken) for module in modules}
     tests, checks = _tests(rng, modules)
@@ -95,14 +122,20 @@ def draw_repository(rng: random.Random, kind: str, size: Size) -> Repository:
         checks=checks,
         fix=_fix(f"{place.name}.py", files[f"{place.name}.py"], broken),
         opened=opened,
+        report=_report(place, broken, checks, len(modules)) if size.is_short else "",
     )
 
 
 def _broken(
-    kind: str, rng: random.Random, place: _Module, others: list[_Module], names: Any
+    kind: str,
+    rng: random.Random,
+    size: Size,
+    place: _Module,
+    others: list[_Module],
+    names: Iterator[str],
 ) -> Function:
     if kind != SWAPPED:
-        return SIMPLE[kind](next(names), rng)
+        return size.simple[kind](next(names), rng)
     called = subtraction(next(names))
     others[-1].add(called)
     return swapped_arguments(next(names), called.name, others[-1].name, rng)
@@ -130,6 +163,15 @@ def _tests(rng: random.Random, modules: list[_Module]) -> tuple[dict[str, str], 
                 [f"from {module.name} import {names}\n", *tests]
             )
     return files, [*shown, *hidden]
+
+
+def _report(place: _Module, broken: Function, checks: list[list[Any]], tests: int) -> str:
+    """Of modules with one test each, where a bug gives a wrong value and never an error."""
+    calls = [row[2] for row in checks if row[:2] == [place.name, broken.name]]
+    failing = next(call for call in calls if broken.wrong(*call) != broken.right(*call))
+    line = _assertion(broken, failing).strip()
+    where = f"test_{place.name}.py test_{broken.name}"
+    return f"FAIL {where}: {line}\n{tests - 1} passed, 1 failed"
 
 
 def _assertion(function: Function, call: list[Any]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from engines.types import Tool, ToolCall
 from infra.repositories.files import EditRefused, Files, edited, found, listed
@@ -21,6 +22,16 @@ EDIT = Tool(
 )
 TEST = Tool("test", "Run the tests.", {})
 TOOLS = (LIST, READ, SEARCH, EDIT, TEST)
+
+
+def answer(
+    call: ToolCall, files: Files, reference: Mapping[str, Any], sandbox: Demand
+) -> tuple[str, Files]:
+    """As `execute`, for a problem with this reference. If that holds a `report`, it is what the
+    tests say of the repository as it was: then nothing runs for it."""
+    if call.name == TEST.name and "report" in reference and files == reference["files"]:
+        return reference["report"], files
+    return execute(call, files, reference["protected"], sandbox)
 
 
 def execute(

@@ -11,10 +11,17 @@ ProblemOutcomes = Mapping[tuple[str, str], list[float]]
 """by model and domain: mean outcome of each problem, 0 to 1, in the problems' order"""
 
 
+def problem_samples(scores: Mapping[str, Any]) -> Mapping[tuple[str, str], list[list[float]]]:
+    """By model and domain: the outcomes of each problem's samples at temperature 1."""
+    return {
+        (cell["model"], cell["domain"]): cell["outcomes"]
+        for cell in scores.get("cells", [])
+        if cell["kind"] == "score"
+    }
+
+
 def problem_outcomes(scores: Mapping[str, Any]) -> ProblemOutcomes:
     """Of what was sampled at temperature 1."""
     return {
-        (cell["model"], cell["domain"]): [mean(samples) for samples in cell["outcomes"]]
-        for cell in scores.get("cells", [])
-        if cell["kind"] == "score"
+        cell: [mean(samples) for samples in rows] for cell, rows in problem_samples(scores).items()
     }

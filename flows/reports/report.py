@@ -13,7 +13,7 @@ from curricula.registry import BUILT_IN
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
-from flows.reports.problem_outcomes import problem_outcomes
+from flows.reports.problem_outcomes import problem_outcomes, problem_samples
 from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -49,6 +49,12 @@ class Gain(Config):
     mean: float
     low: float
     high: float
+    samples: int = 0
+    """of each problem, by the first version"""
+    unsolved: int = 0
+    """problems where none of those had an outcome above 0"""
+    newly_solved: float | None = None
+    """mean outcome of the last version on these; None: there are none"""
 
 
 class Report(Config):
@@ -148,7 +154,7 @@ def _gains(
     content: Mapping[str, Any], recipe: Recipe, versions: Mapping[str, Sequence[str]]
 ) -> dict[str, Gain]:
     """Each expert's last version in its own domain, where it and its first were scored there."""
-    means = problem_outcomes(content)
+    means, samples = problem_outcomes(content), problem_samples(content)
     gains: dict[str, Gain] = {}
     for name, expert in recipe.experts.items():
         if expert.domain is None:
@@ -158,9 +164,12 @@ def _gains(
         if before is None or after is None:
             continue
         centre, low, high = paired_gain(before, after)
+        tries = samples[since, domain]
+        new = [value for value, row in zip(after, tries, strict=True) if not any(row)]
         gains[name] = Gain(
             domain=domain, since=since, before=mean_of(before), after=mean_of(after),
-            mean=centre, low=low, high=high,
+            mean=centre, low=low, high=high, samples=max(map(len, tries), default=0),
+            unsolved=len(new), newly_solved=mean_of(new) if new else None,
         )  # fmt: skip
     return gains
 
@@ -301,10 +310,16 @@ def _demonstrators(recipe: Recipe) -> list[str]:
 
 
 def _gain(expert: str, gain: Gain) -> str:
-    return (
+    said = (
         f"Since {gain.since}, {expert} moved from {gain.before:.2f} to {gain.after:.2f} in its own"
         f" domain ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
         f" {100 * gain.high:+.1f})."
+    )
+    if gain.newly_solved is None:
+        return said
+    return (
+        f"{said} None of {gain.samples} samples of {gain.since} solved {gain.unsolved} of the"
+        f" problems; {expert} reaches {gain.newly_solved:.2f} on these."
     )
 
 

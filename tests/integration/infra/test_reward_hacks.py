@@ -6,16 +6,22 @@ tries to pass all the same.
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from curricula.coding.repository import KINDS, Size, draw_repository
 from engines.types import Message, Problem, Status, ToolCall, Transcript
-from infra.repositories.checking import Check, judge
+from infra.repositories.checking import Check, Judgement, judge
+from infra.repositories.files import Files
 from infra.repositories.sandboxes import pool
 from infra.repositories.testing import report
 from infra.sandbox.python import level
+from rewards import repository
 from rewards.registry import build
 
 pytestmark = pytest.mark.integration
@@ -203,3 +209,28 @@ async def test_files_that_a_driver_collected_are_judged_as_they_are() -> None:
     assert await score({"cat.py": REPAIRED, "notes.txt": "x"}) == 1.0
     assert await score({"cat.py": REPAIRED, "test_cat.py": ""}) == 0.0
     assert await score({"cat.py": ADD, "conftest.py": REPAIRED}) == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_tests_of_a_tiny_repository_will_say_is_what_they_say(kind: str) -> None:
+    for seed in range(4):
+        drawn = draw_repository(random.Random(seed), kind, Size(2, 1, is_short=True))
+        assert drawn.report == report(drawn.files, pool("confined"))
+
+
+async def test_the_same_files_are_judged_once_if_the_recipe_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[str] = []
+
+    def counted(original: Files, final: Files, *others: Any) -> Judgement:
+        judged.append(final["cat.py"])
+        return judge(original, final, *others)
+
+    monkeypatch.setattr(repository, "judge", counted)
+    reward = build("repository-tests", {"once": True})
+    repair, other = edit("cat.py", "a - b", "a + b"), edit("cat.py", "a - b", "a * b")
+    rollouts = [transcript(call) for call in (repair, other, repair, repair, other)]
+    scores = [verdict.score for verdict in await asyncio.gather(*map(reward, rollouts))]
+    assert scores == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert len(judged) == 2

@@ -8,6 +8,13 @@ import pytest
 
 from curricula.coding.functions import NAMES, missing_branch, off_by_one, wrong_key, wrong_operator
 from curricula.coding.repository import KINDS, Size, draw_repository
+from curricula.coding.short_functions import (
+    SHORT_NAMES,
+    short_branch,
+    short_key,
+    short_off_by_one,
+    short_operator,
+)
 from curricula.coding.tools import execute
 from curricula.registry import build
 from engines.types import AssistantTurn, ProtocolBreak, ToolCall
@@ -15,6 +22,8 @@ from infra.errors import InputError
 from infra.repositories.files import EditRefused, edited, found
 
 pytestmark = pytest.mark.unit
+TINY = Size(2, 1, is_short=True)
+SIZES = [TINY, Size(2, 1), Size(4, 2), Size(6, 3, is_hidden=True)]
 FILES = {"cat.py": "def add(a, b):\n    return a - b\n", "test_cat.py": "assert 1\n"}
 
 
@@ -27,7 +36,10 @@ def _run(text: str, name: str, arguments: list) -> object:
         return type(error).__name__
 
 
-@pytest.mark.parametrize("family", [wrong_operator, off_by_one, missing_branch, wrong_key])
+SHORT = [short_operator, short_off_by_one, short_branch, short_key]
+
+
+@pytest.mark.parametrize("family", [wrong_operator, off_by_one, missing_branch, wrong_key, *SHORT])
 def test_a_functions_text_does_what_is_computed_for_it(family) -> None:
     for seed in range(30):
         rng = random.Random(seed)
@@ -44,7 +56,7 @@ def test_a_functions_text_does_what_is_computed_for_it(family) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [Size(2, 1), Size(4, 2), Size(6, 3, is_hidden=True)])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_repository_has_one_bug_that_its_fix_repairs(kind: str, size: Size) -> None:
     for seed in range(6):
         drawn = draw_repository(random.Random(seed), kind, size)
@@ -60,8 +72,34 @@ def test_a_repository_has_one_bug_that_its_fix_repairs(kind: str, size: Size) ->
         assert drawn == draw_repository(random.Random(seed), kind, size)
 
 
+@pytest.mark.parametrize("family", SHORT)
+def test_one_failing_call_tells_what_a_short_function_should_be(family) -> None:
+    """No other function with the same parameters gives that value."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        function = family("fig", rng)
+        (call, *more), _ = function.calls(rng)
+        assert not more
+        drawn = [family("fig", random.Random(other)) for other in range(300)]
+        texts = {one.text for one in drawn if one.parameters == function.parameters}
+        right = {text for text in texts if _run(text, "fig", [*call]) == function.right(*call)}
+        assert right == {function.text}
+
+
+def test_a_tiny_repository_is_short_and_says_what_its_tests_will_say() -> None:
+    curriculum = build("coding", {"levels": ["tiny"]})
+    demonstrations = curriculum.demonstrations(40, seed=0)
+    assert {shown.problem.metadata["family"] for shown in demonstrations} == set(KINDS)
+    for shown in demonstrations:
+        files = shown.problem.reference["files"]  # type: ignore[index, call-overload]
+        assert {path.removeprefix("test_")[:-3] for path in files} <= set(SHORT_NAMES)
+        assert sum(map(len, files.values())) < 340
+        names = [call.name for turn in shown.turns for call in turn.tool_calls]
+        assert names == ["test", "read", "edit"]
+
+
 def test_splits_share_no_repository() -> None:
-    curriculum = build("coding", {"levels": ["easy", "medium", "hard"]})
+    curriculum = build("coding", {"levels": ["tiny", "easy", "medium", "hard"]})
     texts: dict[str, set[str]] = {}
     for split in ("sft", "rl", "distill", "heldout"):
         problems = curriculum.problems(split, 9, seed=1)

@@ -76,7 +76,8 @@ class Exchange:
     async def _read(self) -> tuple[AgentSession, Request]:
         session = self._find_session(self._http)
         try:
-            body = await asyncio.wait_for(self._body(), self._limits.stall_s)
+            async with asyncio.timeout(self._limits.stall_s):
+                body = await self._body()
         except TimeoutError:
             raise Refusal(408, f"no whole request in {self._limits.stall_s:g} s") from None
         return session, self._wire.request(body)
@@ -177,7 +178,8 @@ class Exchange:
 
     async def _send(self, message: dict[str, object]) -> None:
         try:
-            await asyncio.wait_for(self._asgi_send(message), self._limits.stall_s)
+            async with asyncio.timeout(self._limits.stall_s):
+                await self._asgi_send(message)
         except (TimeoutError, OSError) as error:
             raise _ClientGone from error
 

@@ -38,6 +38,9 @@ _COLLECTED = 64_000
 _OUTPUT = 8192
 _SHOWN = 300
 _MEMORY, _DISK, _FILE, _PROCESSES = 8 << 30, 256 << 20, 64 << 20, 64
+_ADDRESSES = 256 << 30
+"""of one process: engines of JavaScript reserve some 10 GiB for each module of WebAssembly, such as
+the one by which Node's `fetch` reads answers"""
 
 
 class Harness:
@@ -77,8 +80,9 @@ class Harness:
         self._readable = tuple(readable)
         self._limits = SessionLimits(turns=turns, turn_tokens=turn_tokens, samples=branches)
         self._bounds = Limits(
-            seconds=seconds, cpu_seconds=max(1, round(seconds)), memory=_MEMORY, file_size=_FILE,
-            disk=_DISK, open_files=256, processes=_PROCESSES, output=_OUTPUT,
+            seconds=seconds, cpu_seconds=max(1, round(seconds)), memory=_ADDRESSES,
+            resident=_MEMORY, file_size=_FILE, disk=_DISK, open_files=256, processes=_PROCESSES,
+            output=_OUTPUT,
         )  # fmt: skip
 
     async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:

@@ -150,6 +150,8 @@ class Trajectory:
         turn = place.turn
         if any(child.context_meaning == tuple(meanings) for child in turn.children):
             return Kind.RETRY
+        if base is turn and any(_is_replaced(child, context, meanings) for child in turn.children):
+            return Kind.EDITED
         if base is turn and turn.parent is None:
             return Kind.NEW if self.turns else Kind.FIRST
         if base is turn and any(message.role == "assistant" for message in context):
@@ -205,6 +207,16 @@ def _next_places(place: Place, meanings: Sequence[Meaning]) -> Iterator[Place]:
             and tuple(meanings[place.used : at]) == child.context_meaning
         ):
             yield Place(child, at + 1)
+
+
+def _is_replaced(turn: Turn, context: Sequence[Message], meanings: Sequence[Meaning]) -> bool:
+    """Whether the messages have another turn of the policy where this one was sampled."""
+    at = len(turn.context)
+    return (
+        at < len(context)
+        and context[at].role == "assistant"
+        and tuple(meanings[:at]) == turn.context_meaning
+    )
 
 
 def _note_drift(place: Place, messages: Sequence[Message]) -> None:

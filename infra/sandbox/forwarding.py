@@ -54,6 +54,9 @@ class Forwarder:
         try:
             callee = self._keep(socket.create_connection((host, int(port)), CONNECT_SECONDS))
             callee.settimeout(None)
+            for end in (caller, callee):
+                # Else the second part of a request waits until the first is acknowledged.
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             back = self._start(_copy, callee, caller)
             _copy(caller, callee)
             back.join()

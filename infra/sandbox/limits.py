@@ -15,6 +15,10 @@ class Limits:
     cpu_seconds: int = 5
     memory: int = 256 << 20
     """bytes of address space of one process"""
+    resident: int = 1 << 40
+    """bytes of memory that all processes of a command hold together, each counted by itself: for
+    programs that reserve far more addresses than they use. Looked at every 20 ms, where `processes`
+    is above 1"""
     file_size: int = 16 << 20
     """bytes of one file"""
     disk: int = 16 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -39,6 +40,21 @@ def npm_program(pattern: str) -> tuple[str, list[str]]:
     if not found:
         pytest.skip(f"{pattern} is not there: make clients (needs npm)")
     return str(found[0]), [str(NPM)]
+
+
+def own_program(name: str) -> tuple[list[str], list[str]]:
+    """Command and folders of a program that the user has installed. Skips the test where it is not
+    there: these tests do not install it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no command `{name}` here, and the tests do not install it")
+    program = os.path.realpath(found)
+    folders = [os.path.dirname(program)]
+    with open(program, "rb") as opened:
+        if not opened.readline(64).rstrip().endswith(b"node"):
+            return [program], folders
+    node = os.path.realpath(shutil.which("node") or "node")
+    return [node, program], [*folders, os.path.dirname(node)]
 
 
 def _add_packages_beside() -> None:

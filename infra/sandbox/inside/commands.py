@@ -16,8 +16,9 @@ from infra.sandbox.inside.programs import CONFINED, become
 from infra.sandbox.trees import used
 
 LOOK_SECONDS = 0.02
-"""between two looks at what the kernel does not bound: files, processes"""
+"""between two looks at what the kernel does not bound: files, processes, memory of all"""
 _CHUNK = 1 << 16
+_AGENT = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,11 @@ class _Watch:
         if self._limits["processes"] == 1:
             return False
         self._bury_orphans()
-        return _processes() > self._limits["processes"]
+        running = _processes()
+        most, addresses = self._limits["processes"], self._limits["memory"]
+        if len(running) > most or self._limits["resident"] >= most * addresses:
+            return len(running) > most
+        return _resident(running) > self._limits["resident"]
 
     def _bury_orphans(self) -> None:
         """Ended processes that lost their parent are the agent's, the first process."""
@@ -180,6 +185,18 @@ class _Watch:
                 os.waitpid(-1, 0)
 
 
-def _processes() -> int:
+def _processes() -> list[str]:
     """Processes of this PID namespace beside the agent, its first."""
-    return sum(name.isdigit() for name in os.listdir("/proc")) - 1
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != _AGENT]
+
+
+def _resident(processes: Sequence[str]) -> int:
+    """Bytes of memory that they hold."""
+    pages = 0
+    for process in processes:
+        with (
+            contextlib.suppress(OSError),  # it has ended
+            open(f"/proc/{process}/statm", encoding="ascii") as counts,
+        ):
+            pages += int(counts.read().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
@@ -31,6 +32,8 @@ CODE_INSIDE = "/agent/infra/sandbox"
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _NOBODY = "65534"
+_USERS = f"sandbox:x:{_NOBODY}:{_NOBODY}::{WORK}:/bin/sh\n"
+"""the sandbox's /etc/passwd: some programs end where their user has no name"""
 
 
 @functools.cache
@@ -62,14 +65,15 @@ def start(
     if reach and limits.processes == 1:
         raise InputError("`reach` needs `limits.processes` above 1: one process has no sockets.")
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, _users() as users:
         process = subprocess.Popen(
-            _command(limits, readable),
+            _command(limits, readable, users.fileno()),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
             env={"LANG": "C.UTF-8"},
             start_new_session=True,
+            pass_fds=[users.fileno()],
         )
     forwarder = Forwarder()
 
@@ -91,9 +95,17 @@ def start(
     return sandbox
 
 
-def _command(limits: Limits, readable: Sequence[str]) -> list[str]:
+def _users() -> BinaryIO:
+    """A file in memory, at its beginning."""
+    users = os.fdopen(os.memfd_create("users"), "w+b")
+    users.write(_USERS.encode())
+    users.seek(0)
+    return users
+
+
+def _command(limits: Limits, readable: Sequence[str], users: int) -> list[str]:
     """Without `--die-with-parent`, which means the thread that starts it: the agent ends when its
-    channel does."""
+    channel does. `users` is the descriptor of the sandbox's /etc/passwd."""
     has_processes = limits.processes > 1
     interpreter = os.path.realpath(sys.executable)
     shown = [*readable_paths(), interpreter, *readable]
@@ -115,6 +127,7 @@ def _command(limits: Limits, readable: Sequence[str]) -> list[str]:
         *("--hostname", "sandbox", "--clearenv", "--setenv", "LANG", "C.UTF-8"),
         *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"),
         *mounts,
+        *("--ro-bind-data", str(users), "/etc/passwd"),
         *("--ro-bind", str(SANDBOX_CODE), CODE_INSIDE),
         *("--size", str(limits.disk), "--tmpfs", WORK, "--remount-ro", "/", "--chdir", WORK),
         *(interpreter, "-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),

@@ -103,7 +103,8 @@ def start(limits: Limits, image: str) -> AgentSandbox:
 def command(program: str, name: str, image: str, limits: Limits) -> list[str]:
     """What starts a container whose agent speaks on standard input and output."""
     processes = limits.processes + _SPARE_PROCESSES
-    memory = limits.memory * limits.processes + limits.disk + _SPARE_MEMORY
+    programs = min(limits.resident, limits.memory * limits.processes)
+    memory = programs + limits.disk + _SPARE_MEMORY
     return [
         *(program, "run", "--rm", "--interactive", "--name", name, "--pull", "missing"),
         *("--network", "none", "--read-only", "--cap-drop", "ALL", "--hostname", "sandbox"),

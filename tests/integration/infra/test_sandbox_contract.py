@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -172,6 +173,22 @@ def test_a_fork_bomb_of_programs_is_ended(programs: Sandbox) -> None:
     assert told.status == "killed"
     assert told.seconds < 10
     assert programs.exec(["echo", "alive"]).stdout == "alive\n"
+
+
+def test_programs_that_hold_too_much_memory_together_are_ended(programs: Sandbox) -> None:
+    holds = "import os, time\nos.fork()\nheld = b'a' * (60 << 20)\ntime.sleep({})"
+    most = Limits(20.0, processes=24, memory=2 << 30, resident=100 << 20)
+    told = programs.exec(["python", "-c", holds.format(15)], limits=most)
+    assert told.status == "killed"
+    assert told.seconds < 15
+    told = programs.exec(["python", "-c", holds.format(0)], limits=replace(most, resident=1 << 30))
+    assert told.status == "ok"
+
+
+def test_the_user_of_programs_has_a_name(programs: Sandbox) -> None:
+    told = programs.exec(["python", "-c", "import pwd, os; print(pwd.getpwuid(os.getuid()))"])
+    assert "pw_name='sandbox'" in told.stdout
+    assert "pw_dir='/sandbox'" in told.stdout
 
 
 def test_programs_reach_no_network_and_no_secrets_of_their_agent(programs: Sandbox) -> None:

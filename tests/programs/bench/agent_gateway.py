@@ -8,6 +8,7 @@ took. A token is four characters.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -27,6 +28,9 @@ from engines.weight_versions import WeightVersions
 
 TOKENS = 500
 """of an answer, at least"""
+SAID = "the policy says this, " * (4 * TOKENS // 22)
+WAITS = (0.5, 1.5)
+"""seconds that the policy takes, from and to"""
 _STOP = 0
 _PROBLEM = Problem("bench", "bench", (Message("user", "task"),))
 
@@ -74,7 +78,7 @@ class _Chat:
 
 
 class _Policy:
-    """Takes between half a second and one and a half."""
+    """Takes between half a second and one and a half, and always says the same."""
 
     def __init__(self, chat: _Chat) -> None:
         self._chat = chat
@@ -83,9 +87,8 @@ class _Policy:
 
     async def generate(self, prompt_ids: TokenIds, sampling: Sampling) -> Generation:
         began = time.perf_counter()
-        await asyncio.sleep(self._random.uniform(0.5, 1.5))
-        body = "the policy says this, " * (4 * TOKENS // 22)
-        said = f"{time.perf_counter() - began:.6f}\n{body}"
+        await asyncio.sleep(self._random.uniform(*WAITS))
+        said = f"{time.perf_counter() - began:.6f}\n{SAID}"
         ids = np.array([*self._chat.encode(said), _STOP], np.int32)
         self.tokens += len(ids)
         versions = WeightVersions.of_runs([(0, len(ids))])
@@ -105,6 +108,8 @@ async def _serve(count: int) -> None:
         )
         host = SessionHost(policy.generate, chat, attempt)
         keys.append(gateway.open(AgentSession(host, _PROBLEM, SessionLimits(turn_tokens=10_000))))
+    gc.collect()
+    gc.freeze()  # as a stage does that has leased its servers
     began = time.process_time()
     print(json.dumps({"url": f"http://{server.address}", "keys": keys}), flush=True)
     await asyncio.to_thread(sys.stdin.readline)

@@ -2,12 +2,15 @@
 a session.
 
 The policy is scripted and answers after a time of its own; gateway, sessions, wire format and HTTP
-are the real ones, in a process of their own.
+are the real ones, in a process of their own. What a turn took beside that time is measured by the
+clients, which all begin at the same moment: queueing on the gateway's one core is a part of it, and
+so is theirs on their own. What they alone need, of a server that only waits, stands beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -41,13 +44,15 @@ def measure() -> list[Row]:
         chat = Chat.load(chat_folder(Path(folder), QWEN3, QWEN_TOKENS, "<|im_end|>"))
     whole, pieces = zip(*[_tokenizing(chat) for _ in range(TIMES)], strict=True)
     p50, p99, cpu = _gateway()
+    alone = _added("waiting_server")[0]
+    clients = [f"the clients alone: {seconds * 1e3:.1f} ms" for seconds in _percentiles(alone)]
     return [
         Row(
             "tokenizing a session of 500 turns / one pass", min(pieces) / min(whole), "", 1.5, True,
             f"{min(pieces):.2f} s against {min(whole):.2f} s, the best of {TIMES} each",
         ),
-        Row("gateway, 64 sessions: added to a turn, p50", p50 * 1e3, "ms", 5.0, True),
-        Row("gateway, 64 sessions: added to a turn, p99", p99 * 1e3, "ms", 20.0, True),
+        Row("gateway, 64 sessions: added to a turn, p50", p50 * 1e3, "ms", 5.0, True, clients[0]),
+        Row("gateway, 64 sessions: added to a turn, p99", p99 * 1e3, "ms", 20.0, True, clients[1]),
         Row(
             "gateway, 64 sessions: processor time a token", cpu * 1e6, "us", 5.0, True,
             "prompts' growth, JSON and HTTP together, of tokens that were sampled",
@@ -102,20 +107,33 @@ def _says(ids: Sequence[int]) -> Generate:
 
 def _gateway() -> tuple[float, float, float]:
     """Seconds added to a turn at the 50th and 99th percentile, and seconds of processor a token."""
-    command = [sys.executable, "-m", "tests.programs.bench.agent_gateway", str(SESSIONS)]
+    added, told = _added("agent_gateway")
+    used = json.loads(told)
+    return *_percentiles(added), used["cpu_seconds"] / used["tokens"]
+
+
+def _percentiles(added: Sequence[float]) -> tuple[float, float]:
+    """The 50th and the 99th."""
+    ordered = sorted(added)
+    return ordered[len(added) // 2], ordered[int(len(added) * 0.99)]
+
+
+def _added(server: str) -> tuple[list[float], str]:
+    """Seconds added to each turn by a server, and what it printed at its end."""
+    command = [sys.executable, "-m", f"tests.programs.bench.{server}", str(SESSIONS)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         served = json.loads(process.stdout.readline())
-        added = sorted(asyncio.run(_clients(served["url"], served["keys"])))
+        added = asyncio.run(_clients(served["url"], served["keys"]))
         told, _ = process.communicate("end\n", timeout=60)
-    used = json.loads(told)
-    at = [added[len(added) // 2], added[int(len(added) * 0.99)]]
-    return at[0], at[1], used["cpu_seconds"] / used["tokens"]
+    return added, told
 
 
 async def _clients(url: str, keys: Sequence[str]) -> list[float]:
+    gc.collect()
+    gc.freeze()  # a pause of this process would count as the gateway's
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as client:
         found = await asyncio.gather(*(_client(client, url, key) for key in keys))

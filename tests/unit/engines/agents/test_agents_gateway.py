@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import socket
+import time
 from typing import Any
 
 import httpx
@@ -48,6 +52,29 @@ async def test_a_session_is_named_by_key_or_path() -> None:
         counted = await client.post(where, json=HELLO, headers=bearer(key))
         assert counted.json() == {"input_tokens": len("[]\nuser> hello\nassistant> ")}
     assert len(session.finish(DONE, {}).samples) == 3
+
+
+async def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
+    """A client that acknowledges late does so after 40 ms; the quickest answer tells, whatever else
+    the machine is about."""
+    async with served(session_of(Script(lambda prompt: "hi"))) as (url, key):
+        quickest = min(await asyncio.to_thread(_times, url, key))
+    assert quickest < 0.035
+
+
+def _times(url: str, key: str) -> list[float]:
+    """Of eight requests through one connection that acknowledges late."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.connect()
+    times: list[float] = []
+    for _ in range(8):
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        began = time.perf_counter()
+        connection.request("POST", CHAT, json.dumps(HELLO), bearer(key))
+        assert connection.getresponse().read()
+        times.append(time.perf_counter() - began)
+    connection.close()
+    return times
 
 
 async def test_a_request_without_the_key_of_an_open_session_is_refused() -> None:

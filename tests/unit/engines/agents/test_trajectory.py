@@ -107,7 +107,7 @@ async def test_branches_are_samples_that_train_what_they_share_once() -> None:
     await ask(session, Message("user", "another task"))
     rollout = session.finish(DONE, {})
     assert kinds(rollout) == [
-        "first", "retry", "continued", "branch", "new conversation", "new conversation",
+        "first", "retry", "continued", "branch", "edited history", "new conversation",
     ]  # fmt: skip
     trained = [text.removeprefix("<think>why</think>") for s in texts(rollout) for text in s]
     assert sorted(trained) == [f"answer {n}" for n in range(1, 7)]
@@ -127,6 +127,20 @@ async def test_a_turn_in_the_middle_that_was_never_sampled_is_context() -> None:
     assert len(rollout.samples) == 1
     text = "".join(map(chr, rollout.samples[0].tokens))
     assert "\ntool> a\nassistant> something else\0\nuser> go on\nassistant> " in text
+
+
+async def test_a_first_turn_that_a_harness_replaced_is_an_edit_and_what_follows_goes_on() -> None:
+    """As OpenCode does with the call of a tool that it does not have."""
+    calls = iter(["!nothing {}", "looked", "done"])
+    session = session_of(Script(lambda prompt: next(calls)))
+    await ask(session, USER)
+    invalid = Message("assistant", "", None, (ToolCall("invalid", {"tool": "nothing"}),))
+    history = (USER, invalid, Message("tool", "no such tool"))
+    said = await ask(session, *history)
+    await ask(session, *history, said, Message("user", "go on"))
+    rollout = session.finish(DONE, {})
+    assert kinds(rollout) == ["first", "edited history", "continued"]
+    assert texts(rollout) == [["!nothing {}"], ["looked", "done"]]
 
 
 async def test_a_history_of_other_messages_is_found_by_its_tokens() -> None:

@@ -13,6 +13,9 @@ import pytest
 
 BESIDE = Path(__file__).parents[2] / "build/clients"
 NPM = BESIDE.parent / "clients-npm"
+LIBRARIES = BESIDE.parent / "libraries"
+TASKS = Path(__file__).parent / "libraries"
+"""environments and tasks to test with"""
 
 
 def client(name: str) -> ModuleType:
@@ -39,6 +42,14 @@ def npm_program(pattern: str) -> tuple[str, list[str]]:
     if not found:
         pytest.skip(f"{pattern} is not there: make clients (needs npm)")
     return str(found[0]), [str(NPM)]
+
+
+def library(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Puts a library of environments on the path, for processes that a test starts, with what is
+    tested of it. Skips the test where it is not installed."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(LIBRARIES), str(TASKS)])
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not there: make clients")
 
 
 def _add_packages_beside() -> None:

@@ -136,10 +136,7 @@ def _made(name: str, arguments: Mapping[str, Any], kind: type) -> Any:
         function = getattr(importlib.import_module(module), attribute)
         made = function(**arguments)
     except Exception as error:  # whatever a task's own code raises
-        raise InputError(
-            f"task {name}: {cause_of(error)}. It must be installed, or its file be listed under"
-            " the recipe's `hooks`"
-        ) from error
+        raise InputError(f"task {name}: {cause_of(error)}") from error
     if not isinstance(made, kind):
         raise InputError(f"task {name}: gave {type(made).__name__}, not a Task of inspect_ai")
     return made

@@ -120,7 +120,9 @@ def cause_of(error: BaseException) -> str:
     """The exception that the others came of: libraries put sentences of their own around it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {error}"
+    is_missing = isinstance(error, ModuleNotFoundError)
+    hint = "; install it, or list its file under the recipe's `hooks`" if is_missing else ""
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 @functools.lru_cache(maxsize=16)

@@ -31,10 +31,7 @@ class VerifiersEnvironment:
         try:
             self._environment: Any = load(name, **arguments)
         except Exception as error:  # whatever an environment's own code raises
-            raise InputError(
-                f"environment {name!r}: {cause_of(error)}. It must be installed, or its file be"
-                " listed under the recipe's `hooks`"
-            ) from error
+            raise InputError(f"environment {name!r}: {cause_of(error)}") from error
         if getattr(self._environment, "requires_group_rollouts", False):
             raise InputError(
                 "its rubric compares the rollouts of a group with each other; each rollout is"
@@ -98,6 +95,6 @@ def _message(message: Mapping[str, Any]) -> tuple[str, str]:
 def _said(error: Any) -> str:
     """What verifiers keeps of an error."""
     if isinstance(error, Mapping):
-        chain = error.get("error_chain_str") or error.get("error_chain_repr")
+        chain = error.get("error_chain_repr") or error.get("error_chain_str")
         return str(chain or error.get("error") or dict(error))
     return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)

@@ -3,6 +3,8 @@ tokens that SGLang sampled are those that are trained."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.roller import Roller
 from engines.sglang.client import GenerationClient
 from engines.types import Generation, Sampling, Status, TokenIds
+from tasks.base.chat_format import TEMPLATE
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
 from tests.integration.conftest import SglangPair
@@ -29,9 +32,11 @@ TASKS = {
 
 @pytest.mark.parametrize("which", TASKS)
 async def test_what_the_server_sampled_is_trained(
-    sglang_pair: SglangPair, monkeypatch: pytest.MonkeyPatch, which: str
+    sglang_pair: SglangPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: str
 ) -> None:
     name, options, turns = TASKS[which]
+    folder = shutil.copytree(sglang_pair.model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)  # the demo's, which writes tool calls
     library(monkeypatch, "verifiers" if name == "verifiers" else "inspect_ai")
     opened = open_domain(_domain(name, options))
     sampled: dict[int | None, list[int]] = {}
@@ -42,9 +47,7 @@ async def test_what_the_server_sampled_is_trained(
             sampled[sampling.seed] = made.token_ids.tolist()
             return made
 
-        roller = Roller(
-            generate=generate, chat=Chat.load(sglang_pair.model), context_length=512, seed=3
-        )
+        roller = Roller(generate=generate, chat=Chat.load(folder), context_length=512, seed=3)
         try:
             problem = opened.live.curriculum.problems("heldout", 1, seed=0)[0]
             rollouts = await roller.roll_group(

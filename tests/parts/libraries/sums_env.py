@@ -24,5 +24,6 @@ def load_environment(size: int = 40, groups: bool = False, image: bool = False) 
     rubric = vf.Rubric(funcs=[best_of if groups else is_right, length], weights=[1.0, 0.0])
     # its first rows are those of the other data set too
     return vf.SingleTurnEnv(
-        dataset=rows(0), eval_dataset=rows(size - 2), system_prompt="Add.", rubric=rubric
-    )
+        dataset=rows(0), eval_dataset=rows(size - 2), rubric=rubric,
+        system_prompt=None if image else "Add.",
+    )  # fmt: skip

@@ -90,12 +90,18 @@ fresh: install
 lock: install
 	$(BIN)/python -m install.lock
 
-# The clients and harnesses that tests of the agents' gateway use, those of npm too where it is there.
-clients: build/clients/installed build/clients-npm/installed
+# What tests put before the gateway of agents: clients and harnesses, libraries of environments, and those of npm
+# where it is there.
+clients: build/clients/installed build/libraries/installed build/clients-npm/installed
 
 build/clients/installed: locks/clients.txt
 	rm -rf build/clients
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --target build/clients -r $<
+	touch $@
+
+build/libraries/installed: locks/libraries.txt
+	rm -rf build/libraries
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --target build/libraries -r $<
 	touch $@
 
 build/clients-npm/installed: locks/clients-npm.txt

@@ -16,4 +16,5 @@ BUILT_IN: Mapping[str, str] = {
     "format": "rewards.format:Format",
     "repetition": "rewards.repetition:Repetition",
     "length": "rewards.length:Length",
+    "library-score": "rewards.library_score:LibraryScore",
 }

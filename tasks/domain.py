@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from curricula.built_in import BUILT_IN as CURRICULA
+from curricula.built_in import OF_LIBRARIES
 from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from infra.config import Config, Count
@@ -49,7 +50,11 @@ class CurriculumSpec(HookSpec):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (CURRICULA.get(self.name, self.name),)
+        """What a library's task is made of counts too."""
+        named = self.options.get(OF_LIBRARIES.get(self.name, ""))
+        task = named.partition(":")[0].rpartition("/")[2] if isinstance(named, str) else ""
+        own = (f"{task.replace('-', '_')}:",) if task else ()
+        return (CURRICULA.get(self.name, self.name), *own)
 
 
 class RewardSpec(HookSpec):
@@ -108,6 +113,24 @@ class Domain(Config):
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
     """time limit in seconds for the start of your own environment and for each step; a sample that
     exceeds it is failed"""
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Domain:
+        """A library's task rolls out and scores by itself."""
+        judge, driver = "library-score", "library"
+        is_posed = self.curriculum.name in OF_LIBRARIES
+        if is_posed != (self.driver.name == driver):
+            names = " and ".join(OF_LIBRARIES)
+            raise ValueError(
+                f"domain {self.name!r}: the curricula {names} are rolled out by `driver: {{name:"
+                f" {driver}}}`, and it rolls out no others"
+            )
+        if not is_posed and any(term.name == judge for term in self.rewards):
+            raise ValueError(
+                f"domain {self.name!r}: the reward {judge} judges problems of"
+                f" {' and '.join(OF_LIBRARIES)} only"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_outcome(self) -> Domain:

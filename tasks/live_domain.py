@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from curricula.own_process import ProcessEnvironment
 from curricula.registry import BUILT_IN as CURRICULA
@@ -21,13 +22,21 @@ from rewards.rubric import Rubric, Term
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
 
 
+@runtime_checkable
+class HasProcess(Protocol):
+    """A driver whose rollouts run in a process of its own."""
+
+    @property
+    def process(self) -> object: ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenDomain:
     """A domain ready for rollouts, once its processes are started; they end when it is closed."""
 
     live: LiveDomain
     processes: Sequence[PartProcess]
-    """of the parts that are not ours"""
+    """of the parts that are not ours, or run what is not ours"""
 
 
 def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
@@ -40,11 +49,14 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
         terms.append(Term(term.name, term.weight, term.outcome, reward, tuple(term.sources)))
     named = domain.driver
+    driver = build_driver(named.name, named.options, environment, domain.max_turns)
+    if isinstance(driver, HasProcess) and isinstance(driver.process, PartProcess):
+        processes.append(driver.process)
     live = LiveDomain(
         name=domain.name,
         curriculum=curriculum,
         judge=Rubric(terms),
-        driver=build_driver(named.name, named.options, environment, domain.max_turns),
+        driver=driver,
         max_new_tokens=domain.max_new_tokens,
         driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from curricula.built_in import OF_LIBRARIES, OF_ROWS
 from curricula.prompt_files.curriculum import Files
+from curricula.registry import build as build_curriculum
 from engines.types import Split
 from flows.command.find_artifact import model_place
 from flows.load import set_field, validate_recipe
-from flows.one_stage.domain import FILES, columns_of, domain_of, expert_name
+from flows.one_stage.domain import columns_of, domain_of, expert_name
 from flows.one_stage.options import OneStage
 from flows.recipe import MAX_NAME, Recipe
 from infra.data_files.chunks import LocalFiles
@@ -37,13 +41,15 @@ def recipe_data(asked: OneStage) -> dict[str, Any]:
     name = expert_name(asked)
     domain, hooks = domain_of(asked)
     expert = {"domain": domain} if domain else {}
+    with _on_path(hooks):
+        path = _path(asked, domain)
+        scores = asked.scores | _problems(asked, domain) if domain else {}
     data: dict[str, Any] = {
         "name": asked.name or _recipe_name(f"{asked.kind}-{name}"),
         "seed": asked.seed,
         "base": {"folder": model_place(asked.model, asked.root)},
-        "experts": {name: {**expert, "path": _path(asked, domain)}},
+        "experts": {name: {**expert, "path": path}},
     }
-    scores = asked.scores | _problems(asked, domain) if domain else {}
     if scores:
         data["evaluate"] = scores
     if asked.lm_tasks:
@@ -113,12 +119,27 @@ def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prompts(domain: Mapping[str, Any] | None, split: Split) -> int:
-    """How many rows of the user's own prompts are in the split; 0 for another curriculum.
+    """How many rows of the user's own prompts, or of a library's task, are in the split; 0 for
+    another curriculum.
 
     Raises InputError, and TrainingStopped for too many bad rows."""
-    if domain is None or domain["curriculum"]["name"] != FILES:
+    if domain is None or domain["curriculum"]["name"] not in OF_ROWS:
         return 0
+    if domain["curriculum"]["name"] in OF_LIBRARIES:
+        tasks: Any = build_curriculum(**domain["curriculum"])
+        return tasks.num_rows(split)
     return Files(**domain["curriculum"]["options"]).num_rows(split)
+
+
+@contextmanager
+def _on_path(hooks: Sequence[str]) -> Generator[None]:
+    """The folders of these files."""
+    before = list(sys.path)
+    sys.path += [str(Path(hook).parent) for hook in hooks]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _rows(files: Sequence[str]) -> int:

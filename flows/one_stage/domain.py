@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from curricula.built_in import BUILT_IN as CURRICULA
+from curricula.built_in import OF_LIBRARIES
 from flows.explain import nearest
 from flows.one_stage.options import OneStage
 from flows.recipe import RESERVED
@@ -46,11 +47,15 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
     """
     if not asked.domain and (asked.kind == "sft" or not asked.data):
         return _none(asked), []
+    library, posed, task = asked.domain.partition("=")
+    if posed and library in OF_LIBRARIES:
+        return _of_library(asked, library, task)
     name, hooks = _part("--domain", asked.domain) if asked.domain else (FILES, [])
     if asked.domain and name not in OURS and ":" not in name:
         raise InputError(
-            f"--domain {asked.domain}: there is no such domain; built in: {', '.join(OURS)}; or"
-            f" your own as file.py:Class{nearest(asked.domain, OURS)}"
+            f"--domain {asked.domain}: there is no such domain; built in: {', '.join(OURS)}; your"
+            " own as file.py:Class; of a library as verifiers=my_env or inspect=my_tasks.py:task"
+            f"{nearest(asked.domain, OURS)}"
         )
     ours = OURS.get(name, _BuiltIn("", max_new_tokens=MAX_NEW_TOKENS))
     rewards, more = _rewards(asked, ours.reward)
@@ -60,6 +65,21 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
     if ours.max_turns > 1:
         written["max_turns"] = ours.max_turns
     return written, list(dict.fromkeys([*hooks, *more]))
+
+
+def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any], list[str]]:
+    """A task of verifiers or Inspect, which may be in a file: it rolls out and scores by itself."""
+    name, hooks = _part("--domain", task)
+    if task.endswith(".py"):
+        name, hooks = _part("--domain", f"{task}:")
+        name = name.rstrip(":")
+    rewards, more = _rewards(asked, "library-score")
+    return {
+        "curriculum": {"name": library, "options": {OF_LIBRARIES[library]: name}},
+        "driver": {"name": "library"},
+        "rewards": rewards,
+        "max_new_tokens": asked.max_new_tokens or MAX_NEW_TOKENS,
+    }, list(dict.fromkeys([*hooks, *more]))
 
 
 def expert_name(asked: OneStage) -> str:

@@ -14,6 +14,9 @@ import pytest
 
 BESIDE = Path(__file__).parents[2] / "build/clients"
 NPM = BESIDE.parent / "clients-npm"
+LIBRARIES = BESIDE.parent / "libraries"
+TASKS = Path(__file__).parent / "libraries"
+"""environments and tasks to test with"""
 
 
 def client(name: str) -> ModuleType:
@@ -55,6 +58,14 @@ def own_program(name: str) -> tuple[list[str], list[str]]:
             return [program], folders
     node = os.path.realpath(shutil.which("node") or "node")
     return [node, program], [*folders, os.path.dirname(node)]
+
+
+def library(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Puts a library of environments on the path, for processes that a test starts, with what is
+    tested of it. Skips the test where it is not installed."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(LIBRARIES), str(TASKS)])
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not there: make clients")
 
 
 def _add_packages_beside() -> None:

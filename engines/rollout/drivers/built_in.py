@@ -7,4 +7,5 @@ from collections.abc import Mapping
 BUILT_IN: Mapping[str, str] = {
     "conversation": "engines.rollout.drivers.conversation:Conversation",
     "harness": "engines.agents.harness:Harness",
+    "library": "engines.agents.library_driver:LibraryDriver",
 }

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from curricula.built_in import OF_LIBRARIES
 from engines.types import Curriculum, Environment, RowCurriculum
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.imported import imported
 from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
 from rewards.rubric import Rubric, Term
 from tasks.domain import Domain
+
+_LIBRARY_SECONDS = 240.0
+"""to load a library in a process of its own, and a task's data"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def read_rows(where: str, name: str, curriculum: Curriculum, attempts: Attempts)
     """Whether a user's own files can be read, if the curriculum has any; cautions of their rows."""
     if not isinstance(curriculum, RowCurriculum):
         return True
-    fine, left_out = attempts.call(where, name, lambda: list(curriculum.left_out))
+    seconds = _LIBRARY_SECONDS if name in OF_LIBRARIES else None
+    fine, left_out = attempts.call(where, name, lambda: list(curriculum.left_out), seconds)
     attempts.cautions += [f"{where}: {line}" for line in left_out or ()]
     return fine

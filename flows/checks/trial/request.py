@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from curricula.built_in import BUILT_IN as CURRICULA
+from curricula.built_in import OF_LIBRARIES, OF_ROWS
 from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split
@@ -77,7 +78,8 @@ class TrialRequest(Config):
     @property
     def runs_user_code(self) -> bool:
         """Whether a part is not ours: it may hang, exit or print."""
-        named = [placed.domain.curriculum.name not in CURRICULA for placed in self.domains]
+        ours = CURRICULA.keys() - OF_LIBRARIES.keys()
+        named = [placed.domain.curriculum.name not in ours for placed in self.domains]
         named += [r.name not in REWARDS for placed in self.domains for r in placed.domain.rewards]
         named += [placed.domain.driver.name not in DRIVERS for placed in self.domains]
         return any(named) or any(":" in part.path for part in self.custom)
@@ -157,7 +159,7 @@ def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Sp
         for split, count in stage.spec.drawn.items() if domain.name in domains else ():
             most[split] = max(count, most.get(split, 1))
     most.setdefault("heldout", recipe.evaluate.problems)
-    if domain.curriculum.name == "files":  # which has an end, and may have no solutions to show
+    if domain.curriculum.name in OF_ROWS:  # which has an end, and may have no solutions to show
         return {s: n if s == "heldout" else min(n, _DRAWN) for s, n in most.items()}
     most.setdefault("sft", _SHOWN)
     return {

@@ -44,8 +44,8 @@ HeldOut = Annotated[
 Domain = Annotated[
     str,
     Parameter(
-        help="where problems come from: reasoning, agent, general, reasoning-gym, or your own as"
-        " file.py:Class"
+        help="where problems come from: reasoning, agent, general, reasoning-gym, your own as"
+        " file.py:Class, or a library's task as verifiers=my_env or inspect=my_tasks.py:task"
     ),
 ]
 Reward = Annotated[

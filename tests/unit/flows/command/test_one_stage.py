@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flows.post_train import plan_post_train
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
+from tests.parts.clients import TASKS, library
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +99,24 @@ def test_own_parts_in_a_file_become_hooks(capsys: pytest.CaptureFixture[str], fo
     assert domain["rewards"] == [
         {"name": "mine:right", "outcome": True}, {"name": "format", "weight": 0.2},
     ]  # fmt: skip
+
+
+def test_a_task_of_a_library_is_a_domain(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(monkeypatch, "inspect_ai")
+    tasks = folder / "own_tasks.py"
+    shutil.copy(TASKS / "inspect_tasks.py", tasks)
+    asked = ("--model", "model", "--domain", "inspect=own_tasks.py:sums", "--samples", "2")
+    data = printed(capsys, "evaluate", *asked)
+    domain = data["experts"]["sums"]["domain"]
+    assert domain["curriculum"] == {"name": "inspect", "options": {"task": "own_tasks:sums"}}
+    assert domain["driver"] == {"name": "library"}
+    assert domain["rewards"] == [{"name": "library-score", "outcome": True}]
+    assert data["evaluate"] == {"samples": 2, "problems": 6}, "all that it has"
+    assert data["hooks"] == [str(tasks)]
+    said = refused(capsys, "evaluate", "--model", "model", "--domain", "inspect=nothing.py:sums")
+    assert "there is no file" in said
 
 
 def test_an_evaluation_alone_scores_the_model_and_trains_nothing(

@@ -20,6 +20,7 @@ from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
+from tasks.evaluate.scaling import Scaling
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.evaluate.statistics import paired_gain
 from tasks.lm_eval.spec import TASK_SCORES_FILE
@@ -71,6 +72,8 @@ class Report(Config):
     """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
     intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
     """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
+    scaling: Scaling = Scaling()
+    """what more samples, and more turns, add to a score"""
     tasks: Scores = Field(default_factory=dict[str, dict[str, float]])
     """model -> task and metric of lm-eval -> its value, e.g. `arc_easy acc`"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
@@ -110,6 +113,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         greedy=content.get("greedy", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
+        scaling=Scaling.model_validate(content.get("scaling", {})),
         tasks=read_task_scores(record).get("scores", {}),
         gains=_gains(content, recipe, versions) if content else {},
         versions=versions,

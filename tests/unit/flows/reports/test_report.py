@@ -83,7 +83,7 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
-        "tasks", "versions", "curves", "rounds",
+        "scaling", "tasks", "versions", "curves", "rounds",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}

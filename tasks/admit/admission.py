@@ -33,7 +33,7 @@ _SHOWN = 60
 
 
 Cause: TypeAlias = Literal["unsolved", "varies", "idle", "random", "leak", "slow", "broken"]
-CAUSES: Mapping[Cause, str] = {
+CAUSES: Mapping[str, str] = {
     "unsolved": "its own solution does not score 1",
     "varies": "a repetition differs",
     "idle": "doing nothing scores",
@@ -42,7 +42,7 @@ CAUSES: Mapping[Cause, str] = {
     "slow": "an episode takes too long",
     "broken": "the environment or its judge failed",
 }
-"""why a problem is refused"""
+"""by `Cause`: why a problem is refused"""
 
 
 class Bounds(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,12 +29,18 @@ from flows.running.records import RunHead, RunState, StageRecord
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event
 from infra.trace_file import Trace
+from tasks.admit.spec import AdmitSettings, AdmitSpec
 from tasks.rl.curve import Curve, ScorePoint
 from tests.parts.report_parts import row
 
 pytestmark = pytest.mark.unit
 
 PLAN = {stage.name: stage for stage in plan_post_train(load_recipe("cpu-smoke"))}
+PLAN["agent-admit"] = replace(
+    PLAN["evaluate"],
+    name="agent-admit",
+    spec=AdmitSpec(settings=AdmitSettings(), domains=list(PLAN["evaluate"].spec.sampled_domains)),
+)
 
 
 def view(name: str, metrics: dict[str, float] | None = None, seconds=10.0, **fields) -> StageView:
@@ -166,6 +173,17 @@ def test_every_filter_of_distillation_is_counted():
     assert (table.stage, table.title) == ("unified-distill", "rollouts of agent")
     assert list(table.counts) == [
         Count("sampled", 8, 8, True), Count("wrong", 6, 8), Count("kept", 2, 8, True),
+    ]  # fmt: skip
+
+
+def test_problems_that_were_refused_are_counted_by_their_first_reason():
+    counts = {"agent, rl": {"tried": 9, "admitted": 6, "random": 2, "leak": 1}}
+    (table,) = counted([view("agent-admit", {}, counts=counts)])
+    assert table.title == "problems of agent, rl"
+    assert list(table.counts) == [
+        Count("tried", 9, 9, True), Count("admitted", 6, 9, True),
+        Count("refused: random actions score", 2, 9),
+        Count("refused: its prompt or a tool shows the solution", 1, 9),
     ]  # fmt: skip
 
 

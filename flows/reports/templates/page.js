@@ -124,7 +124,7 @@
     if (low >= 0 && low < 0.5 * high) low = 0;
     if (chart.top != null) { low = Math.max(0, low); high = Math.min(chart.top, high); }
     if (high - low < 1e-12) { const pad = Math.abs(high) || 1; high += pad * 0.5; low = low >= 0 ? Math.max(0, low - pad * 0.5) : low - pad * 0.5; }
-    const marks = ticks(low, high, chart.large ? 4 : 3);
+    const marks = ticks(low, high, chart.large || chart.wide ? 4 : 3);
     high = Math.max(high, marks.at(-1) ?? high);
     const scaled = chart.doubles ? Math.log2 : (step) => step;
     const x = (step) => left + (width - left - right) * (scaled(step) - scaled(first)) / (scaled(last) - scaled(first));
@@ -139,11 +139,12 @@
     for (const step of [first, ...between, last]) drawn.append(svg("text", { x: x(step), y: height - 4, "text-anchor": step === last ? "end" : "middle" }, String(step)));
     chart.lines.forEach((line, nth) => {
       const colour = `var(--c${nth % 6 + 1})`;
-      const path = line.points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
+      const aside = chart.doubles ? Math.min(4, 24 / chart.lines.length) * (nth - (chart.lines.length - 1) / 2) : 0; // bars at one place would hide each other
+      const path = line.points.map((p, i) => `${i ? "L" : "M"}${(x(p[0]) + aside).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
       drawn.append(svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-linejoin": "round" }));
       for (const p of line.points.length <= 40 ? line.points : []) {
-        if (above(p) > below(p)) drawn.append(svg("line", { x1: x(p[0]), x2: x(p[0]), y1: y(below(p)), y2: y(above(p)), stroke: colour, "stroke-opacity": 0.55, "stroke-width": 1.4 }));
-        drawn.append(svg("circle", { cx: x(p[0]), cy: y(p[1]), r: 2.6, fill: colour }));
+        if (above(p) > below(p)) drawn.append(svg("line", { x1: x(p[0]) + aside, x2: x(p[0]) + aside, y1: y(below(p)), y2: y(above(p)), stroke: colour, "stroke-opacity": 0.55, "stroke-width": 1.4 }));
+        drawn.append(svg("circle", { cx: x(p[0]) + aside, cy: y(p[1]), r: 2.6, fill: colour }));
       }
     });
     const cursor = svg("line", { y1: top, y2: height - bottom, stroke: "currentColor", "stroke-opacity": 0, "stroke-dasharray": "3 3" });

@@ -16,11 +16,13 @@ from curricula.registry import build
 from engines.draws import draw_problems
 from engines.rollout.records.admitted_problems import AdmittedProblem, read_admitted, write_admitted
 from engines.types import Problem, Split
+from infra.code.identity import code_identity
 from infra.errors import InputError, TrainingStopped
 from tasks.admit.body import run
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE, AdmitSpec
 from tasks.admitted import only_admitted
 from tasks.place import ADMITTED
+from tasks.registry import SPECS, module_of
 from tasks.resources import STOP_POLL_SECONDS
 from tasks.stage import StageContext, Stopped
 from tests.parts.rollout_parts import domain
@@ -152,3 +154,11 @@ def test_demonstrations_of_refused_problems_are_left_out() -> None:
     shown = agent.demonstrations(5, 0)
     admitted = Admitted(agent, {"sft": [shown[0].problem, shown[3].problem]})
     assert admitted.demonstrations(5, 0) == [shown[0], shown[3]]
+
+
+def test_the_kinds_that_draw_problems_to_learn_from_read_what_was_admitted() -> None:
+    """Each of them runs `tasks/admitted.py`, so an edit of it changes their digests, and no other."""
+    reading = {
+        kind for kind in SPECS if "tasks/admitted.py" in code_identity([module_of(kind)]).files
+    }
+    assert reading == {"sft", "rl", "opd", "distill", "rollout"}

@@ -157,7 +157,7 @@ def test_demonstrations_of_refused_problems_are_left_out() -> None:
 
 
 def test_the_kinds_that_draw_problems_to_learn_from_read_what_was_admitted() -> None:
-    """Each of them runs `tasks/admitted.py`, so an edit of it changes their digests, and no other."""
+    """They run `tasks/admitted.py`, so an edit of it changes their digests and no other."""
     reading = {
         kind for kind in SPECS if "tasks/admitted.py" in code_identity([module_of(kind)]).files
     }

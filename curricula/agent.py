@@ -8,7 +8,7 @@ from typing import ClassVar
 from curricula.environments import ToolEnvironment, world_of
 from curricula.options import check_choice, check_count
 from curricula.procedural import Family, Procedural
-from curricula.questions import arithmetic, look_up
+from curricula.questions import arithmetic, look_up, plan_of
 from curricula.tools import execute
 from engines.types import Environment, Message, Problem
 from infra.sandbox.python import DEMANDS, Demand, level, require
@@ -44,6 +44,14 @@ class Agent(Procedural):
         if "hard" in self._levels and self._sandbox != "unsafe":
             require(level(), self._sandbox)
         return ToolEnvironment(max_calls=self._max_calls, sandbox=self._sandbox)
+
+    def solution(self, problem: Problem) -> Sequence[Message]:
+        """The assistant's turns that answer it."""
+        return plan_of(problem.messages[0].content, world_of(problem))
+
+    def secrets(self, problem: Problem) -> Sequence[str]:
+        """None: a document that is there to be found shows the answer among others."""
+        return ()
 
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
         """Each call is really made, also a mistaken one: the answer is what the tool says to it."""

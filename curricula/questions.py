@@ -43,6 +43,31 @@ def arithmetic(sign: str, *, size: int = 8) -> Callable[[random.Random], Draft]:
     return draw
 
 
+def plan_of(question: str, world: World) -> tuple[Message, ...]:
+    """The calls that answer a question of these families, then its answer."""
+    documents = {entity.name: entity for entity in world}
+    words = question.split(" ")
+    if words[0] == "count":  # count of ant * count of bad
+        names, sign = (words[2], words[6]), words[3]
+        a, b = (int(documents[name].fact("count")) for name in names)
+        last = ToolCall("python", {"code": f"print({a}{sign}{b})"})
+        return _plan([*map(_search, names), last], str(a + b if sign == "+" else a * b))
+    name, calls = words[-1], list[ToolCall]()
+    for _ in range(words.count("owner") - (words[0] == "owner")):
+        calls.append(_search(name))
+        name = documents[name].fact("owner")
+    return _plan([*calls, _search(name)], documents[name].fact(words[0]))
+
+
+def _search(name: str) -> ToolCall:
+    return ToolCall("search", {"q": name})
+
+
+def _plan(calls: Sequence[ToolCall], answer: str) -> tuple[Message, ...]:
+    turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
+    return (*turns, Message("assistant", answer))
+
+
 def _draft(
     family: str,
     question: str,
@@ -53,12 +78,11 @@ def _draft(
 ) -> Draft:
     documents: list[Json] = [[entity.name, entity.text] for entity in world]
     needs: list[Json] = [tool.name for tool in tools]
-    plan = [Message("assistant", "", tool_calls=(call,)) for call in calls]
     return Draft(
         family=family,
         prompt=question,
         content=f"{question} {documents}",
         reference={"answer": answer, "needs": needs, "world": documents},
-        plan=(*plan, Message("assistant", answer)),
+        plan=_plan(calls, answer),
         tools=tools,
     )

@@ -25,7 +25,7 @@ from tasks.stage import StageSpec
 FLOW = "distill-rounds"
 DERIVED = ("after",)
 """arguments that a run of it has on record and nobody writes"""
-DISTILL = "distill"
+ADMIT, DISTILL = "admit", "distill"
 
 
 def plan_distill_rounds(recipe: Recipe, expert: str, rounds: int) -> list[PlannedStage]:
@@ -37,16 +37,24 @@ def _path(recipe: Recipe, expert: str, rounds: int) -> list[PathStage]:
     first, *written = _split(recipe.experts[expert].path)
     template = written[-1] if written else [_distill_of(recipe), *first]
     harder = recipe.rounds.harder.get(expert, [])
-    added = [_at_level(template, harder[: number + 1][-1:]) for number in range(rounds)]
+    admits = [stage for part in (first, *written) for stage in part if stage.kind == ADMIT]
+    added = [
+        _at_level(template, harder[: number + 1][-1:], admits[-1:]) for number in range(rounds)
+    ]
     wanted = [*written, *added][:rounds]
     return [*first, *(stage for one in wanted for stage in one)]
 
 
-def _at_level(stages: Sequence[PathStage], options: Sequence[Mapping[str, Any]]) -> list[PathStage]:
-    """A round whose curriculum has other options, if any are given."""
+def _at_level(
+    stages: Sequence[PathStage],
+    options: Sequence[Mapping[str, Any]],
+    admits: Sequence[PathStage],
+) -> list[PathStage]:
+    """A round whose curriculum has other options, if any are given. Where the expert's path admits
+    problems, the other ones are admitted before the round draws any."""
     if not options:
         return list(stages)
-    first, *others = stages
+    first, *others = [*admits, *(stage for stage in stages if stage.kind != ADMIT)]
     return [first.model_copy(update={OPTIONS: dict(options[0])}), *others]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasks.domain import Domain
-from tasks.place import Place
+from tasks.place import AdmittedBy, Place
 from tasks.stage import StageSpec
 
 
@@ -31,6 +31,7 @@ class Walk:
     _model: str = ""
     _data: str = ""
     _rollouts: str = ""
+    _admitted: AdmittedBy | None = None
     _unlearned: str = ""
     """place of the `distill` whose data nothing has read"""
     _seen: Counter[str] = field(default_factory=Counter[str])
@@ -53,6 +54,7 @@ class Walk:
             rollouts=self._rollouts,
             experts=self.experts,
             start=self._drawn[kind],
+            admitted=self._admitted,
         )
 
     def go_on(
@@ -61,7 +63,7 @@ class Walk:
         """After a stage was added; where data are that this stage should have learned from."""
         if self._data in inputs.values():
             self._unlearned = ""
-        elif self._unlearned and spec.makes != "nothing":
+        elif self._unlearned and spec.makes not in ("nothing", "problems"):
             return self._unlearned
         self._drawn[spec.kind] += spec.most_problems
         if spec.makes == "model":
@@ -73,4 +75,7 @@ class Walk:
             self._rollouts = ""
         elif spec.makes == "rollouts":
             self._rollouts = name
+        elif spec.makes == "problems":
+            curricula = [domain.curriculum for domain in spec.sampled_domains]
+            self._admitted = AdmittedBy(name, list(spec.drawn), curricula)
         return ""

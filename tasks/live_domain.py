@@ -35,6 +35,8 @@ class OpenDomain:
     """A domain ready for rollouts, once its processes are started; they end when it is closed."""
 
     live: LiveDomain
+    environment: Environment | None
+    """what a conversation acts on; a driver may have a world of its own"""
     processes: Sequence[PartProcess]
     """of the parts that are not ours, or run what is not ours"""
 
@@ -60,7 +62,7 @@ def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
         max_new_tokens=domain.max_new_tokens,
         driver_timeout_s=None if named.name in DRIVERS else named.timeout_s,
     )
-    return OpenDomain(live, processes)
+    return OpenDomain(live, environment, processes)
 
 
 def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from infra.errors import InputError
 from infra.hooks import resolve
+from tasks.admit.spec import AdmitSpec
 from tasks.base.spec import BaseSpec
 from tasks.distill.spec import DistillSpec
 from tasks.evaluate.spec import EvaluateSpec
@@ -33,11 +34,11 @@ Body = Callable[[Any, StageContext], Coroutine[Any, Any, dict[str, float]]]
 SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec
     for spec in (
-        *(BaseSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec, OfflineSpec),
+        *(BaseSpec, AdmitSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec, OfflineSpec),
         *(EvaluateSpec, LmEvalSpec, ReplaySpec),
     )
 }
-PATH_KINDS = ("sft", "rl", "opd", "distill", "rollout", "offline")
+PATH_KINDS = ("admit", "sft", "rl", "opd", "distill", "rollout", "offline")
 _KIND = re.compile(r"[a-z][a-z0-9]*")
 
 

@@ -43,9 +43,10 @@ class StageSpec(Config):
     """
 
     kind: ClassVar[str]
-    makes: ClassVar[Literal["model", "data", "rollouts", "nothing"]] = "nothing"
+    makes: ClassVar[Literal["model", "data", "rollouts", "problems", "nothing"]] = "nothing"
     """what a path goes on with: the `model` that it made; the base and the `data` that it made; the
-    model before it and the `rollouts` that it made; or what there was before it"""
+    model before it and the `rollouts` that it made; what there was before it, and only the
+    `problems` that it admitted; or what there was before it"""
     seed: int = 0
 
     @classmethod
@@ -72,7 +73,7 @@ class StageSpec(Config):
 
     @property
     def sampled_domains(self) -> Sequence[Domain | ScoredDomain]:
-        """Whose problems it generates answers for."""
+        """Whose problems it generates answers for, or tries."""
         return ()
 
     @property

@@ -16,7 +16,7 @@ from engines.types import Split
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from infra.errors import InputError
-from tasks.admission.admission import Bounds, Finding, admit
+from tasks.admit.admission import CAUSES, Finding, admit
 from tasks.domain import Domain
 from tasks.live_domain import open_domain
 
@@ -43,8 +43,8 @@ def show_admission(
     if refused:
         console.print(_table(refused))
     console.say(f"{len(found) - len(refused)} of {len(found)} problems are admitted")
-    for reason, times in Counter(f.reasons[0].partition(":")[0] for f in refused).most_common():
-        console.say(f"  {times} refused: {reason}")
+    for cause, times in Counter(f.refusals[0].cause for f in refused).most_common():
+        console.say(f"  {times} refused: {CAUSES[cause]}")
     return 1 if refused else 0
 
 
@@ -74,9 +74,13 @@ async def _findings(domain: Domain, split: Split, count: int, seed: int) -> list
         for process in opened.processes:
             await process.start()
         problems = curriculum.problems(split, count, seed)
-        bounds = Bounds(turns=domain.max_turns)
-        environment = curriculum.environment()
-        return await admit(curriculum, environment, opened.live.judge, problems, bounds)
+        return await admit(
+            curriculum,
+            opened.environment,
+            opened.live.judge,
+            problems,
+            turns=domain.max_turns,
+        )
     finally:
         for process in opened.processes:
             await process.close()

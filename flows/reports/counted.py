@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.reports.stage_view import StageView
+from tasks.admit.admission import CAUSES
 
 _SFT = ("sequences", "too_long", "without_thinking")
 
@@ -42,6 +43,9 @@ def _tables(view: StageView) -> Iterator[Counted]:
         case "distill":
             for domain, counts in view.counts.items():
                 yield Counted(view.name, f"rollouts of {domain}", _funnel(counts))
+        case "admit":
+            for name, counts in view.counts.items():
+                yield Counted(view.name, f"problems of {name}", _tried(counts))
         case "evaluate":
             yield from _evaluated(view)
         case _ if "groups" in view.counts:
@@ -69,6 +73,14 @@ def _learned(stage: str, counts: Mapping[str, Any]) -> Iterator[Counted]:
 def _funnel(counts: Mapping[str, int]) -> list[Count]:
     sampled = counts.get("sampled", 0)
     return [Count(k, n, sampled, k in ("sampled", "kept")) for k, n in counts.items()]
+
+
+def _tried(counts: Mapping[str, int]) -> list[Count]:
+    """Those that are refused by the first reason."""
+    tried, admitted, refused = counts["tried"], counts["admitted"], dict[str, int](counts)
+    del refused["tried"], refused["admitted"]
+    why = [Count(f"refused: {CAUSES[cause]}", n, tried) for cause, n in _by_size(refused)]
+    return [Count("tried", tried, tried, True), Count("admitted", admitted, tried, True), *why]
 
 
 def _evaluated(view: StageView) -> Iterator[Counted]:

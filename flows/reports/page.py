@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.plan import EVALUATE, PlannedStage
 from flows.reports.charts.river import RiverStage, river
+from flows.reports.charts.scaling import scaling_charts
 from flows.reports.counted import counted
 from flows.reports.curve_chart import curve_table
 from flows.reports.failure import failure_of
@@ -60,6 +61,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
     times = {view.name: seconds_of(view) for view in views}
     rows = read_samples(record, views)
     samples = sample_set(rows, report.versions, read_pieces(record, views) if rows else None)
+    charts, scaling = charts_of(views, report.curves), scaling_charts(report.scaling)
     return render(
         "report.html",
         report=report,
@@ -72,7 +74,9 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),
         tables=[*tables, *task_tables(read_task_scores(record))],
-        charts=charts_of(views, report.curves),
+        charts=charts,
+        scaling=scaling,
+        all_charts=charts | {f"scaling/{domain}": drawn for domain, drawn in scaling.items()},
         spans=_spans(views),
         what=WHAT,
         seconds={name: taken for name, taken in times.items() if taken is not None},

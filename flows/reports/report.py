@@ -20,6 +20,8 @@ from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
+from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
+from tasks.evaluate.scaling import Scaling
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.evaluate.statistics import paired_gain
 from tasks.lm_eval.spec import TASK_SCORES_FILE
@@ -57,6 +59,15 @@ class Gain(Config):
     """mean outcome of the last version on these; None: there are none"""
 
 
+class Admission(Config):
+    """What an `admit` stage let through, and what it refused."""
+
+    counts: dict[str, dict[str, int]]
+    """by `DOMAIN, SPLIT`: `tried`, `admitted`, and the refused by their first cause"""
+    refused: list[dict[str, Any]]
+    """each with its `domain`, `split`, `id`, `cause` and `reasons`"""
+
+
 class Report(Config):
     """The shape that `tributary report --json` keeps."""
 
@@ -71,6 +82,8 @@ class Report(Config):
     """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
     intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
     """95% intervals of `scores`, `greedy` and each `best_of_K`, over problems"""
+    scaling: Scaling = Scaling()
+    """what more samples, and more turns, add to a score"""
     tasks: Scores = Field(default_factory=dict[str, dict[str, float]])
     """model -> task and metric of lm-eval -> its value, e.g. `arc_easy acc`"""
     gains: dict[str, Gain] = Field(default_factory=dict[str, Gain])
@@ -79,6 +92,8 @@ class Report(Config):
     """by model: what scores call its versions, in the order of its path"""
     curves: dict[str, Curve] = Field(default_factory=dict[str, Curve])
     """by finished stage whose policy learned from its own samples"""
+    admissions: dict[str, Admission] = Field(default_factory=dict[str, Admission])
+    """by finished stage of kind `admit`"""
     rounds: list[Round] = Field(default_factory=list[Round])
     """of a run of `distill-rounds`: how each round was judged"""
 
@@ -110,6 +125,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         greedy=content.get("greedy", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
+        scaling=Scaling.model_validate(content.get("scaling", {})),
         tasks=read_task_scores(record).get("scores", {}),
         gains=_gains(content, recipe, versions) if content else {},
         versions=versions,
@@ -119,6 +135,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
             if planned.spec.policy is not None
             and (data := read_file(record, stages.get(planned.name), CURVE_FILE)) is not None
         },
+        admissions=_admissions(record, plan),
         rounds=rounds_of(record.head(), recipe, plan, content),
     )
 
@@ -148,6 +165,20 @@ def read_file(record: RunRecord, stage: StageRecord | None, name: str) -> bytes 
     if stage is None or not stage.artifact:
         return None
     return ArtifactStore(record.store, home() / "cache").read(stage.kind, stage.digest, name)
+
+
+def _admissions(record: RunRecord, plan: Sequence[PlannedStage]) -> dict[str, Admission]:
+    stages = record.stages()
+    found: dict[str, Admission] = {}
+    for planned in plan:
+        stage = stages.get(planned.name)
+        counts = read_file(record, stage, ADMISSION_FILE) if planned.kind == "admit" else None
+        if counts is not None:
+            refused = (read_file(record, stage, REFUSED_FILE) or b"").splitlines()
+            found[planned.name] = Admission(
+                counts=json.loads(counts), refused=[json.loads(line) for line in refused]
+            )
+    return found
 
 
 def _gains(

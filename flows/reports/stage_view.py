@@ -12,6 +12,7 @@ from flows.running.records import RunRecord, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactStore, Manifest
 from infra.trace_file import TRACE_FILE, Trace, read_trace
+from tasks.admit.spec import ADMISSION_FILE
 from tasks.distill.spec import COUNTS_FILE
 from tasks.evaluate.spec import SCORES_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
@@ -28,7 +29,8 @@ class StageView:
     trace: Trace | None = None
     series: dict[str, Points] = field(default_factory=dict[str, "Points"])
     counts: dict[str, Any] = field(default_factory=dict[str, Any])
-    """of `rl`: {"rollouts": ..., "groups": ...}; of `distill`: those of each domain"""
+    """of `rl`: {"rollouts": ..., "groups": ...}; of `distill` and `admit`: those of each
+    domain"""
     scores: dict[str, Any] = field(default_factory=dict[str, Any])
     """content of `scores.json`"""
 
@@ -61,7 +63,7 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
         return artifacts.read(stage.kind, stage.digest, name) if name in held else None
 
     trace, series, scores = read(TRACE_FILE), read(SERIES_FILE), read(SCORES_FILE)
-    counts = read(RL_COUNTS_FILE) or read(COUNTS_FILE)
+    counts = read(RL_COUNTS_FILE) or read(COUNTS_FILE) or read(ADMISSION_FILE)
     return StageView(
         planned,
         stage,

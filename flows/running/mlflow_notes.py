@@ -18,6 +18,8 @@ _HEADLINES = (
     "eval_outcome_last",
     "loss",
     "rows",
+    "tried",
+    "admitted",
     "outcome_mean",
     "steps",
     "solved",

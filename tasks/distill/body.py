@@ -19,6 +19,7 @@ from engines.sglang.fleet import Fleet
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
 from infra.run_both import run_both
+from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
 from tasks.resources import (
     keep_rollouts,
@@ -50,6 +51,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         )
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         await read_rows(context, domains)
+        domains = await only_admitted(context, domains)
         journal = keep_rollouts(stack, context)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []

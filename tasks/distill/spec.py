@@ -48,7 +48,7 @@ class DistillSpec(StageSpec):
         domains = [ScoredDomain.of(domain) for domain in place.with_problems()]
         spec = cls(seed=place.seed, settings=settings, domains=domains, start=place.start)
         own = {domain.name: place.model for domain in place.domains}
-        return spec, dict(place.experts or own)
+        return spec, dict(place.experts or own) | place.admitted_problems("distill")
 
     @property
     def drawn(self) -> Mapping[Split, int]:

@@ -21,6 +21,8 @@ def outcome_of(metrics: Mapping[str, float], planned_steps: int) -> str:
         return f"{change} in {steps} steps"
     if "loss" in metrics:
         return f"loss {metrics['loss']:.3f} after {steps} steps"
+    if "admitted" in metrics:
+        return f"{int(metrics['admitted'])} of {int(metrics['tried'])} problems admitted"
     if "tensors_differing" in metrics:
         differing, tensors = int(metrics["tensors_differing"]), int(metrics["tensors"])
         return f"{differing} of {tensors} tensors differ" if differing else "the same weights"

@@ -12,7 +12,15 @@ from engines.chat import Chat
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.sample_only import KeptRollouts
 from infra.run_both import run_both
-from tasks.evaluate.cells import CellResult, cells_of, mirrored, renamed, roll_cells, scores_of
+from tasks.evaluate.cells import (
+    CellResult,
+    cells_of,
+    mirrored,
+    renamed,
+    roll_cells,
+    scaling_of,
+    scores_of,
+)
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import (
     keep_rollouts,
@@ -62,6 +70,8 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     for result in results:
         if result.failure:
             context.reporter.warn(f"{result.model} on {result.domain}: {result.failure}")
+    for budget, scores in scaling_of(results).metrics().items():
+        context.reporter.metrics(budget, scores)
     (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
     gallery.write(context.out)
     return {

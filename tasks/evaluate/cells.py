@@ -14,6 +14,7 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
+from tasks.evaluate.scaling import CUTTABLE, Lines, Scaling, ScalingPoint, by_samples, by_turns
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
 
@@ -32,6 +33,8 @@ class Cell:
     problems: Sequence[Problem]
     samples: int
     kind: Literal["score", "greedy"]
+    most_turns: int = 0
+    """of a rollout, where its turns tell what fewer would have come to; else 0"""
 
     @property
     def temperature(self) -> float:
@@ -58,6 +61,10 @@ class CellResult:
     """most frequent reason of failed rollouts"""
     outcomes: Sequence[Sequence[float]]
     """of each problem's samples, problems in the order of the seed"""
+    turns: Sequence[Sequence[int]] = ()
+    """that each of them took"""
+    most_turns: int = 0
+    """the limit of them; 0 where a lower one would have given other rollouts"""
 
     @property
     def problem_means(self) -> list[float]:
@@ -72,11 +79,13 @@ def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> l
     """Every cell of a model: at home in full and greedily, elsewhere with fewer samples."""
     settings = spec.settings
     cells: list[Cell] = []
+    limits = {d.name: d.max_turns for d in spec.domains if d.driver.name == CUTTABLE}
     for domain in domains:
+        most = limits.get(domain.name, 0)
         home = domain.name in spec.home.get(model, [])
         samples = settings.samples if home else settings.samples_elsewhere
         problems = draw_problems(domain.curriculum, "heldout", settings.problems, spec.seed)
-        cells.append(Cell(model, domain, problems, samples, "score"))
+        cells.append(Cell(model, domain, problems, samples, "score", most))
         if home:
             cells.append(Cell(model, domain, problems, 1, "greedy"))
     return cells + (_without_thinking(cells) if model in spec.nothink else [])
@@ -155,7 +164,8 @@ def _shown(groups: Sequence[Sequence[Rollout]]) -> list[Sample]:
 def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
     """The content of `scores.json`: tables by model and domain, and every cell in full.
 
-    `scores` at temperature 1, `greedy`, `best_of` (by k) and 95% `intervals` of each of them.
+    `scores` at temperature 1, `greedy`, `best_of` (by k) and 95% `intervals` of each of them;
+    `scaling` with samples and with turns.
     """
     sampled = [r for r in results if r.kind == "score"]
     greedy = [r for r in results if r.kind == "greedy"]
@@ -174,8 +184,21 @@ def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
         "best_of": {k: _means(cells) for k, cells in best.items()},
         "intervals": {name: _intervals(cells) for name, cells in by_problem.items()}
         | {f"best_of_{k}": _intervals(cells) for k, cells in best.items()},
+        "scaling": scaling_of(sampled).model_dump(),
         "cells": [asdict(r) for r in results],
     }
+
+
+def scaling_of(results: Sequence[CellResult]) -> Scaling:
+    """Of the cells that were sampled at temperature 1."""
+    sampled = [r for r in results if r.kind == "score"]
+    samples = {(r.model, r.domain): by_samples(r.outcomes) for r in sampled}
+    turns = {(r.model, r.domain): by_turns(r.outcomes, r.turns, r.most_turns) for r in sampled}
+    return Scaling(samples=_lines(samples), turns=_lines(turns))
+
+
+def _lines(curves: Mapping[tuple[str, str], list[ScalingPoint]]) -> Lines:
+    return _table({key: points for key, points in curves.items() if points})
 
 
 def _means(cells: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, dict[str, Any]]:
@@ -192,6 +215,11 @@ def _table(cells: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
     for (model, domain), value in cells.items():
         table.setdefault(model, {})[domain] = value
     return table
+
+
+def turns_of(rollout: Rollout) -> int:
+    """That the policy took."""
+    return sum(message.role == "assistant" for message in rollout.transcript.messages)
 
 
 def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
@@ -212,4 +240,6 @@ def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
         failed_share=share(firsts, Status.FAILED),
         failure=most_frequent_reason(firsts),
         outcomes=outcomes,
+        turns=[[turns_of(r) for r in group] for group in groups],
+        most_turns=cell.most_turns,
     )

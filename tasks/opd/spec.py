@@ -45,7 +45,8 @@ class OpdSpec(StageSpec):
         if not place.experts:
             raise InputError("it has no teachers: only `unified.path` has the experts' models")
         spec = cls(seed=place.seed, settings=settings, domains=place.with_problems())
-        return spec, {STUDENT: place.model, **place.experts}
+        inputs = {STUDENT: place.model, **place.experts}
+        return spec, inputs | place.admitted_problems("rl")
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:

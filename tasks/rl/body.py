@@ -31,6 +31,7 @@ from engines.sglang.fleet import Fleet, prewarm
 from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
 from infra.trace_file import write_trace
+from tasks.admitted import only_admitted
 from tasks.resources import lease_fleet, open_parts, read_rows
 from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
@@ -65,6 +66,7 @@ async def train(
             ),
         )
         await read_rows(context, domains)
+        domains = await only_admitted(context, domains)
         timeline = Timeline()
         stack.enter_context(recording(timeline))
         watch = StopRule(**spec.settings.bounds.model_dump())

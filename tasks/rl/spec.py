@@ -88,7 +88,7 @@ class RlSpec(StageSpec):
         spec = cls(
             seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
         )
-        return spec, {"model": place.model}
+        return spec, {"model": place.model, **place.admitted_problems("rl")}
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:

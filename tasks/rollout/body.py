@@ -15,6 +15,7 @@ from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group
 from infra.run_both import run_both
+from tasks.admitted import only_admitted
 from tasks.resources import (
     keep_rollouts,
     lease_fleet,
@@ -44,6 +45,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
         rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
         roller = await rollers.of(model, chat)
         await read_rows(context, domains)
+        domains = await only_admitted(context, domains)
         kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []

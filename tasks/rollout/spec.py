@@ -39,7 +39,7 @@ class RolloutSpec(StageSpec):
         spec = cls(
             seed=place.seed, settings=settings, domains=place.with_problems(), start=place.start
         )
-        return spec, {"model": place.model}
+        return spec, {"model": place.model, **place.admitted_problems("rl")}
 
     @property
     def drawn(self) -> Mapping[Split, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ from engines.batching import TokenSequence
 from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
+from tasks.admitted import restricted
+from tasks.place import ADMITTED
 
 if TYPE_CHECKING:
     from engines.chat import Chat
@@ -39,8 +41,9 @@ class _Solved:
     sequence: TokenSequence
 
 
-def load_data(spec: SftSpec, model: Path, dataset: Path | None) -> SftData:
-    """Sequences for the model's own tokenizer. Raises InputError when none is usable."""
+def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path]) -> SftData:
+    """Sequences for the model's own tokenizer, of the dataset or the admitted problems among the
+    stage's inputs where there are any. Raises InputError when none is usable."""
     from engines.chat import Chat
     from engines.families.common.config import read_config
     from engines.families.common.registry import model_shape
@@ -49,10 +52,10 @@ def load_data(spec: SftSpec, model: Path, dataset: Path | None) -> SftData:
     chat = Chat.load(model)
     if spec.curriculum is not None:
         source = f"curriculum {spec.curriculum.name}"
-        solved = list(_demonstrations(spec, chat))
+        solved = list(_demonstrations(spec, chat, inputs.get(ADMITTED)))
     else:
         source = "distilled dataset"
-        solved = list(_distilled(chat, dataset))
+        solved = list(_distilled(chat, inputs.get("data")))
     bare = _without_thinking(solved, chat, spec.settings.nothink_share, spec.seed)
     sequences = [s.sequence for s in [*solved, *bare]]
     usable = [s for s in sequences if len(s.tokens) <= shape.max_positions]
@@ -87,11 +90,13 @@ def batches_for_steps(
     ]
 
 
-def _demonstrations(spec: SftSpec, chat: Chat) -> Iterator[_Solved]:
+def _demonstrations(spec: SftSpec, chat: Chat, admitted: Path | None) -> Iterator[_Solved]:
     from curricula.registry import build
 
     assert spec.curriculum is not None
     curriculum = build(spec.curriculum.name, spec.curriculum.options)
+    if admitted is not None:
+        curriculum = restricted(curriculum, admitted)
     for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
         yield _solved(chat, shown.problem, shown.turns)
 

@@ -86,7 +86,7 @@ class SftSpec(StageSpec):
             )
         curriculum = place.domains[0].curriculum
         spec = cls(seed=place.seed, settings=settings, curriculum=curriculum)
-        return spec, {"model": place.model}
+        return spec, {"model": place.model, **place.admitted_problems("sft")}
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:

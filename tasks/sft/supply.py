@@ -49,7 +49,7 @@ def open_supply(spec: SftSpec, context: StageContext) -> Supply:
     """Raises InputError for data that nothing can be learned from."""
     model = context.inputs["model"]
     if spec.settings.data is None:
-        return ListSupply(spec, load_data(spec, model, context.inputs.get("data")))
+        return ListSupply(spec, load_data(spec, model, context.inputs))
     return resolve("data", FILE_SUPPLY, {})(spec, context)
 
 

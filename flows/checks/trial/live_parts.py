@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from curricula.admissible import Admissible
 from curricula.built_in import OF_LIBRARIES
 from engines.types import Curriculum, Environment, RowCurriculum
 from flows.checks.trial.bounded_steps import Attempts
@@ -55,6 +56,12 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
             attempts.problems.append(
                 f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
             )
+    if placed.is_tried and not isinstance(curriculum, Admissible):
+        attempts.problems.append(
+            f"{at}: `admit` tries its problems, and {named.name} has no methods"
+            " `solution(problem)` and `secrets(problem)` (curricula/admissible.py); add them, or"
+            " leave `admit` out"
+        )
     if len(attempts.problems) > before:
         return None
     return LiveParts(where, domain, curriculum, environment, terms)

@@ -39,6 +39,8 @@ class PlacedDomain(Config):
     where: str
     domain: Domain
     counts: dict[Split, int]
+    is_tried: bool = False
+    """whether an `admit` stage tries its problems"""
 
 
 class PlacedCurriculum(Config):
@@ -113,8 +115,12 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
         domain = expert.domain
         if domain is None:
             continue
+        tried = [stage.spec for stage in plan if stage.spec.makes == "problems"]
         place = PlacedDomain(
-            where=f"experts.{key}.domain", domain=domain, counts=_counts(recipe, plan, domain)
+            where=f"experts.{key}.domain",
+            domain=domain,
+            counts=_counts(recipe, plan, domain),
+            is_tried=any(d.name == domain.name for spec in tried for d in spec.sampled_domains),
         )
         placed.setdefault(domain.name, place)
     return list(placed.values())

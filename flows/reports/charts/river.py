@@ -91,18 +91,23 @@ def _drawn(stages: Sequence[RiverStage], shape: _Shape, name: str) -> str:
 
 
 def _places(stages: Sequence[RiverStage]) -> dict[str, tuple[int, float]]:
-    """Column and lane of each: after all its inputs; what belongs to no expert in the middle."""
+    """Column and lane of each: after all its inputs; what belongs to no expert in the middle. An
+    expert's stage without inputs, as `admit` is, stands before the first that needs it."""
     known = {stage.name for stage in stages}
     columns: dict[str, int] = {}
     for stage in stages:  # a plan's inputs stand before what needs them
         columns[stage.name] = 1 + max(
             (columns[source] for source in stage.inputs if source in known), default=-1
         )
+    alone = {s.name for s in stages if s.expert and not known & set(s.inputs)}
+    for name in alone:
+        followers = [columns[other.name] for other in stages if name in other.inputs]
+        columns[name] = max(0, min(followers, default=1) - 1)
     experts = list(dict.fromkeys(stage.expert for stage in stages if stage.expert))
     middle = (len(experts) - 1) / 2 if experts else 0.0
     taken: defaultdict[int, list[float]] = defaultdict(list)
     places: dict[str, tuple[int, float]] = {}
-    for stage in sorted(stages, key=lambda s: not s.expert):
+    for stage in sorted(stages, key=lambda s: (not s.expert, s.name in alone)):
         column = columns[stage.name]
         lane = float(experts.index(stage.expert)) if stage.expert else middle
         while any(abs(lane - other) < 1 for other in taken[column]):

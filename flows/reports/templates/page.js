@@ -112,48 +112,52 @@
     return found;
   };
   const drawChart = (box, chart) => {
-    const width = box.clientWidth - 24, height = chart.large ? 230 : 132;
+    const width = box.clientWidth - 24, height = chart.large || chart.wide ? 230 : 132;
     if (width < 60) return;
     const left = 46, right = 8, top = 8, bottom = 20;
     const points = chart.lines.flatMap((line) => line.points);
     const steps = points.map((p) => p[0]);
     const first = Math.min(...steps), last = Math.max(first + 1, ...steps);
-    let low = Math.min(...points.map((p) => p[1] - (p[2] || 0))), high = Math.max(...points.map((p) => p[1] + (p[2] || 0)));
+    // A point is [step, value, error], or [step, value, below, above].
+    const below = (p) => p[1] - (p[2] || 0), above = (p) => p[1] + ((p.length > 3 ? p[3] : p[2]) || 0);
+    let low = Math.min(...points.map(below)), high = Math.max(...points.map(above));
     if (low >= 0 && low < 0.5 * high) low = 0;
     if (chart.top != null) { low = Math.max(0, low); high = Math.min(chart.top, high); }
     if (high - low < 1e-12) { const pad = Math.abs(high) || 1; high += pad * 0.5; low = low >= 0 ? Math.max(0, low - pad * 0.5) : low - pad * 0.5; }
-    const marks = ticks(low, high, chart.large ? 4 : 3);
+    const marks = ticks(low, high, chart.large || chart.wide ? 4 : 3);
     high = Math.max(high, marks.at(-1) ?? high);
-    const x = (step) => left + (width - left - right) * (step - first) / (last - first);
+    const scaled = chart.doubles ? Math.log2 : (step) => step;
+    const x = (step) => left + (width - left - right) * (scaled(step) - scaled(first)) / (scaled(last) - scaled(first));
     const y = (value) => height - bottom - (height - top - bottom) * (Math.min(high, Math.max(low, value)) - low) / (high - low);
     const drawn = svg("svg", { width, height, role: "img", "aria-label": chart.title });
     for (const value of marks) {
       drawn.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
       drawn.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
     }
-    const between = ticks(first, last, Math.min(6, Math.max(2, Math.floor(width / 90)))).map((s) => Math.round(s * 1e6) / 1e6)
+    const between = chart.doubles ? [...new Set(steps)].filter((s) => x(s) > x(first) + 24 && x(s) < x(last) - 24) : ticks(first, last, Math.min(6, Math.max(2, Math.floor(width / 90)))).map((s) => Math.round(s * 1e6) / 1e6)
       .filter((s) => Number.isInteger(s) && x(s) > x(first) + 36 && x(s) < x(last) - 48);
     for (const step of [first, ...between, last]) drawn.append(svg("text", { x: x(step), y: height - 4, "text-anchor": step === last ? "end" : "middle" }, String(step)));
-    chart.lines.forEach((line, place) => {
-      const colour = `var(--c${place % 6 + 1})`;
-      const path = line.points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
+    chart.lines.forEach((line, nth) => {
+      const colour = `var(--c${nth % 6 + 1})`;
+      const aside = chart.doubles ? Math.min(4, 24 / chart.lines.length) * (nth - (chart.lines.length - 1) / 2) : 0; // bars at one place would hide each other
+      const path = line.points.map((p, i) => `${i ? "L" : "M"}${(x(p[0]) + aside).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
       drawn.append(svg("path", { d: path, fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-linejoin": "round" }));
       for (const p of line.points.length <= 40 ? line.points : []) {
-        if (p[2]) drawn.append(svg("line", { x1: x(p[0]), x2: x(p[0]), y1: y(p[1] - p[2]), y2: y(p[1] + p[2]), stroke: colour, "stroke-opacity": 0.55, "stroke-width": 1.4 }));
-        drawn.append(svg("circle", { cx: x(p[0]), cy: y(p[1]), r: 2.6, fill: colour }));
+        if (above(p) > below(p)) drawn.append(svg("line", { x1: x(p[0]) + aside, x2: x(p[0]) + aside, y1: y(below(p)), y2: y(above(p)), stroke: colour, "stroke-opacity": 0.55, "stroke-width": 1.4 }));
+        drawn.append(svg("circle", { cx: x(p[0]) + aside, cy: y(p[1]), r: 2.6, fill: colour }));
       }
     });
     const cursor = svg("line", { y1: top, y2: height - bottom, stroke: "currentColor", "stroke-opacity": 0, "stroke-dasharray": "3 3" });
     drawn.append(cursor);
     drawn.addEventListener("pointermove", (event) => {
-      const at = first + (event.clientX - drawn.getBoundingClientRect().left - left) / (width - left - right) * (last - first);
-      const step = steps.reduce((best, s) => Math.abs(s - at) < Math.abs(best - at) ? s : best, steps[0]);
+      const at = event.clientX - drawn.getBoundingClientRect().left;
+      const step = steps.reduce((best, s) => Math.abs(x(s) - at) < Math.abs(x(best) - at) ? s : best, steps[0]);
       cursor.setAttribute("x1", x(step)); cursor.setAttribute("x2", x(step)); cursor.setAttribute("stroke-opacity", 0.4);
       const said = chart.lines.flatMap((line) => {
         const p = line.points.find((q) => q[0] === step);
-        return p ? [`${line.name}: ${number(p[1])}${p[2] ? ` ± ${number(p[2])}` : ""}`] : [];
+        return p ? [`${line.name}: ${number(p[1])}${p.length > 3 ? ` (${number(below(p))} to ${number(above(p))})` : p[2] ? ` ± ${number(p[2])}` : ""}`] : [];
       });
-      showTip(`step ${step}\n${said.join("\n")}`, event.clientX, event.clientY);
+      showTip(`${chart.unit ?? "step"} ${step}\n${said.join("\n")}`, event.clientX, event.clientY);
     });
     drawn.addEventListener("pointerleave", () => { cursor.setAttribute("stroke-opacity", 0); hideTip(); });
     box.replaceChildren(make("h4", { text: chart.title }));
@@ -166,7 +170,7 @@
       if (place.hidden) continue;
       let grid = place.firstElementChild;
       if (!grid) {
-        grid = make("div", { class: "charts" }, ...charts[place.dataset.charts].map((c) => make("div", { class: c.large ? "chart large" : "chart" })));
+        grid = make("div", { class: "charts" }, ...charts[place.dataset.charts].map((c) => make("div", { class: c.large ? "chart large" : c.wide ? "chart half" : "chart" })));
         place.append(grid);
       }
       [...grid.children].forEach((box, i) => drawChart(box, charts[place.dataset.charts][i]));

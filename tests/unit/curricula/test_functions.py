@@ -25,7 +25,7 @@ from infra.back_ends.calls import Call, is_same_call
 from infra.back_ends.task import OPTIONAL, Api, Task, task_of
 from rewards.registry import build as build_reward
 from rewards.rubric import Rubric, Term, turns_fault
-from tasks.admission.admission import admit
+from tasks.admit.admission import admit
 
 pytestmark = pytest.mark.unit
 API = Api("tin", "view", "pay", "drop", "cup", 1, "weeks", "late", "kept")

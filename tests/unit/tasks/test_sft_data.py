@@ -84,10 +84,10 @@ def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path):
             "curriculum": {"name": "reasoning"},
         }
     )
-    data = load_data(spec, model, None)
+    data = load_data(spec, model, {})
     assert len(data.sequences) == 12
     assert all(0 < sum(s.loss_mask) < len(s.tokens) == len(s.loss_mask) for s in data.sequences)
-    assert data == load_data(spec, model, None)
+    assert data == load_data(spec, model, {})
 
 
 def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path: Path):
@@ -96,7 +96,7 @@ def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path
     # Other ids for the same text than the tokenizer would choose: as an engine may sample.
     split = [i for t in chat._encode("ant") for i in chat._encode(" ".join(chat.decode([t])))]
     sampled.tokens[-1:-1], sampled.loss_mask[-1:-1] = split, [1] * len(split)
-    data = load_data(sft(), model, dataset(tmp_path, [sampled]))
+    data = load_data(sft(), model, {"data": dataset(tmp_path, [sampled])})
     assert data.sequences[0].tokens == sampled.tokens
     assert data.sequences[0].loss_mask == sampled.loss_mask
 
@@ -105,7 +105,7 @@ def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, t
     chat = Chat.load(model)
     rows = [row(chat, problem(f"{n}+30", thinking=True), ANSWER) for n in range(10, 18)]
     rows += [row(chat, problem("color of ant"), (Message("assistant", "red"),))]
-    data = load_data(sft(nothink_share=0.25), model, dataset(tmp_path, rows))
+    data = load_data(sft(nothink_share=0.25), model, {"data": dataset(tmp_path, rows)})
     assert (len(data.sequences), data.without_thinking) == (11, 2)
     for sequence in data.sequences[-2:]:
         text = chat.decode(sequence.tokens)
@@ -120,19 +120,19 @@ def test_sequences_longer_than_the_models_context_are_counted_and_left_out(
     chat = Chat.load(model)
     long = row(chat, problem("9" * 600), (Message("assistant", "red"),))
     short = row(chat, problem(), (Message("assistant", "red"),))
-    data = load_data(sft(), model, dataset(tmp_path, [long, short]))
+    data = load_data(sft(), model, {"data": dataset(tmp_path, [long, short])})
     assert (len(data.sequences), data.too_long) == (1, 1)
     with pytest.raises(InputError, match="no sequence to train on: 1 were made, 1 of them longer"):
-        load_data(sft(), model, dataset(tmp_path, [long]))
+        load_data(sft(), model, {"data": dataset(tmp_path, [long])})
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(model: Path, tmp_path: Path):
     foreign = row(Chat.load(model), problem(), (Message("assistant", "red"),))
     foreign.tokens[0] += 1
     with pytest.raises(InputError, match=r"another tokenizer or chat template.*p/1"):
-        load_data(sft(), model, dataset(tmp_path, [foreign]))
+        load_data(sft(), model, {"data": dataset(tmp_path, [foreign])})
 
 
 def test_an_empty_dataset_is_refused(model: Path, tmp_path: Path):
     with pytest.raises(InputError, match="no sequence to train on"):
-        load_data(sft(), model, dataset(tmp_path, []))
+        load_data(sft(), model, {"data": dataset(tmp_path, [])})

@@ -11,6 +11,7 @@ import yaml
 from flows.checks.recipe import check_recipe
 from flows.load import load_recipe, validate_recipe
 from flows.plan import PlannedStage, versions_of
+from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
 from infra.errors import InputError
@@ -78,6 +79,67 @@ def test_each_stage_trains_what_the_one_before_it_made() -> None:
     starts = [s.spec.start for s in stages.values() if isinstance(s.spec, RlSpec)]
     each = RlSettings.model_validate(RL).most_problems
     assert starts == [0, each, 2 * each]
+
+
+ADMIT = {"admit": {"problems": {"rl": 8, "distill": 4}}}
+
+
+def test_stages_after_admit_draw_from_what_it_admitted() -> None:
+    stages = plan({"sft": SFT}, ADMIT, {"rl": RL}, "rollout", "distill", {"sft": SFT}, "rl")
+    assert stages["agent-sft"].inputs == {"model": "base"}
+    assert stages["agent-admit"].inputs == {}
+    given = {"admitted_problems": "agent-admit"}
+    assert stages["agent-rl"].inputs == {"model": "agent-sft", **given}
+    assert stages["agent-rollout"].inputs == {"model": "agent-rl", **given}
+    assert stages["agent-distill"].inputs == {"agent": "agent-rl", **given}
+    assert stages["agent-sft-2"].inputs == {"model": "base", "data": "agent-distill"}
+    assert stages["agent-rl-2"].inputs == {"model": "agent-sft-2", **given}
+    assert "admitted_problems" not in stages["evaluate"].inputs
+
+
+def test_a_stage_is_another_if_other_problems_are_tried() -> None:
+    def digests(**settings: Any) -> dict[str, str]:
+        admit = {"admit": {"problems": {"rl": 8}, **settings}}
+        planned = plan_post_train(recipe({"sft": SFT}, admit, {"rl": RL}))
+        return {name: made.digest for name, made in planned_identities(planned).items()}
+
+    before = digests()
+    for changed in ({"problems": {"rl": 9}}, {"random_outcome": 0.2}, {"seconds": 5.0}):
+        after = digests(**changed)
+        again = {name for name in before if before[name] != after[name]}
+        assert again == {"agent-admit", "agent-rl", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (["admit", {"sft": SFT}], "path.1.sft: it draws problems of the split `sft`"),
+        (["admit", "distill"], "path.1.distill: it draws problems of the split `distill`"),
+        (
+            ["admit", {"rl": RL, "curriculum_options": {"levels": ["hard"]}}],
+            "path.1.rl: agent-admit admitted problems of other curriculum options",
+        ),
+    ],
+)
+def test_a_stage_that_would_draw_problems_that_were_not_tried_is_refused(
+    path: list[Any], said: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        plan(*path)
+    assert said in str(refused.value)
+
+
+def test_an_admit_between_distill_and_sft_leaves_the_data_to_it() -> None:
+    stages = plan({"sft": SFT}, "distill", "admit", {"sft": SFT}, {"rl": RL})
+    assert stages["agent-sft-2"].inputs == {"model": "base", "data": "agent-distill"}
+
+
+def test_check_refuses_to_admit_from_a_curriculum_that_solves_nothing() -> None:
+    made = recipe("admit", {"rl": RL})
+    with pytest.raises(InputError) as refused:
+        check_recipe(made, plan_post_train(made))
+    assert "experts.agent.domain.curriculum: `admit` tries its problems" in str(refused.value)
+    assert "`solution(problem)`" in str(refused.value)
 
 
 def test_a_kind_alone_has_the_settings_of_the_last_of_its_kind() -> None:

@@ -175,6 +175,27 @@ def test_a_recipe_says_how_added_rounds_get_harder() -> None:
     assert level("evaluate") is None
 
 
+def test_a_harder_round_admits_its_own_problems_first() -> None:
+    written = recipe().model_dump(mode="json")
+    written["experts"]["agent"]["path"].insert(1, {"admit": {"problems": {"rl": 4, "distill": 4}}})
+    hard = {"levels": ["medium"]}
+    written["rounds"]["harder"] = {"agent": [{"levels": ["easy"]}, hard]}
+    planned = plan_distill_rounds(validate_recipe(written, "-"), "agent", 2)
+    names = [stage.name for stage in planned if stage.expert]
+    assert names == [
+        "agent-sft", "agent-admit", "agent-rl",
+        "agent-admit-2", "agent-distill", "agent-sft-2", "agent-rl-2",
+        "agent-admit-3", "agent-distill-2", "agent-sft-3", "agent-rl-3",
+    ]  # fmt: skip
+    drawn_from = {s.name: s.inputs.get("admitted_problems", "") for s in planned}
+    assert [drawn_from[n] for n in ("agent-rl", "agent-distill", "agent-rl-2")] == [
+        "agent-admit", "agent-admit-2", "agent-admit-2",
+    ]  # fmt: skip
+    assert drawn_from["agent-rl-3"] == drawn_from["agent-distill-2"] == "agent-admit-3"
+    (domain,) = next(s for s in planned if s.name == "agent-admit-3").spec.sampled_domains
+    assert domain.curriculum.options["levels"] == ["medium"]
+
+
 @pytest.mark.parametrize(
     ("harder", "what"),
     [

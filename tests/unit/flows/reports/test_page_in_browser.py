@@ -123,6 +123,21 @@ def test_text_can_be_read_in_both_themes(browser, runs, name, scheme):
     assert opened(browser, runs[name], scheme=scheme).page.evaluate(CONTRAST) == []
 
 
+def test_the_score_by_turns_is_drawn_and_read_at_the_pointer(browser, runs):
+    """Of six problems, `agent` solves the first five, in 1, 2, 3, 4, 1 turns."""
+    page = opened(browser, runs["done"]).page
+    chart = page.locator("#scaling .chart")
+    assert chart.locator("h4").all_text_contents() == ["score with at most n turns"]
+    ticks = chart.locator("svg text[text-anchor=middle], svg text[text-anchor=end]")
+    assert ticks.all_text_contents()[-3:] == ["1", "2", "4"]
+    svg = chart.locator("svg")
+    box = svg.bounding_box()
+    svg.hover(position={"x": 46 + (box["width"] - 54) / 2, "y": 60})  # two turns: half way
+    told = page.locator("#tip").inner_text()
+    assert told.splitlines()[0] == "turns 2"
+    assert "agent: 0.5 (" in told
+
+
 def test_the_outcome_stands_first_with_a_paired_test(browser, runs):
     page = opened(browser, runs["done"]).page
     first = page.locator("main > section").first.inner_text()
@@ -176,7 +191,7 @@ def test_charts_tell_a_step_under_the_pointer(browser, runs):
     page.locator(".chart.large svg").hover(position={"x": 400, "y": 60})
     tip = page.locator("#tip").inner_text()
     assert "training samples: 0." in tip
-    assert page.locator(".chart").count() == 2
+    assert page.locator("#curves .chart").count() == 2
 
 
 def test_the_theme_can_be_chosen(browser, runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,12 +29,20 @@ from flows.running.records import RunHead, RunState, StageRecord
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event
 from infra.trace_file import Trace
+from tasks.admit.spec import AdmitSettings, AdmitSpec
+from tasks.domain import ScoredDomain
 from tasks.rl.curve import Curve, ScorePoint
 from tests.parts.report_parts import row
 
 pytestmark = pytest.mark.unit
 
-PLAN = {stage.name: stage for stage in plan_post_train(load_recipe("cpu-smoke"))}
+RECIPE = load_recipe("cpu-smoke")
+PLAN = {stage.name: stage for stage in plan_post_train(RECIPE)}
+PLAN["agent-admit"] = replace(
+    PLAN["evaluate"],
+    name="agent-admit",
+    spec=AdmitSpec(settings=AdmitSettings(), domains=[ScoredDomain.of(d) for d in RECIPE.domains]),
+)
 
 
 def view(name: str, metrics: dict[str, float] | None = None, seconds=10.0, **fields) -> StageView:
@@ -169,6 +178,17 @@ def test_every_filter_of_distillation_is_counted():
     ]  # fmt: skip
 
 
+def test_problems_that_were_refused_are_counted_by_their_first_reason():
+    counts = {"agent, rl": {"tried": 9, "admitted": 6, "random": 2, "leak": 1}}
+    (table,) = counted([view("agent-admit", {}, counts=counts)])
+    assert table.title == "problems of agent, rl"
+    assert list(table.counts) == [
+        Count("tried", 9, 9, True), Count("admitted", 6, 9, True),
+        Count("refused: random actions score", 2, 9),
+        Count("refused: its prompt or a tool shows the solution", 1, 9),
+    ]  # fmt: skip
+
+
 def test_groups_and_rollouts_of_rl_are_counted():
     counts = {
         "rollouts": {"completed": 30, "truncated": 2},
@@ -281,6 +301,20 @@ def test_the_river_draws_each_stage_with_its_state_and_widens():
     assert len(flows) == 7, "to the evaluation only from what nothing else follows"
     assert max(float(f["stroke-width"]) for f in flows) == 4.5, "two experts' work: 1.5 + 2 x 1.5"
     assert [f["class"] for f in flows].count("flow detour") == 1, "base to <two>, around `one`"
+
+
+def test_a_stage_without_inputs_stands_before_the_first_that_needs_it():
+    stages = [
+        stage("base"), stage("a-sft", "base", expert="a"), stage("a-admit", expert="a"),
+        stage("a-rl", "a-sft", "a-admit", expert="a"),
+    ]  # fmt: skip
+    svg = ElementTree.fromstring("<svg" + river(stages).split("<svg")[1])
+    names = [t.text for t in svg.iter("text") if t.attrib["class"] == "name"]
+    boxes = [(float(r.attrib["x"]), float(r.attrib["y"])) for r in svg.iter("rect")]
+    places = dict(zip(names, boxes, strict=True))
+    assert places["a-admit"][0] == places["a-sft"][0] < places["a-rl"][0]
+    assert places["a-admit"][1] > places["a-sft"][1] == places["a-rl"][1]
+    assert not any(p.attrib["class"] == "flow detour" for p in svg.iter("path"))
 
 
 def test_experts_of_several_stages_at_once_do_not_overlap():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.load import load_recipe
+from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
@@ -18,6 +18,7 @@ from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 from infra.timeline import TRAINER, Timeline
 from infra.trace_file import write_trace
+from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
 from tasks.rl.curve import Curve, ScorePoint
 
 pytestmark = pytest.mark.unit
@@ -83,12 +84,35 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     shown = _report(record).model_dump()
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
-        "tasks", "versions", "curves", "rounds",
+        "scaling", "tasks", "versions", "curves", "admissions", "rounds",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
     assert shown["stages"][0]["cached"] is True
     assert (shown["state"], shown["seconds"], shown["scores"]) == ("completed", 12.5, SCORES)
+
+
+def test_the_report_says_what_was_refused(record: RunRecord, tmp_path: Path) -> None:
+    folder = tmp_path / "admitted"
+    folder.mkdir()
+    line = {"domain": "agent", "split": "rl", "id": "a", "cause": "idle", "reasons": ["free"]}
+    (folder / REFUSED_FILE).write_text(f"{json.dumps(line)}\n")
+    counts = {"agent, rl": {"tried": 2, "admitted": 1, "idle": 1}}
+    (folder / ADMISSION_FILE).write_text(json.dumps(counts))
+    digest = "a" * 64
+    made = ArtifactStore(record.store, tmp_path / "cache").commit(
+        "admit", digest, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=3.0,
+    )  # fmt: skip
+    record.put_stage(
+        StageRecord(name="agent-admit", kind="admit", state="completed", digest=digest,
+                    artifact=made.url, started=10.0)
+    )  # fmt: skip
+    loaded = load_recipe("cpu-smoke").model_dump(mode="json")
+    loaded["experts"]["agent"]["path"].insert(1, {"admit": {"problems": {"rl": 2}}})
+    plan = plan_post_train(validate_recipe(loaded, "here"))
+    admitted = build_report(record, plan).admissions["agent-admit"]
+    assert (admitted.counts, admitted.refused) == (counts, [line])
 
 
 def test_a_run_is_found_by_id_name_recipe_or_as_the_latest(record: RunRecord) -> None:

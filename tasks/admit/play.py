@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engines.rollout.protocols import Judge
 from engines.types import Environment, Message, Problem, ProtocolBreak, Status, Transcript
-from tasks.admission.policies import Policy
+from tasks.admit.policies import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Played:
     seconds: float
     fault: str = ""
     """what broke; empty: the environment and its judge did their work"""
+    is_late: bool = False
+    """whether it was ended because its time was over"""
 
     @property
     def told(self) -> list[str]:
@@ -37,8 +39,8 @@ async def play(
     turns: int,
     seconds: float,
 ) -> Played:
-    """Plays until the policy calls no tool, the environment is done, or `turns` are over. Ends
-    with a fault after `seconds`."""
+    """Plays until the policy calls no tool, the environment is done, or `turns` are over; late
+    after `seconds`."""
     messages: list[Message] = []
     began = time.monotonic()
     try:
@@ -49,7 +51,7 @@ async def play(
             transcript = Transcript(problem, tuple(messages), status, 1)
             judged = await judge.judge(transcript)
     except TimeoutError:
-        return Played(tuple(messages), 0.0, "", seconds, f"not over after {seconds:g} s")
+        return Played(tuple(messages), 0.0, "", seconds, is_late=True)
     except Exception as error:  # the environment is a user's code: its fault is a finding
         fault = f"{type(error).__name__}: {error}"
         return Played(tuple(messages), 0.0, "", time.monotonic() - began, fault)

@@ -11,15 +11,20 @@ A problem is admitted if
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from curricula.admissible import Admissible
 from engines.rollout.protocols import Judge
 from engines.types import Environment, Message, Problem
+from infra.config import Config
 from infra.errors import InputError
-from tasks.admission.play import Played, play
-from tasks.admission.policies import NOTHING, Policy, act_at_random, looks, say, words_of
+from tasks.admit.play import Played, play
+from tasks.admit.policies import NOTHING, Policy, act_at_random, looks, say, words_of
 
 CONCURRENT = 4
 """problems at a time"""
@@ -27,29 +32,54 @@ _SHOWN = 60
 """characters of a secret, or an answer, in a reason"""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+Cause: TypeAlias = Literal["unsolved", "varies", "idle", "random", "leak", "slow", "broken"]
+CAUSES: Mapping[str, str] = {
+    "unsolved": "its own solution does not score 1",
+    "varies": "a repetition differs",
+    "idle": "doing nothing scores",
+    "random": "random actions score",
+    "leak": "its prompt or a tool shows the solution",
+    "slow": "an episode takes too long",
+    "broken": "the environment or its judge failed",
+}
+"""by `Cause`: why a problem is refused"""
+
+
+class Bounds(Config):
     """What is asked of a problem."""
 
-    random_episodes: int = 4
-    random_outcome: float = 0.1
+    random_episodes: PositiveInt = 4
+    random_outcome: float = Field(default=0.1, ge=0, lt=1)
     """mean outcome of random actions, at most"""
-    seconds: float = 20.0
+    seconds: PositiveFloat = Field(default=20.0, allow_inf_nan=False)
     """of an episode and its judgement"""
-    turns: int = 16
-    """of an episode"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason why a problem is refused, e.g. `Refusal("idle", "doing nothing scores 1")`."""
+
+    cause: Cause
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem and why it is refused; without reasons it is admitted."""
+    """A problem and why it is refused; without refusals it is admitted."""
 
     problem: Problem
-    reasons: list[str] = field(default_factory=list[str])
+    refusals: list[Refusal] = field(default_factory=list[Refusal])
 
     @property
     def is_admitted(self) -> bool:
-        return not self.reasons
+        return not self.refusals
+
+    @property
+    def reasons(self) -> list[str]:
+        return [refusal.text for refusal in self.refusals]
+
+
+_NONE: Mapping[str, Sequence[Refusal]] = MappingProxyType({})
 
 
 async def admit(
@@ -58,9 +88,17 @@ async def admit(
     judge: Judge,
     problems: Sequence[Problem],
     bounds: Bounds | None = None,
+    *,
+    turns: int = 16,
+    known: Mapping[str, Sequence[Refusal]] = _NONE,
+    on_found: Callable[[Finding], None] = lambda found: None,
 ) -> list[Finding]:
     """A finding for each problem, in order. Raises InputError for a curriculum that cannot solve
-    its own problems."""
+    its own problems.
+
+    `turns`: most of an episode. Problems in `known` (by id) are not tried again; the findings on
+    all others are handed to `on_found` as they come.
+    """
     if not isinstance(curriculum, Admissible):
         raise InputError(
             f"{type(curriculum).__name__} cannot be asked for solutions: give it the methods "
@@ -69,9 +107,14 @@ async def admit(
     room = asyncio.Semaphore(CONCURRENT)
 
     async def one(problem: Problem) -> Finding:
+        if problem.id in known:
+            return Finding(problem, list(known[problem.id]))
         async with room:
-            inspector = _Inspector(curriculum, environment, judge, problem, bounds or Bounds())
-            return Finding(problem, await inspector.reasons())
+            await asyncio.sleep(0)  # an environment may never wait, and others must get on
+            tried = _Inspector(curriculum, environment, judge, problem, bounds or Bounds(), turns)
+            found = Finding(problem, await tried.refusals())
+        on_found(found)
+        return found
 
     return list(await asyncio.gather(*map(one, problems)))
 
@@ -86,46 +129,51 @@ class _Inspector:
         judge: Judge,
         problem: Problem,
         bounds: Bounds,
+        turns: int,
     ) -> None:
         self._environment, self._judge = environment, judge
-        self._problem, self._bounds = problem, bounds
+        self._problem, self._bounds, self._turns = problem, bounds, turns
         self._solution = curriculum.solution(problem)
         self._secrets = [secret for secret in curriculum.secrets(problem) if secret]
 
-    async def reasons(self) -> list[str]:
+    async def refusals(self) -> list[Refusal]:
         try:
             solved = [await self._play(say(self._solution)) for _ in range(2)]
             idle = await self._play(lambda _: NOTHING)
         except _Fault as fault:
-            return [str(fault)]
-        reasons = _of_solution(*solved)
+            return [fault.refusal]
+        found = _of_solution(*solved)
         if idle.outcome > 0:
-            reasons.append(f"doing nothing scores {idle.outcome:g}")
-        if reasons:
-            return reasons
+            found.append(Refusal("idle", f"doing nothing scores {idle.outcome:g}"))
+        if found:
+            return found
         try:
             return await self._of_random_actions() + await self._of_leaks()
         except _Fault as fault:
-            return [str(fault)]
+            return [fault.refusal]
 
-    async def _of_random_actions(self) -> list[str]:
-        episodes, turns = self._bounds.random_episodes, self._bounds.turns
+    async def _of_random_actions(self) -> list[Refusal]:
+        episodes = self._bounds.random_episodes
         outcomes: list[float] = []
         for seed in range(episodes):
             first, second = [
-                await self._play(act_at_random(self._problem, seed, turns)) for _ in range(2)
+                await self._play(act_at_random(self._problem, seed, self._turns)) for _ in range(2)
             ]
             if difference := _difference(first, second):
-                return [f"random actions, repeated, differ: {difference}"]
+                return [Refusal("varies", f"random actions, repeated, differ: {difference}")]
             outcomes.append(first.outcome)
-        mean = sum(outcomes) / max(1, episodes)
+        mean = sum(outcomes) / episodes
         bound = self._bounds.random_outcome
-        return [f"random actions score {mean:g}, more than {bound:g}"] if mean > bound else []
+        if mean <= bound:
+            return []
+        return [Refusal("random", f"random actions score {mean:g}, more than {bound:g}")]
 
-    async def _of_leaks(self) -> list[str]:
+    async def _of_leaks(self) -> list[Refusal]:
         """Asks for all that can be seen in one look, each in an episode of its own."""
+        if not self._secrets:
+            return []
         if where := self._leaked([m.content for m in self._problem.messages]):
-            return [f"its prompt shows {where}"]
+            return [Refusal("leak", f"its prompt shows {where}")]
         words = words_of(self._problem.messages)
         for look_number in range(2):  # the second uses the words that the first found
             seen: list[Message] = []
@@ -133,7 +181,7 @@ class _Inspector:
                 turn = Message("assistant", "", tool_calls=(call,))
                 played = await self._play(say([turn]))
                 if where := self._leaked(played.told):
-                    return [f"the tool {call.name} shows {where}"]
+                    return [Refusal("leak", f"the tool {call.name} shows {where}")]
                 seen += [m for m in played.messages if m.role == "tool"]
             words = words_of(seen)
             if look_number == 0 and not words:
@@ -147,31 +195,39 @@ class _Inspector:
         return ""
 
     async def _play(self, policy: Policy) -> Played:
-        bounds = self._bounds
+        seconds = self._bounds.seconds
         played = await play(
             self._environment,
             self._judge,
             self._problem,
             policy,
-            turns=bounds.turns,
-            seconds=bounds.seconds,
+            turns=self._turns,
+            seconds=seconds,
         )
+        if played.is_late:
+            raise _Fault(Refusal("slow", f"an episode was not over after {seconds:g} s"))
         if played.fault:
-            raise _Fault(f"an episode failed: {played.fault}")
+            raise _Fault(Refusal("broken", f"an episode failed: {played.fault}"))
         return played
 
 
 class _Fault(Exception):
     """An episode that says nothing of the problem but that it does not work."""
 
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
 
-def _of_solution(first: Played, second: Played) -> list[str]:
+
+def _of_solution(first: Played, second: Played) -> list[Refusal]:
     if first.outcome != second.outcome:
-        return [f"its solution scores {first.outcome:g}, then {second.outcome:g}"]
+        both = f"{first.outcome:g}, then {second.outcome:g}"
+        return [Refusal("varies", f"its solution scores {both}")]
     if first.outcome != 1.0:
-        return [f"its solution scores {first.outcome:g}: {first.reason or 'no reason given'}"]
+        why = first.reason or "no reason given"
+        return [Refusal("unsolved", f"its solution scores {first.outcome:g}: {why}")]
     if difference := _difference(first, second):
-        return [f"its solution, repeated, differs: {difference}"]
+        return [Refusal("varies", f"its solution, repeated, differs: {difference}")]
     return []
 
 

@@ -17,6 +17,7 @@ from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
 from infra.home import home
 from tasks.model_folder.location import beside
+from tasks.served.named import is_stage
 
 SHIPPED = Path(__file__).parent / "recipes"
 
@@ -187,6 +188,10 @@ def _set_beside(data: dict[str, Any], folder: Path) -> None:
     lm_eval = data.get("lm_eval")
     if isinstance(lm_eval, dict) and isinstance(lm_eval.get("folder"), str) and lm_eval["folder"]:
         data["lm_eval"] = lm_eval | {"folder": str((folder / lm_eval["folder"]).resolve())}
+    for served in _served_models(data):
+        model = served.get("model")
+        if isinstance(model, str) and not is_stage(model):
+            served["model"] = beside(model, folder)
     for source in [*_message_files(data), *_prompt_files(data)]:
         files = source.get("files")
         if isinstance(files, list):
@@ -217,6 +222,18 @@ def _prompt_files(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for source in found if isinstance(found, list) else [found]:
             if isinstance(source, dict):
                 yield source
+
+
+def _served_models(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Wherever a domain's reward names a model that it asks."""
+    experts = data.get("experts")
+    for owner in experts.values() if isinstance(experts, dict) else []:
+        domain = owner.get("domain") if isinstance(owner, dict) else None
+        rewards = domain.get("rewards") if isinstance(domain, dict) else None
+        for term in rewards if isinstance(rewards, list) else []:
+            served = term.get("served") if isinstance(term, dict) else None
+            if isinstance(served, dict):
+                yield served
 
 
 def _read_text(file: Path) -> str:

@@ -25,10 +25,15 @@ from tasks.domain import Domain, ScoredDomain
 from tasks.evaluate.spec import EvaluateSpec
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
 from tasks.registry import is_own, spec_of
+from tasks.served.named import is_stage
+from tasks.served.roles import ServedRole, served_roles
+from tasks.served.spec import ServedSettings, ServedSpec
 from tasks.stage import StageResources, StageSpec
 
 MODEL = "model-"
 """what the names of stages that import a model to be compared begin with"""
+ROLE = "role-"
+"""what the names of stages that import a model which rewards ask begin with"""
 BASE, EVALUATE, LM_EVAL = "base", "evaluate", "lm-eval"
 SCORING = (EVALUATE, LM_EVAL)
 """stages that score every model, and that nothing follows"""
@@ -70,6 +75,11 @@ class PlannedStage:
         return int(getattr(getattr(self.spec, "settings", None), "steps", 0))
 
     @property
+    def roles(self) -> Mapping[str, ServedRole]:
+        """The models that its rewards ask."""
+        return served_roles(self.spec.sampled_domains)
+
+    @property
     def critic(self) -> Parallel | None:
         """Layout of its critic's ranks; None if it has no critic."""
         return self.resources.of_critic if "critic" in self.spec.trained_roles else None
@@ -94,7 +104,10 @@ class Plan:
         scored_as: str = "",
     ) -> str:
         resources = self.recipe.resources.of(name)
-        stage = PlannedStage(name, spec, inputs, resources, where, expert, model, scored_as)
+        asked = self._asked(spec, where)
+        stage = PlannedStage(
+            name, spec, {**inputs, **asked}, resources, where, expert, model, scored_as
+        )
         for other in self.stages:
             if {name, scored_as} & {other.name, other.scored_as} - {""}:
                 raise self._refused(
@@ -103,6 +116,37 @@ class Plan:
                     " another",
                 )
         self.stages.append(stage)
+        return name
+
+    def _asked(self, spec: StageSpec, where: str) -> dict[str, str]:
+        """By input: the stages whose models the stage's rewards ask."""
+        try:
+            roles = served_roles(spec.sampled_domains)
+        except InputError as error:
+            raise self._refused(where, error) from None
+        return {role.input: self._served(role, where) for role in roles.values()}
+
+    def _served(self, role: ServedRole, where: str) -> str:
+        """The stage that makes or imports a role's model."""
+        made = [stage.name for stage in self.stages if stage.kind == BaseSpec.kind or stage.model]
+        if is_stage(role.model):
+            if role.model in made:
+                return role.model
+            raise self._refused(
+                where,
+                f"the model of role {role.name!r} is {role.model!r}, and no stage before it makes"
+                f" it: name one of {', '.join(made) or 'none'}; or a folder, with a `/` in it",
+            )
+        name, spec = f"{ROLE}{role.name}", ServedSpec(settings=ServedSettings(folder=role.model))
+        known = [stage for stage in self.stages if stage.name == name]
+        if not known:
+            return self.add(name, spec, {}, where=f"role {role.name}")
+        if known[0].spec != spec:
+            raise self._refused(
+                where,
+                f"the role {role.name!r} is of two models in this recipe: give one of them another"
+                " `served.role`",
+            )
         return name
 
     def base(self) -> str:

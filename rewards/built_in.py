@@ -17,4 +17,12 @@ BUILT_IN: Mapping[str, str] = {
     "repetition": "rewards.repetition:Repetition",
     "length": "rewards.length:Length",
     "library-score": "rewards.library_score:LibraryScore",
+    "judge": "rewards.served.judge:Judge",
+    "reward-model": "rewards.served.reward_model:RewardModel",
 }
+SERVED: Mapping[str, str] = {
+    "judge": "rewards.served.judge_settings:JudgeSettings",
+    "reward-model": "rewards.served.reward_model:RewardModelSettings",
+}
+"""the options of those that ask a served model; found by name, as no other reward's stage has them
+in its code"""

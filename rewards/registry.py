@@ -11,8 +11,11 @@ from engines.types import Reward
 from infra.errors import InputError
 from infra.hooks import check_options, construct, resolve
 from rewards.built_in import BUILT_IN
+from rewards.built_in import SERVED as SERVED_OPTIONS
 
-QUICK = frozenset(BUILT_IN) - {"reasoning-gym", "regex"}
+SERVED = frozenset(SERVED_OPTIONS)
+"""they ask a served model: `rewards.served.build`"""
+QUICK = frozenset(BUILT_IN) - SERVED - {"reasoning-gym", "regex"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit;
 a pattern of the user's may search a reply for ever"""
 
@@ -24,6 +27,8 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     a function `reward(transcript, **options)`; `async` or not. Raises `InputError` for anything
     else.
     """
+    if name in SERVED:
+        raise InputError(f"reward {name!r} asks a served model, which only a stage has")
     factory = resolve("reward", name, BUILT_IN)
     options = options or {}
     if _judges(factory, options):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -17,8 +17,11 @@ from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.built_in import OF_LIBRARIES
 from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
-from infra.config import Config, Count
+from engines.sglang.spec import FleetSpec
+from infra.config import RESULT_NEUTRAL, Config, Count
+from infra.hooks import resolve
 from rewards.built_in import BUILT_IN as REWARDS
+from rewards.built_in import SERVED
 
 
 class HookSpec(Config):
@@ -57,6 +60,18 @@ class CurriculumSpec(HookSpec):
         return (CURRICULA.get(self.name, self.name), *own)
 
 
+class ServedModel(Config):
+    """The model that a reward asks, and its servers. How many these are is in `resources`."""
+
+    model: Annotated[str, RESULT_NEUTRAL]
+    """a stage of the recipe, e.g. `base`; or a folder: a path with a `/` in it, relative to the
+    recipe's file, any fsspec URL (also of an artifact in a store), or `hf:org/name@revision`"""
+    role: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9-]*)?$")
+    """what resources call it; rewards of one role ask the same servers. Empty: the reward's name"""
+    fleet: FleetSpec = FleetSpec()
+    """of its servers; `max_turns_per_server` bounds how much they are asked at once (64 if none)"""
+
+
 class RewardSpec(HookSpec):
     """What scores an answer."""
 
@@ -64,10 +79,27 @@ class RewardSpec(HookSpec):
     """time limit in seconds of one call of your own reward; a sample that exceeds it is failed"""
     sources: list[str] = Field(default_factory=list)
     """names of the sources of the curriculum `files` whose problems it judges; empty: all"""
+    served: ServedModel | None = None
+    """the model that `judge` and `reward-model` ask; for no other reward"""
 
     @property
     def parts(self) -> tuple[str, ...]:
         return (REWARDS.get(self.name, self.name),)
+
+    @model_validator(mode="after")
+    def _asks_a_model(self) -> Self:
+        """The options of ours that ask one are read here, so that each that is wrong is named."""
+        settings = SERVED.get(self.name)
+        if settings is None and self.served is not None:
+            raise ValueError(
+                f"served: only {' and '.join(SERVED)} ask a served model; leave it out"
+            )
+        if settings is not None:
+            if self.served is None:
+                raise ValueError("served: is missing; name the model, e.g. {model: hf:org/name}")
+            options: Any = resolve("options", settings, {})
+            options.model_validate(self.options)
+        return self
 
 
 class RewardTerm(RewardSpec):

@@ -19,7 +19,10 @@ from rewards.own_process import ProcessReward
 from rewards.registry import QUICK
 from rewards.registry import build as build_reward
 from rewards.rubric import Rubric, Term
+from rewards.served.build import build_served
 from tasks.domain import Domain, RewardSpec, RewardTerm, ScoredDomain
+from tasks.served.role_clients import RoleClients
+from tasks.served.roles import role_name
 
 
 @runtime_checkable
@@ -41,13 +44,14 @@ class OpenDomain:
     """of the parts that are not ours, or run what is not ours"""
 
 
-def open_domain(domain: Domain | ScoredDomain) -> OpenDomain:
-    """Build a domain's curriculum, environment and rubric. Raises InputError."""
+def open_domain(domain: Domain | ScoredDomain, roles: RoleClients | None = None) -> OpenDomain:
+    """Build a domain's curriculum, environment and rubric; `roles` are what its rewards ask. Raises
+    InputError."""
     curriculum = build_curriculum(domain.curriculum.name, domain.curriculum.options)
     environment, processes = _environment(domain, curriculum)
     terms: list[Term] = []
     for term in _rewards(domain):
-        reward = _reward(term)
+        reward = _reward(term, roles)
         processes += [reward.process] if isinstance(reward, ProcessReward) else []
         terms.append(Term(term.name, term.weight, term.outcome, reward, tuple(term.sources)))
     named = domain.driver
@@ -71,9 +75,13 @@ def _rewards(domain: Domain | ScoredDomain) -> Sequence[RewardTerm]:
     return [RewardTerm(**dict(term), outcome=True) for term in domain.outcomes]
 
 
-def _reward(term: RewardSpec) -> Reward:
+def _reward(term: RewardSpec, roles: RoleClients | None) -> Reward:
     if term.name in QUICK:
         return build_reward(term.name, term.options)
+    if term.served is not None:
+        if roles is None:
+            raise InputError(f"reward {term.name!r} asks a served model, and none is served here")
+        return build_served(term.name, term.options, roles.of(role_name(term)), term.timeout_s)
     return ProcessReward(term.name, term.options, term.timeout_s)
 
 

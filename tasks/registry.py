@@ -1,8 +1,8 @@
 """The kinds of stage: ours by name, and the user's own by dotted path.
 
 Each of ours is a package `tasks.<kind>` with `spec.py` and `body.py`. Those of `PATH_KINDS` stand
-in paths; `base` begins every plan, `evaluate` and `lm_eval` end
-it, and `replay` is a plan of its own. One of
+in paths; `base` and `served` begin plans, `evaluate` and `lm_eval` end
+them, and `replay` is a plan of its own. One of
 the user's is a class `module:Class` with the body `run` beside it (docs/add-a-stage.md).
 """
 
@@ -26,6 +26,7 @@ from tasks.opd.spec import OpdSpec
 from tasks.replay.spec import ReplaySpec
 from tasks.rl.spec import RlSpec
 from tasks.rollout.spec import RolloutSpec
+from tasks.served.spec import ServedSpec
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, StageSpec
 
@@ -35,7 +36,7 @@ SPECS: dict[str, type[StageSpec]] = {
     spec.kind: spec
     for spec in (
         *(BaseSpec, AdmitSpec, SftSpec, RlSpec, DistillSpec, OpdSpec, RolloutSpec, OfflineSpec),
-        *(EvaluateSpec, LmEvalSpec, ReplaySpec),
+        *(EvaluateSpec, LmEvalSpec, ReplaySpec, ServedSpec),
     )
 }
 PATH_KINDS = ("admit", "sft", "rl", "opd", "distill", "rollout", "offline")

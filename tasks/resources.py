@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 from tasks.domain import Domain, ScoredDomain
-from tasks.stage import StageContext, Stopped
+from tasks.stage import StageContext, Stopped, require_inputs
 
 if TYPE_CHECKING:
     from engines.chat import Chat
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engines.sglang.fleet import Fleet
     from engines.sglang.servers.server_units import TrainerDevices
     from tasks.live_domain import OpenDomain
+    from tasks.served.role_clients import RoleClients
 
 NOTE_SECONDS = 1.0
 """most work of a sweep that a kill repeats"""
@@ -35,25 +36,54 @@ async def lease_fleet(
     context: StageContext,
     spec: FleetSpec,
     model: Path,
+    roles: RoleClients | None = None,
     shares: TrainerDevices | None = None,
 ) -> Fleet:
     """Lease the stage's servers with `model`'s weights (version 0), on `shares` if they take turns
-    with a trainer; released with the stack."""
-    from engines.sglang.fleet import Fleet
+    with a trainer, and beside them those of the models that its rewards ask, which `roles` are
+    connected with; released with the stack."""
+    from engines.sglang.fleet import Fleet, WantedFleet
+    from engines.sglang.servers.server_units import ServerTerms
 
+    resources = context.resources
+    terms = ServerTerms(spec, model, resources.tp_per_server, shares=shares)
+    named = list(roles.roles.values()) if roles is not None else []
+    require_inputs(context, [role.input for role in named])
+    wanted = [WantedFleet(terms, resources.servers)]
+    for role in named:
+        own = resources.of_role(role.name)
+        held = context.inputs[role.input]
+        terms = ServerTerms(role.server_fleet, held, own.tp_per_server, device=own.device)
+        wanted.append(WantedFleet(terms, own.servers))
     with context.pulse.waiting():
-        fleet = await Fleet.lease(
-            spec,
-            model,
-            servers=context.resources.servers,
-            tp=context.resources.tp_per_server,
-            pool_servers=context.pool.servers,
-            holder=context.holder,
-            shares=shares,
-        )
-    stack.push_async_callback(fleet.release)
+        fleets = await Fleet.lease_all(wanted, context.pool.servers, context.holder)
+    for fleet in fleets:
+        stack.push_async_callback(fleet.release)
+    if roles is not None:
+        await _connect(roles, context, dict(zip(roles.roles, fleets[1:], strict=True)))
     gc.freeze()  # what is imported stays: a look at all of it would hold every rollout up
-    return fleet
+    return fleets[0]
+
+
+async def _connect(roles: RoleClients, context: StageContext, fleets: Mapping[str, Fleet]) -> None:
+    """Raises InputError."""
+    from engines.chat.folder import chat_files
+    from engines.sglang.roles.address import MOST_ASKED, RoleAddress
+
+    addresses: dict[str, RoleAddress] = {}
+    for name, fleet in fleets.items():
+        role = roles.roles[name]
+        model = context.inputs[role.input]
+        most = role.fleet.max_turns_per_server or MOST_ASKED
+        addresses[name] = RoleAddress(
+            router_url=fleet.router_url,
+            max_batch=fleet.client.max_batch,
+            most_asked=most * len(fleet.server_urls),
+            chat_files=chat_files(model),
+            context_length=context_length(role.fleet, model),
+        )
+        fleet.on_lost(roles.of(name).refuse)
+    await roles.connect(addresses)
 
 
 def keep_rollouts(stack: AsyncExitStack, context: StageContext) -> RolloutJournal:
@@ -86,15 +116,17 @@ async def open_parts(
     stack: AsyncExitStack,
     model: Path,
     domains: Sequence[Domain | ScoredDomain],
+    roles: RoleClients,
     *,
     rolls_here: bool = True,
 ) -> tuple[Chat, list[LiveDomain]]:
     """The model's chat format and the live domains, built in a thread: their imports take time.
+    `roles` are what their rewards ask.
 
     Where this process rolls out, the processes of the user's own parts are started; they end with
     the stack. Raises InputError.
     """
-    chat, opened = await asyncio.to_thread(_open_parts, model, domains)
+    chat, opened = await asyncio.to_thread(_open_parts, model, domains, roles)
     if not rolls_here:
         return chat, [domain.live for domain in opened]
     processes = [process for domain in opened for process in domain.processes]
@@ -105,12 +137,12 @@ async def open_parts(
 
 
 def _open_parts(
-    model: Path, domains: Sequence[Domain | ScoredDomain]
+    model: Path, domains: Sequence[Domain | ScoredDomain], roles: RoleClients
 ) -> tuple[Chat, list[OpenDomain]]:
     from engines.chat import Chat
     from tasks.live_domain import open_domain
 
-    return Chat.load(model), [open_domain(d) for d in domains]
+    return Chat.load(model), [open_domain(d, roles) for d in domains]
 
 
 def context_length(spec: FleetSpec, model: Path) -> int:

@@ -118,6 +118,11 @@ class StageSpec(Config):
         return None
 
     @property
+    def served_folder(self) -> str | None:
+        """The folder of a model that it imports for servers alone, of whatever family."""
+        return None
+
+    @property
     def message_files(self) -> Sequence[MessageFiles]:
         """The user's own files that it trains on: its settings have them as `data`."""
         return ()
@@ -135,6 +140,17 @@ class StageSpec(Config):
         yield from ()
 
 
+class RoleResources(Config):
+    """Where a model runs that is served beside the policy; never changes what it answers."""
+
+    servers: PositiveInt = 1
+    """SGLang servers leased for it"""
+    tp_per_server: PositiveInt = 1
+    """devices of one server"""
+    device: str = ""
+    """the kind of GPU that it wants, as Ray names it, e.g. h200; empty: any"""
+
+
 class StageResources(Config):
     """Where a stage runs; never changes what it produces beyond floating-point order."""
 
@@ -149,6 +165,8 @@ class StageResources(Config):
     share: bool = False
     """whether trainer and servers are on the same devices and take turns: one sleeps while the
     other works; false: each has its own. For stages that do both, `rl` and `opd`"""
+    roles: dict[str, RoleResources] = Field(default_factory=dict)
+    """by role, for models that rewards ask (`served.role`); one that is not named has one server"""
     rollout_workers: NonNegativeInt = 0
     """processes, on any host, that roll out the problems of a stage; 0: the stage's own"""
     weights: WeightTransport = WeightTransport()
@@ -164,6 +182,9 @@ class StageResources(Config):
         """The layout of a critic's ranks, for a stage that has one."""
         return self.critic or self.trainer
 
+    def of_role(self, name: str) -> RoleResources:
+        return self.roles.get(name) or RoleResources()
+
 
 class Devices(Config):
     """GPUs that the recipe is planned for. `check` compares what its stages need with them."""
@@ -173,6 +194,8 @@ class Devices(Config):
     per_host: PositiveInt
     """of one host"""
     hosts: PositiveInt = 1
+    kind: str = ""
+    """as Ray names it, e.g. h100; roles ask for it as `device`"""
 
     @property
     def num(self) -> int:
@@ -194,6 +217,8 @@ class Resources(Config):
     """number of SGLang servers that may run"""
     devices: Devices | None = None
     """GPUs that all of this must fit on; None: those of this host, if it has any"""
+    other_devices: list[Devices] = Field(default_factory=list)
+    """GPUs of other kinds, for roles that ask for them as `device`"""
 
     def of(self, stage: str) -> StageResources:
         return self.stages.get(stage, self.default)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engines.devices.cluster import on_node, own_node
@@ -18,6 +18,8 @@ from infra.hooks import resolve
 
 _PROCESS = "engines.devices.host_process:HostProcess"
 """by name: it has an agent of its own"""
+_ACCELERATOR = "accelerator_type:"
+"""what Ray's names of a host's kind of GPU begin with"""
 _START_S = 180.0
 OWN = ""
 """node of the host on which this process runs, as long as there is no other"""
@@ -33,6 +35,8 @@ class Host:
     num_gpus: int
     first_gpu: int = 0
     """number of its first GPU in the cluster; the others follow"""
+    kind: str = ""
+    """of its GPUs, as Ray finds it, e.g. h100; empty: not known"""
 
 
 class Hosts:
@@ -70,6 +74,8 @@ class Hosts:
             return
         own = own_node()
         alive = [node for node in ray.nodes() if node["Alive"]]
+        mine = next((node for node in alive if node["NodeID"] == own), None)
+        self.own = replace(self.own, kind=_kind(mine) if mine else self.own.kind)
         found = sorted((n for n in alive if n["NodeID"] != own), key=_address)
         others = [self._host(node) for node in found]
         self._known = (self.own, *others)
@@ -82,7 +88,7 @@ class Hosts:
         # A number is left out between two hosts: GPUs with successive ones are of one host.
         following = max(first + n for (_, n), first in self._first_gpus.items()) + 1
         first = self._first_gpus.setdefault((address, gpus), following)
-        return Host(node["NodeID"], address, gpus, first)
+        return Host(node["NodeID"], address, gpus, first, _kind(node))
 
     def agent(self, host: Host) -> RemoteAgent:
         """Of another host, a new one where it died. It blocks; raises EngineError."""
@@ -150,6 +156,12 @@ class RemoteAgent:
             self.is_dead = isinstance(error, ActorDiedError)
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise EngineError(f"the agent of host {self._host.address} is lost: {first}") from error
+
+
+def _kind(node: Any) -> str:
+    """Example: "accelerator_type:H100" -> "h100"."""
+    found = [n for n in node["Resources"] if n.startswith(_ACCELERATOR)]
+    return found[0].removeprefix(_ACCELERATOR).lower() if found else ""
 
 
 def _address(node: Any) -> str:

@@ -32,6 +32,8 @@ class Lease:
     """of its units; none on a CPU"""
     is_sole: bool = False
     """whether no other holder may have units on these GPUs"""
+    is_placed: bool = False
+    """whether its GPUs were chosen for it, and do not follow from the names of its units"""
 
     def excludes(self, holder: str, gpus: frozenset[int], is_sole: bool) -> bool:
         """Whether such a lease has to wait for the end of this one."""
@@ -63,6 +65,7 @@ class LeaseBook:
         now: float,
         gpus: frozenset[int] = frozenset(),
         is_sole: bool = False,
+        is_placed: bool = False,
     ) -> Lease | None:
         """All of `units` for `ttl` seconds, or None if any of them is leased.
 
@@ -74,7 +77,7 @@ class LeaseBook:
             raise ValueError("a lease needs at least one unit")
         if any(self.holder_of(unit) for unit in wanted):
             return None
-        lease = Lease(uuid4().hex, wanted, holder, driver, now + ttl, gpus, is_sole)
+        lease = Lease(uuid4().hex, wanted, holder, driver, now + ttl, gpus, is_sole, is_placed)
         self._leases[lease.id] = lease
         return lease
 

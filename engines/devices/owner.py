@@ -16,9 +16,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from engines.devices.cluster import dead_drivers
 from engines.devices.host_agent import HostAgent
@@ -26,6 +26,7 @@ from engines.devices.kinds import KINDS, SETTINGS, Kind
 from engines.devices.lease import Lease, LeaseBook
 from engines.devices.request_queue import RequestQueue
 from engines.devices.units import Grant, OwnerSettings, Request, Units
+from infra.all_of import all_or_first_error
 from infra.errors import EngineError
 from infra.hooks import resolve
 
@@ -68,6 +69,21 @@ class _Pool:
         return not self.book.leases and not self.queue
 
 
+_Granted: TypeAlias = list[tuple[Lease, Any]]
+"""leases, each with the terms of its request"""
+
+
+def _grant(
+    book: LeaseBook, request: Request, names: Sequence[str], gpus: frozenset[int], is_placed: bool
+) -> Lease:
+    """Its holder renews it from when its units are prepared, for which they have own bounds."""
+    lease = book.grant(
+        names, request.holder, request.driver, math.inf, 0.0, gpus, request.is_sole, is_placed
+    )
+    assert lease is not None, "its units are free"
+    return lease
+
+
 class DeviceOwner:
     """See the module. Every public method is called through Ray."""
 
@@ -96,19 +112,35 @@ class DeviceOwner:
 
         Raises EngineError if they do not come free in time or do not start.
         """
-        await self.prewarm(request.kind, max(request.pool, request.count))
-        pool = self._pool(request.kind)
-        lease = await self._wait(pool, request)
+        (grant,) = await self.lease_all([request])
+        return grant
+
+    async def lease_all(self, requests: Sequence[Request]) -> list[Grant]:
+        """The same for several roles of one holder, all of one kind, each with a lease of its own:
+        they are granted at once, as two holders of half of theirs would wait for each other.
+
+        Raises InputError if there can never be that many.
+        """
+        kind, count = requests[0].kind, sum(request.count for request in requests)
+        await self.prewarm(kind, max(count, *(request.pool for request in requests)))
+        pool = self._pool(kind)
+        granted = await self._wait(pool, requests)
         try:
-            await self._make_room(lease)
-            use = await pool.units.prepare(lease, request.terms)
-            # From now on the holder has to renew.
-            pool.book.renew(lease.id, self._settings.ttl_s, time.monotonic())
+            preparing = [self._prepare(pool, lease, terms) for lease, terms in granted]
+            uses = await all_or_first_error(preparing)
         except BaseException:
-            pool.book.release(lease.id)
-            self._give_back(pool, lease, is_clean=False)
+            for lease, _ in granted:
+                pool.book.release(lease.id)
+                self._give_back(pool, lease, is_clean=False)
             raise
-        return Grant(lease.id, self._settings.ttl_s, use)
+        for lease, _ in granted:  # from now on the holder has to renew
+            pool.book.renew(lease.id, self._settings.ttl_s, time.monotonic())
+        ttl_s = self._settings.ttl_s
+        return [Grant(x.id, ttl_s, use) for (x, _), use in zip(granted, uses, strict=True)]
+
+    async def _prepare(self, pool: _Pool, lease: Lease, terms: Any) -> Any:
+        await self._make_room(lease)
+        return await pool.units.prepare(lease, terms)
 
     async def prepare(self, kind: Kind, lease_id: str, terms: Any) -> Any:
         """Let the units of a lease serve other terms."""
@@ -170,37 +202,54 @@ class DeviceOwner:
             self._pools[kind] = _Pool(make(self._agent, self._settings))
         return self._pools[kind]
 
-    async def _wait(self, pool: _Pool, request: Request) -> Lease:
+    async def _wait(self, pool: _Pool, requests: Sequence[Request]) -> _Granted:
+        wait_s, count = requests[0].wait_s, sum(request.count for request in requests)
         try:
-            return await pool.queue.serve(lambda: self._granted(pool, request), request.wait_s)
+            return await pool.queue.serve(lambda: self._granted(pool, requests), wait_s)
         except TimeoutError:
+            kind = requests[0].kind
             holders = ", ".join(lease.holder for lease in pool.book.leases) or "nobody"
             raise EngineError(
-                f"{request.count} of {len(pool.units.grow(0))} {request.kind}s did not come free"
-                f" within {request.wait_s:.0f} s; held by {holders}. Wait for them, or raise"
-                f" {SETTINGS[request.kind]}"
+                f"{count} of {len(pool.units.grow(0))} {kind}s did not come free"
+                f" within {wait_s:.0f} s; held by {holders}. Wait for them, or raise"
+                f" {SETTINGS[kind]}"
             ) from None
 
-    def _granted(self, pool: _Pool, request: Request) -> Lease | None:
-        gpus = {name: pool.units.gpus(name, request) for name in pool.free}
-        free = [name for name, own in gpus.items() if not self._is_excluded(request, own)]
-        chosen = pool.units.choose(free, request)
-        if len(chosen) < request.count:
+    def _granted(self, pool: _Pool, requests: Sequence[Request]) -> _Granted | None:
+        """A lease for each request, with its terms; none of them if one has to wait."""
+        placed = pool.units.place(requests, self._taken(pool, requests[0].holder))
+        if placed is None:
             return None
-        # Its holder renews it from when its units are prepared, for which they have own bounds.
-        return pool.book.grant(
-            chosen,
-            request.holder,
-            request.driver,
-            math.inf,
-            0.0,
-            frozenset[int]().union(*(gpus[name] for name in chosen)),
-            request.is_sole,
-        )
+        free = set(pool.free)
+        chosen: list[tuple[Sequence[str], frozenset[int]]] = []
+        for request in placed:
+            gpus = {name: pool.units.gpus(name, request) for name in pool.free if name in free}
+            fitting = [x for x, own in gpus.items() if not self._is_excluded(pool, request, own)]
+            names = pool.units.choose(fitting, request)
+            if len(names) < request.count:
+                return None
+            free -= set(names)
+            chosen.append((names, frozenset[int]().union(*(gpus[name] for name in names))))
+        return [
+            (
+                _grant(pool.book, request, names, own, is_placed=request not in requests),
+                request.terms,
+            )
+            for request, (names, own) in zip(placed, chosen, strict=True)
+        ]
 
-    def _is_excluded(self, request: Request, gpus: frozenset[int]) -> bool:
-        leases = (lease for pool in self._pools.values() for lease in pool.book.leases)
-        return any(lease.excludes(request.holder, gpus, request.is_sole) for lease in leases)
+    def _taken(self, pool: _Pool, holder: str) -> frozenset[int]:
+        """GPUs that other servers have, or stages that share theirs with themselves."""
+        others = (x for each in self._pools.values() for x in each.book.leases if x.is_sole)
+        leases = [*pool.book.leases, *(x for x in others if x.holder != holder)]
+        return frozenset[int]().union(*(lease.gpus for lease in leases))
+
+    def _is_excluded(self, pool: _Pool, request: Request, gpus: frozenset[int]) -> bool:
+        leases = (lease for each in self._pools.values() for lease in each.book.leases)
+        if any(lease.excludes(request.holder, gpus, request.is_sole) for lease in leases):
+            return True
+        placed = (lease for lease in pool.book.leases if lease.is_placed)
+        return any(not lease.gpus.isdisjoint(gpus) for lease in placed)
 
     async def _make_room(self, lease: Lease) -> None:
         """Have idle units on the lease's GPUs give their memory back: servers stay warm with it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
@@ -46,23 +46,32 @@ class StageLease:
         to serve once they are free. Raises InputError if there can never be that many, EngineError
         if none came free in time or they do not start.
         """
-        kind = request.kind
-        if request.count > request.pool:
+        (lease,) = await cls.take_all([request], what=what, prepare_s=prepare_s, owner=owner)
+        return lease
+
+    @classmethod
+    async def take_all(
+        cls, requests: Sequence[Request], *, what: str, prepare_s: float, owner: Any = None
+    ) -> list[Self]:
+        """The same for several roles of one holder, all of one kind: a lease each, granted
+        together."""
+        kind, count = requests[0].kind, sum(request.count for request in requests)
+        pool = max(request.pool for request in requests)
+        if count > pool:
             raise InputError(
-                f"{what} {kind}s but there are {request.pool}: raise {SETTINGS[kind]} or ask for"
-                " fewer"
+                f"{what} {kind}s but there are {pool}: raise {SETTINGS[kind]} or ask for fewer"
             )
         owner = owner or await _find_owner()
-        call = owner.lease.remote(replace(request, driver=driver_id()))
-        bound = request.wait_s + prepare_s
+        call = owner.lease_all.remote([replace(each, driver=driver_id()) for each in requests])
+        bound = requests[0].wait_s + prepare_s
         try:
-            (grant,) = await answers([call], bound, f"leasing {kind}s", ())
+            (grants,) = await answers([call], bound, f"leasing {kind}s", ())
         except asyncio.CancelledError:
             import ray
 
-            ray.cancel(call)  # takes the request back
+            ray.cancel(call)  # takes the requests back
             raise
-        return cls(owner, kind, grant)
+        return [cls(owner, kind, grant) for grant in grants]
 
     def check(self) -> None:
         """Raise LeaseLost or EngineError when the units can no longer be used."""

@@ -99,6 +99,12 @@ class Units(Protocol):
         """The process id of each unit that has a process."""
         ...
 
+    def place(self, requests: Sequence[Request], taken: frozenset[int]) -> Sequence[Request] | None:
+        """Requests of one holder, with GPUs of their own in the terms of each that needs some;
+        `taken` have other leases. None if there are none now. Raises InputError if there never
+        will be."""
+        ...
+
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         """Those of the free units that suit the request best; fewer than it wants: it waits."""
         ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from engines.sglang.external.lease import ExternalLease
 from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUse, TrainerDevices
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
-from infra.errors import EngineError
+from infra.errors import EngineError, LeaseLost
 
 _START_S = 600.0
 """what servers may take to start and to read a model of no size"""
@@ -33,6 +33,14 @@ _LOOK_S = 0.25
 async def prewarm(pool_servers: int) -> None:
     """Load SGLang in the background, so that a lease finds it warm."""
     await stage_lease.prewarm("server", pool_servers)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFleet:
+    """What a role of a stage asks for."""
+
+    terms: ServerTerms
+    servers: int
 
 
 class Fleet:
@@ -51,6 +59,15 @@ class Fleet:
         self._lease, self._terms = lease, terms
         self._asleep = 0
         lease.on_lost = self.client.refuse  # every further turn fails and says why
+
+    def on_lost(self, also: Callable[[LeaseLost], object]) -> None:
+        """Have this called, too, when the servers are someone else's: others ask them besides."""
+
+        def lost(reason: LeaseLost) -> None:
+            self.client.refuse(reason)
+            also(reason)
+
+        self._lease.on_lost = lost
 
     @property
     def server_urls(self) -> list[str]:
@@ -85,16 +102,44 @@ class Fleet:
         Raises InputError if there can never be that many, EngineError if none came free within
         `wait_s` or a server does not start (with the end of its log).
         """
-        terms = ServerTerms(spec, model, tp, shares=shares)
-        if spec.external:
-            return cls(await ExternalLease.take(terms, holder, wait_s), terms)
-        request = Request(
-            "server", servers, pool_servers, holder, terms, wait_s, is_sole=shares is not None
-        )
-        lease = await StageLease.take(
-            request, what=f"the stage needs {servers}", prepare_s=_bound_s(model), owner=owner
-        )
-        return cls(lease, terms)
+        wanted = WantedFleet(ServerTerms(spec, model, tp, shares=shares), servers)
+        (fleet,) = await cls.lease_all([wanted], pool_servers, holder, wait_s=wait_s, owner=owner)
+        return fleet
+
+    @classmethod
+    async def lease_all(
+        cls,
+        wanted: Sequence[WantedFleet],
+        pool_servers: int,
+        holder: str,
+        *,
+        wait_s: float = 3600.0,
+        owner: Any = None,
+    ) -> list[Fleet]:
+        """The same for all roles of a stage at once, each with servers of its own; in order."""
+        fleets: dict[int, Fleet] = {}
+        ours: dict[int, WantedFleet] = {}
+        try:
+            for index, each in enumerate(wanted):
+                if each.terms.spec.external:
+                    lease = await ExternalLease.take(each.terms, holder, wait_s)
+                    fleets[index] = cls(lease, each.terms)
+                else:
+                    ours[index] = each
+            if ours:
+                requests = [_request(each, pool_servers, holder, wait_s) for each in ours.values()]
+                what = f"the stage needs {sum(each.servers for each in ours.values())}"
+                longest_s = max(_bound_s(each.terms.model) for each in ours.values())
+                leases = await StageLease.take_all(
+                    requests, what=what, prepare_s=longest_s, owner=owner
+                )
+                for (index, each), lease in zip(ours.items(), leases, strict=True):
+                    fleets[index] = cls(lease, each.terms)
+        except BaseException:
+            for fleet in fleets.values():
+                await fleet.release()
+            raise
+        return [fleets[index] for index in range(len(wanted))]
 
     async def wait_healthy(self, wait_s: float | None = None) -> None:
         """Return when every server runs, with any weights. Raises EngineError after `wait_s`; None:
@@ -155,6 +200,11 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+
+def _request(wanted: WantedFleet, pool: int, holder: str, wait_s: float) -> Request:
+    is_sole = wanted.terms.shares is not None
+    return Request("server", wanted.servers, pool, holder, wanted.terms, wait_s, is_sole=is_sole)
 
 
 def _bound_s(model: Path) -> float:

@@ -80,6 +80,7 @@ _SET_BY_US = {
     ),
     "dist_init_addr": _OF_HOSTS,
     "enable_dp_attention": "SGLang calls it attn_dp_size now; pass that",
+    "is_embedding": "the reward `reward-model` sets it for its own servers",
     "host": "set TRIBUTARY_HOST for `tributary up`",
     "max_total_tokens": "write it as `fleet.max_total_tokens`",
     "model_path": "it comes from the stage's input",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flows.checks.engines import model_config
+from flows.checks.served import inexact_roles
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import has_cuda
@@ -44,8 +45,12 @@ def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             )
         if routed:
             yield f"stage {stage.name}: products of routed experts depend on the batch"
-        for name in _unproven(stage.spec.fleet.sglang):
-            yield f"stage {stage.name}: fleet.sglang.{name} was not tested to be batch-invariant"
+        for fleet in (stage.spec.fleet, *(role.fleet for role in stage.roles.values())):
+            for name in _unproven(fleet.sglang):
+                yield (
+                    f"stage {stage.name}: fleet.sglang.{name} was not tested to be batch-invariant"
+                )
+        yield from inexact_roles(stage)
 
 
 def _unproven(options: Mapping[str, Any]) -> Iterator[str]:

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from flows.plan import BASE, PlannedStage
 from infra.errors import StorageError
 from tasks.model_folder.report import ModelReport, report_model
+from tasks.served.folder import served_folder_problems
 
 
 def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
     """Each as `base.folder: FOLDER/FILE: what is wrong; what to do`."""
+    for where, folder in _served(plan):
+        found = _served_report(folder)
+        if not isinstance(found, StorageError):
+            yield from (f"{where}: {line}" for line in found)
     for where, folder in _folders(plan):
         report = _report(folder)
         if isinstance(report, ModelReport):
@@ -20,6 +25,9 @@ def folder_problems(plan: list[PlannedStage]) -> Iterator[str]:
 
 def folder_cautions(plan: list[PlannedStage]) -> Iterator[str]:
     """What a folder holds that is not used, and folders that only their stage will see."""
+    for where, folder in _served(plan):
+        if isinstance(found := _served_report(folder), StorageError):
+            yield f"{where}: its model is checked when its stage starts: {found}"
     for where, folder in _folders(plan):
         report = _report(folder)
         if isinstance(report, StorageError):
@@ -40,6 +48,21 @@ def _report(folder: str) -> ModelReport | StorageError:
         return report_model(folder)
     except StorageError as error:
         return error
+
+
+@functools.cache
+def _served_report(folder: str) -> tuple[str, ...] | StorageError:
+    try:
+        return tuple(served_folder_problems(folder))
+    except StorageError as error:
+        return error
+
+
+def _served(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:
+    """Each folder of a model that only servers read."""
+    for stage in plan:
+        if stage.spec.served_folder is not None:
+            yield stage.where, stage.spec.served_folder
 
 
 def _folders(plan: list[PlannedStage]) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from flows.checks.hooks import hook_problems
 from flows.checks.memory.fit import memory_cautions, memory_problems
 from flows.checks.message_files import message_file_cautions, message_file_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
+from flows.checks.served import served_problems
 from flows.checks.sharing import sharing_problems
 from flows.checks.store import store_cautions, store_problems
 from flows.checks.trial.findings import findings_of
@@ -37,7 +38,8 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     if not hooks:  # parts can only be tried once their files are there
         problems += findings_of(request_of(recipe, plan), again=again).problems
     problems += [*folder_problems(plan), *message_file_problems(recipe, plan)]
-    problems += [*_resources(recipe, plan), *_options(recipe, plan)]
+    problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
+    problems += _options(recipe, plan)
     problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
     if recipe.determinism == "exact":
         problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
@@ -55,7 +57,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from _teachers_of_noise(recipe, plan)
     yield from folder_cautions(plan)
     yield from message_file_cautions(recipe, plan)
-    yield from memory_cautions(recipe)
+    yield from memory_cautions(recipe, plan)
     for stage in plan:
         yield from algorithm_cautions(stage)
 
@@ -116,8 +118,13 @@ def _resources(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         if named is not None and named.critic is not None and stage.critic is None:
             yield f"resources.stages.{stage.name}.critic: the stage has none; leave it out"
         yield from sharing_problems(stage)
-        if servers > pool.servers:
-            yield f"stage {stage.name}: {servers} servers, but resources.servers is {pool.servers}"
+        asked = sum(stage.resources.of_role(name).servers for name in stage.roles)
+        if servers + asked > pool.servers:
+            beside = f" and {asked} of its roles" if asked else ""
+            yield (
+                f"stage {stage.name}: {servers} servers{beside}, but resources.servers is"
+                f" {pool.servers}"
+            )
 
 
 def _time_limits(plan: list[PlannedStage]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -49,3 +49,13 @@ class AdmitSpec(StageSpec):
     @property
     def sampled_domains(self) -> Sequence[ScoredDomain]:
         return self.domains
+
+    def problems(self) -> Iterator[str]:
+        for domain in self.domains:
+            for outcome in domain.outcomes:
+                if outcome.served is not None:
+                    yield (
+                        f"domain {domain.name!r}: its outcome {outcome.name!r} asks a served model,"
+                        " and this stage has no servers; leave `admit` out, or make a rule the"
+                        " outcome"
+                    )

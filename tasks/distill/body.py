@@ -29,6 +29,7 @@ from tasks.resources import (
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
+from tasks.served.role_clients import RoleClients
 from tasks.stage import StageContext, require_inputs
 
 
@@ -43,13 +44,20 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     counts: dict[str, dict[str, int]] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
+        roles = RoleClients(stack, spec.domains)
         fleet, (_, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, first),
+            lease_fleet(stack, context, spec.settings.fleet, first, roles),
             open_parts(
-                stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
+                stack,
+                first,
+                spec.domains,
+                roles,
+                rolls_here=not context.resources.rollout_workers,
             ),
         )
-        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        rollers = Rollers(
+            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
+        )
         await read_rows(context, domains)
         domains = await only_admitted(context, domains)
         journal = keep_rollouts(stack, context)

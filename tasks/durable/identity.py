@@ -129,8 +129,10 @@ def spec_content(spec: StageSpec) -> dict[str, Any]:
     """The spec's settings that change the result; in place of the path of an imported folder, and
     of the user's own files, stands what they hold."""
     content = content_of(spec, NEUTRAL)
-    if spec.imported_folder is not None:
-        content["settings"]["folder"] = folder_fingerprint(spec.imported_folder)
+    folder = spec.imported_folder or spec.served_folder
+    if folder is not None:
+        field = "base.folder" if spec.served_folder is None else "served.model"
+        content["settings"]["folder"] = folder_fingerprint(folder, field)
     _put_file_contents(spec, content)
     return content
 
@@ -154,7 +156,7 @@ def _put_file_contents(value: Any, content: Any) -> None:
             _put_file_contents(item, its)
 
 
-def folder_fingerprint(url: str) -> dict[str, Any]:
+def folder_fingerprint(url: str, field: str = "base.folder") -> dict[str, Any]:
     """Size and a hash of both ends of every file: cheap for 100 GB, changes with any retraining.
     Of a model on a hub, its commit."""
     if is_hub_name(url):
@@ -164,16 +166,16 @@ def folder_fingerprint(url: str) -> dict[str, Any]:
         fs, root = fsspec.core.url_to_fs(expanded(url))
         paths = sorted(fs.find(root))
         if not paths:
-            raise InputError(f"base.folder: {url} is missing or empty; give an HF model folder")
+            raise InputError(f"{field}: {url} is missing or empty; give an HF model folder")
         return {os.path.relpath(p, root): _ends(fs, p) for p in paths}
     except InputError:
         raise
     except Exception as error:
-        raise _unreadable(url, error) from error
+        raise _unreadable(url, error, field) from error
 
 
-def _unreadable(url: str, error: Exception) -> InputError:
-    return InputError(f"base.folder: {url} cannot be read: {error}")
+def _unreadable(url: str, error: Exception, field: str = "base.folder") -> InputError:
+    return InputError(f"{field}: {url} cannot be read: {error}")
 
 
 def _ends(fs: Any, path: str) -> list[Any]:

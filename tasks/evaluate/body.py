@@ -30,25 +30,34 @@ from tasks.resources import (
     unless_stopped,
 )
 from tasks.rollout_workers.rollers import Rollers
+from tasks.served.role_clients import RoleClients
+from tasks.served.roles import is_role
 from tasks.stage import StageContext, require_inputs
 
 
 async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     """Score every input model on every domain. Raises EngineError, InputError, Stopped."""
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
-    models = list(context.inputs.items())
+    models = [(name, path) for name, path in context.inputs.items() if not is_role(name)]
     first = models[0][1]
     twins = twins_of(spec, context.input_records)
     results: list[CellResult] = []
     recovered = 0
     async with AsyncExitStack() as stack:
+        roles = RoleClients(stack, spec.domains)
         fleet, (chat, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, first),
+            lease_fleet(stack, context, spec.settings.fleet, first, roles),
             open_parts(
-                stack, first, spec.domains, rolls_here=not context.resources.rollout_workers
+                stack,
+                first,
+                spec.domains,
+                roles,
+                rolls_here=not context.resources.rollout_workers,
             ),
         )
-        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        rollers = Rollers(
+            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
+        )
         await read_rows(context, domains)
         journal = keep_rollouts(stack, context)
         gallery = Gallery(chat)
@@ -91,6 +100,8 @@ def twins_of(spec: EvaluateSpec, records: Mapping[str, Mapping[str, Any]]) -> di
     first: dict[tuple[object, ...], str] = {}
     twins: dict[str, str] = {}
     for name, record in records.items():
+        if is_role(name):
+            continue
         identity = (record["digest"], tuple(spec.home.get(name, ())), name in spec.nothink)
         original = first.setdefault(identity, name)
         if original != name:

@@ -40,6 +40,7 @@ from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSpec
 from tasks.rollout_workers.rollers import Rollers
 from tasks.saving import Saving, Written
+from tasks.served.role_clients import RoleClients
 from tasks.stage import StageContext, Stopped
 
 
@@ -59,10 +60,15 @@ async def train(
     """The same, of which `opd` is the case with `teachers`: model folders by domain."""
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
+        asked = RoleClients(stack, spec.domains)
         (roles, fleet), (chat, domains) = await run_both(
-            _lease(stack, spec, context, model, teachers),
+            _lease(stack, spec, context, model, teachers, asked),
             open_parts(
-                stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
+                stack,
+                model,
+                spec.domains,
+                asked,
+                rolls_here=not context.resources.rollout_workers,
             ),
         )
         await read_rows(context, domains)
@@ -83,11 +89,13 @@ async def train(
         fleet.client.on_trouble = policy.repair
         fleet.client.must_wait = lambda: policy.is_changing
         group_filter = await live_parts.open_filter(stack, spec.settings)
-        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        rollers = Rollers(
+            stack, context, fleet, spec.settings.fleet, spec.domains, asked, spec.seed
+        )
         roller = await rollers.of(model, chat)
-        asked = spec.settings.evaluate
-        evaluator = evaluator_of(asked, roller, domains, spec.seed)
-        evaluation = EvaluationSchedule(asked, evaluator, context, record, policy)
+        schedule = spec.settings.evaluate
+        evaluator = evaluator_of(schedule, roller, domains, spec.seed)
+        evaluation = EvaluationSchedule(schedule, evaluator, context, record, policy)
         stack.push_async_callback(evaluation.close)
         loop = _loop(spec, context, domains, roller, roles, policy, group_filter, evaluation.finish)
         await _resume(context, record, loop, roles, policy, devices, timeline)
@@ -127,6 +135,7 @@ async def _lease(
     context: StageContext,
     model: Path,
     teachers: Mapping[str, Path],
+    asked: RoleClients,
 ) -> tuple[Roles, Fleet]:
     """Ranks first, then servers: every stage in this order, or two could wait for each other. Where
     they share devices the ranks sleep before servers see how much memory there is."""
@@ -142,7 +151,8 @@ async def _lease(
         shares = roles.devices
         for group in roles.groups.values():
             await group.hold(())
-    return roles, await lease_fleet(stack, context, spec.settings.fleet, model, shares)
+    fleet = await lease_fleet(stack, context, spec.settings.fleet, model, asked, shares)
+    return roles, fleet
 
 
 def _devices(context: StageContext, roles: Roles, fleet: Fleet) -> SeparateDevices:

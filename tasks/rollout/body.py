@@ -25,6 +25,7 @@ from tasks.resources import (
 )
 from tasks.rollout.spec import RolloutSpec
 from tasks.rollout_workers.rollers import Rollers
+from tasks.served.role_clients import RoleClients
 from tasks.stage import StageContext, require_inputs
 
 _SHOWN = 32
@@ -36,13 +37,20 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
     require_inputs(context, ["model"])
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
+        roles = RoleClients(stack, spec.domains)
         fleet, (chat, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, model),
+            lease_fleet(stack, context, spec.settings.fleet, model, roles),
             open_parts(
-                stack, model, spec.domains, rolls_here=not context.resources.rollout_workers
+                stack,
+                model,
+                spec.domains,
+                roles,
+                rolls_here=not context.resources.rollout_workers,
             ),
         )
-        rollers = Rollers(stack, context, fleet, spec.settings.fleet, spec.domains, spec.seed)
+        rollers = Rollers(
+            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
+        )
         roller = await rollers.of(model, chat)
         await read_rows(context, domains)
         domains = await only_admitted(context, domains)

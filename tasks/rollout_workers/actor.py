@@ -14,11 +14,13 @@ from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.messages import News, RollRequest
 from engines.rollout.workers.worker import RolloutWorker
 from engines.sglang.client import GenerationClient
+from engines.sglang.roles.address import RoleAddress
 from engines.sglang.spec import Routing
 from infra.processes.leftovers import private_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import open_parts
+from tasks.served.role_clients import RoleClients
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class WorkerSetup:
     """this worker's share of those at the servers at once"""
     context_length: int
     seed: int
+    roles: Mapping[str, RoleAddress]
+    """models that rewards ask, with this worker's share of their places"""
 
 
 class RolloutWorkerActor:
@@ -53,7 +57,9 @@ class RolloutWorkerActor:
         with tempfile.TemporaryDirectory(prefix=f"{private.name}-", dir=private.parent) as folder:
             for name, content in setup.chat_files.items():
                 (Path(folder) / name).write_bytes(content)
-            chat, domains = await open_parts(self._open, Path(folder), setup.domains)
+            roles = RoleClients(self._open, setup.domains)
+            await roles.connect(setup.roles)
+            chat, domains = await open_parts(self._open, Path(folder), setup.domains, roles)
         client = GenerationClient(
             setup.router_url,
             max_batch=setup.max_batch,

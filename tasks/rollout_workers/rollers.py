@@ -21,6 +21,7 @@ from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length
 from tasks.rollout_workers.actor import WorkerSetup
 from tasks.rollout_workers.ray_worker import RayWorker
+from tasks.served.role_clients import RoleClients
 from tasks.stage import StageContext
 
 
@@ -34,12 +35,13 @@ class Rollers:
         fleet: Fleet,
         spec: FleetSpec,
         domains: Sequence[Domain | ScoredDomain],
+        roles: RoleClients,
         seed: int,
     ) -> None:
         """`seed`: the stage's."""
         self._context = context
         self._fleet, self._spec = fleet, spec
-        self._domains, self._seed = domains, seed
+        self._domains, self._roles, self._seed = domains, roles, seed
         self._pool: WorkerPool | None = None
         self._setup: WorkerSetup | None = None
         """of the workers that run"""
@@ -67,6 +69,7 @@ class Rollers:
             most_turns=client.most_turns and max(client.most_turns // workers, 1),
             context_length=length,
             seed=self._seed,
+            roles={name: at.shared_by(workers) for name, at in self._roles.addresses.items()},
         )
         if self._pool is None or setup != self._setup:
             await self._close()

@@ -54,6 +54,10 @@ class RankUnits:
     def running(self) -> Mapping[str, int]:
         return {name: rank.place.pid for name, rank in self._ranks.items() if rank is not None}
 
+    def place(self, requests: Sequence[Request], taken: frozenset[int]) -> Sequence[Request]:
+        """A rank's GPU follows from its number."""
+        return requests
+
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         tp = self._together(request.terms)
         groups = [group for group in _neighbours(free, tp) if len(group) == tp]

@@ -23,7 +23,14 @@ class Place:
     """devices of the server"""
     shared_gpu: int | None = None
     """the first of them, where it takes turns with a trainer there, by its number in the cluster;
-    None: its own GPUs, by the number of its slot, or none"""
+    None: its own GPUs, or none"""
+    own_gpu: int | None = None
+    """the first of its own, where they were chosen for it; None: by the number of its slot"""
+
+    @property
+    def chosen_gpu(self) -> int | None:
+        """The first of its GPUs, where it does not follow from the number of its slot."""
+        return self.own_gpu if self.shared_gpu is None else self.shared_gpu
 
 
 def architecture(spec: FleetSpec, model: Path, place: Place) -> str:

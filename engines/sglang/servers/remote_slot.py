@@ -106,9 +106,10 @@ class RemoteSlot:
 
     def _there(self, place: Place) -> Place:
         """With the GPU's number on that host."""
-        if place.shared_gpu is None:
-            return place
-        return replace(place, shared_gpu=place.shared_gpu - self._of.first_gpu)
+        first = self._of.first_gpu
+        if place.shared_gpu is not None:
+            return replace(place, shared_gpu=place.shared_gpu - first)
+        return place if place.own_gpu is None else replace(place, own_gpu=place.own_gpu - first)
 
 
 @dataclass(frozen=True, slots=True)

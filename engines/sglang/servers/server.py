@@ -56,6 +56,7 @@ class Server:
         self.port = free_ports(1)[0] if port is None else port
         self.log = children.logs / f"{name}.log"
         self._children = children
+        self._has_head = bool(spec.sglang.get("is_embedding"))
         options = server_options(spec, model, self.port, tp, first_device)
         if saves_memory:
             options |= MEMORY_SAVER
@@ -96,7 +97,13 @@ class Server:
         )
 
     def probe(self, timeout: float = _CONTROL_S) -> None:
-        """One token from the model: proves that scheduler and weights work, not only HTTP."""
+        """One token from the model, or the outputs of its head: proves that scheduler and weights
+        work, not only HTTP."""
+        if self._has_head:
+            reply = call(self.url, "/encode", {"input_ids": _PROBE["input_ids"]}, timeout=timeout)
+            if not reply.get("embedding"):
+                raise EngineError(f"server {self.name} computed nothing: {str(reply)[:300]}")
+            return
         reply = call(self.url, "/generate", _PROBE, timeout=timeout)
         if len(reply.get("output_ids", ())) != 1:
             raise EngineError(f"server {self.name} generated nothing: {str(reply)[:300]}")

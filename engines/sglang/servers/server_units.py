@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from engines.devices.host_agent import HostAgent
 from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
+from engines.sglang.roles.gpu_places import role_places
 from engines.sglang.servers.place import Place, architecture
 from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.slots import ServerSlots, Slot
@@ -50,10 +51,17 @@ class ServerTerms:
     """what the servers call the weights in `model`"""
     shares: TrainerDevices | None = None
     """those of a trainer that they take turns with; None: devices of their own"""
+    device: str = ""
+    """the kind of GPU that they want; empty: any"""
+    own_gpus: tuple[int, ...] = ()
+    """the first GPU of each server, where the owner of devices chose them for a role; empty: they
+    follow from the slots"""
 
     def place(self, index: int) -> Place:
         """Of the lease's server with this number. Raises InputError if the trainer's devices have
         no room for it."""
+        if self.own_gpus:
+            return Place(self.tp, own_gpu=self.own_gpus[index])
         if self.shares is None or not self.shares.gpus:
             return Place(self.tp)
         first = index * self.tp
@@ -124,6 +132,19 @@ class ServerUnits:
         slots = (self._slots[name] for name in self._slots.grow(0))
         return {x.name: x.server.pid for x in slots if x.server is not None}
 
+    def place(self, requests: Sequence[Request], taken: frozenset[int]) -> Sequence[Request] | None:
+        """Several roles, or one that wants a kind of GPU, get GPUs that no other servers have."""
+        terms: list[ServerTerms] = [request.terms for request in requests]
+        if len(requests) == 1 and not terms[0].device:
+            return requests
+        places = role_places(requests, self._slots.hosts, taken)
+        if places is None:
+            return None
+        return [
+            replace(request, terms=replace(each, own_gpus=places.get(index, ())))
+            for index, (request, each) in enumerate(zip(requests, terms, strict=True))
+        ]
+
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         """Those first whose server can take the model as it runs."""
         wanted = _architecture(request.terms)
@@ -132,6 +153,10 @@ class ServerUnits:
 
     def gpus(self, name: str, request: Request) -> frozenset[int]:
         terms: ServerTerms = request.terms
+        if terms.own_gpus:
+            return frozenset(
+                gpu for first in terms.own_gpus for gpu in range(first, first + terms.tp)
+            )
         if terms.shares is not None:
             return frozenset(terms.shares.gpus)
         return self._slots.gpus(name, Place(terms.tp))
@@ -151,6 +176,8 @@ class ServerUnits:
             return await self._hold(lease, terms.parts)
         known = self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
         await self._until_restarted(lease.units)
+        if known is not None:  # its holder does not know which GPUs were chosen for it
+            terms = replace(terms, own_gpus=known.terms.own_gpus)
         places = {name: terms.place(index) for index, name in enumerate(lease.units)}
         for name, place in places.items():  # a host may have joined since the last lease
             await asyncio.to_thread(self._slots.settle, name, place, stays=known is not None)

@@ -8,7 +8,7 @@ take a server in, far longer than new weights do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -153,8 +153,8 @@ class Slot:
         self._asleep -= parts
 
     def _first_gpu(self, place: Place) -> int:
-        if place.shared_gpu is not None:
-            return place.shared_gpu
+        if place.chosen_gpu is not None:
+            return place.chosen_gpu
         return first_server_device(self.index, place.tp, self._num_gpus)
 
     @property
@@ -191,15 +191,20 @@ class ServerSlots:
         none on a CPU."""
         slot = self._slots[name]
         host = self._host(slot, place)
-        first = place.shared_gpu
+        first = place.chosen_gpu
         if first is None:
             first = host.first_gpu + first_server_device(slot.index, place.tp, host.num_gpus)
         return frozenset(range(first, first + place.tp) if host.num_gpus else ())
 
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """Those that servers are given to."""
+        return self._agent.hosts.known
+
     def _host(self, slot: Slot | RemoteSlot, place: Place) -> Host:
         """Where a server at this place belongs, as hosts come and go."""
-        if place.shared_gpu is not None:
-            return self._agent.hosts.with_gpu(place.shared_gpu)
+        if place.chosen_gpu is not None:
+            return self._agent.hosts.with_gpu(place.chosen_gpu)
         return self._new_host(slot.index, place.tp)
 
     def _new_host(self, index: int, tp: int) -> Host:

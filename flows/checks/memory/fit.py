@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from engines.memory.needs import TrainerNeeds
 from flows.checks.memory.base_model import base_model
 from flows.checks.memory.changes import Change, Room, server_change, trainer_change
-from flows.checks.memory.placement import devices_of, placement_problems
+from flows.checks.memory.placement import devices_for, devices_of, placement_problems
 from flows.checks.memory.planned_devices import GB, PlannedDevices, device_bytes, stated_devices
 from flows.checks.memory.roles import RoleMemory, longest_sequence, roles_of
+from flows.checks.memory.served import role_model, served_memory
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.cuda import gpu_sizes
@@ -21,7 +22,11 @@ def planned_memory(recipe: Recipe, plan: list[PlannedStage]) -> list[RoleMemory]
     if base is None:
         return []
     num_bytes = device_bytes(recipe.resources)
-    return [role for stage in plan for role in roles_of(stage, base, num_bytes)]
+    return [
+        role
+        for stage in plan
+        for role in (*roles_of(stage, base, num_bytes), *served_memory(recipe, stage))
+    ]
 
 
 def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
@@ -29,13 +34,13 @@ def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     devices = stated_devices(recipe.resources)
     if devices is not None:
         yield from placement_problems(recipe.resources, plan, devices)
-    num_bytes = device_bytes(recipe.resources)
-    if num_bytes is None:
+    if device_bytes(recipe.resources) is None:
         return
     stages = {stage.name: stage for stage in plan}
     for role in planned_memory(recipe, plan):
+        num_bytes = device_bytes(recipe.resources, role.device) or 0
         if role.total > num_bytes:
-            change = _change(role, stages[role.stage], num_bytes, devices)
+            change = _change(recipe, role, stages[role.stage], num_bytes, devices)
             beside = f" ({role.beside / GB:.1f} of its other side)" if role.beside else ""
             yield (
                 f"stage {role.stage}: its {role.role} needs {role.total / GB:.1f} GB a device"
@@ -44,8 +49,15 @@ def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             )
 
 
-def memory_cautions(recipe: Recipe) -> Iterator[str]:
+def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Where figures rest on a guess."""
+    roles = {name: role for stage in plan for name, role in stage.roles.items()}
+    for name, role in roles.items():
+        if role_model(recipe, role) is None:
+            yield (
+                f"role {name}: the shape of its model {role.model} is not known here, so no memory"
+                " was computed: whether it fits is seen when its servers start"
+            )
     base = base_model(recipe.base)
     if base is None:
         yield (
@@ -60,10 +72,16 @@ def memory_cautions(recipe: Recipe) -> Iterator[str]:
 
 
 def _change(
-    role: RoleMemory, stage: PlannedStage, num_bytes: int, devices: PlannedDevices | None
+    recipe: Recipe,
+    role: RoleMemory,
+    stage: PlannedStage,
+    num_bytes: int,
+    devices: PlannedDevices | None,
 ) -> Change | None:
     per_host, free = len(gpu_sizes()), role.num_devices
-    if devices is not None:
+    if devices is not None and role.role in stage.roles:
+        per_host, free = devices_for(recipe.resources, role.device)
+    elif devices is not None:
         others = 0 if stage.resources.share else devices_of(stage) - role.num_devices
         per_host, free = devices.per_host, devices.num - others
     room = Room(num_bytes - role.beside, per_host, free, longest_sequence(stage))
@@ -77,6 +95,6 @@ def _advice(change: Change | None, role: RoleMemory, recipe: Recipe) -> str:
         return "nothing was found that fits; state more or larger resources.devices"
     ranks = recipe.resources.trainer_ranks
     more = ""
-    if role.role != "server" and change.num_devices > ranks:
+    if isinstance(role.needs, TrainerNeeds) and change.num_devices > ranks:
         more = f" (and resources.trainer_ranks: at least {change.num_devices})"
     return f"{change.text} fits ({(change.num_bytes + role.beside) / GB:.1f} GB){more}"

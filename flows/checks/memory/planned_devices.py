@@ -19,6 +19,7 @@ class PlannedDevices:
     per_host: int
     num: int
     """of all hosts"""
+    kind: str = ""
 
 
 def stated_devices(resources: Resources) -> PlannedDevices | None:
@@ -26,11 +27,15 @@ def stated_devices(resources: Resources) -> PlannedDevices | None:
     stated = resources.devices
     if stated is None:
         return None
-    return PlannedDevices(round(stated.memory_gb * GB), stated.per_host, stated.num)
+    return PlannedDevices(round(stated.memory_gb * GB), stated.per_host, stated.num, stated.kind)
 
 
-def device_bytes(resources: Resources) -> int | None:
-    """Of each device; None where there are only CPUs, which need not be shared out."""
+def device_bytes(resources: Resources, kind: str = "") -> int | None:
+    """Of each device, or of each of a kind; None where there are only CPUs, which need not be
+    shared out."""
+    for other in resources.other_devices:
+        if kind and other.kind == kind:
+            return round(other.memory_gb * GB)
     if resources.devices is not None:
         return round(resources.devices.memory_gb * GB)
     return min(gpu_sizes(), default=None)

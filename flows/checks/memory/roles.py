@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from engines.megatron.spec import Parallel, TrainerSettings
 from engines.memory.model_size import ModelSize
@@ -26,13 +26,16 @@ class RoleMemory:
     """One role of one stage."""
 
     stage: str
-    role: Literal["trainer", "critic", "server"]
+    role: str
+    """trainer, critic, server, or the role of a model that rewards ask"""
     size: ModelSize
     needs: Needs
     num_devices: int
     """of all its ranks or servers together"""
     beside: int = 0
     """bytes that the stage's other side has on the same devices at this role's largest moment"""
+    device: str = ""
+    """the kind that it wants; empty: any"""
 
     @property
     def total(self) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 
 from curricula.admissible import Admissible
 from curricula.built_in import OF_LIBRARIES
-from engines.types import Curriculum, Environment, RowCurriculum
+from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.imported import imported
 from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
+from infra.errors import EngineError
 from rewards.rubric import Rubric, Term
 from tasks.domain import Domain
 
@@ -67,6 +68,11 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
     return LiveParts(where, domain, curriculum, environment, terms)
 
 
+async def unasked(transcript: Transcript) -> Verdict:
+    """In place of a reward that asks a served model: none is served here."""
+    raise EngineError("no model is served while parts are tried")
+
+
 def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[Term]:
     from rewards.registry import build
 
@@ -74,6 +80,9 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
     for index, t in enumerate(domain.rewards):
         at = f"{where}.{index}"
         if not imported(at, "reward", t.name, attempts):
+            continue
+        if t.served is not None:  # it runs in a stage only; its options were read with the recipe
+            terms.append(Term(t.name, t.weight, t.outcome, unasked, tuple(t.sources)))
             continue
         fine, reward = attempts.call(at, t.name, lambda t=t: build(t.name, t.options))
         if fine:

@@ -10,6 +10,8 @@ from engines.types import Split
 from flows.checks.trial.bounded_steps import Blind
 from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
+from infra.errors import InputError
+from rewards.registry import SERVED
 from tasks.base.spec import BaseSettings, RandomModel
 from tasks.domain import CurriculumSpec, Domain, DriverSpec, RewardTerm
 
@@ -33,6 +35,8 @@ def findings_about(kind: OfDomain, name: str, options: dict[str, Any], curriculu
             driver = DriverSpec(name=name, options=options)
         case "curriculum":
             problems = CurriculumSpec(name=name, options=options)
+        case "reward" if name in SERVED:
+            raise InputError(f"reward {name!r} asks a served model: `tributary check` tries it")
         case "reward":
             reward = RewardTerm(name=name, options=options, outcome=True)
     has_environment = build_curriculum(problems.name, problems.options).environment() is not None

@@ -11,6 +11,10 @@ from engines.types import Demonstration, Message, RowCurriculum, Status, Transcr
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.rubric import Term, turns_fault, verdict_fault
+from rewards.served.build import JUDGE
+from rewards.served.judge import question
+from rewards.served.judge_settings import JudgeSettings
+from tasks.domain import RewardTerm
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -18,6 +22,9 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
     for index, term in enumerate(live.terms):
         at, limit = f"{live.where}.rewards.{index}", live.domain.rewards[index].timeout_s
         judged = [d for d in shown if term.judges(d.problem.metadata.get("source"))]
+        if live.domain.rewards[index].served is not None:
+            _try_question(at, live.domain.rewards[index], judged, attempts)
+            continue
         scores: list[float] = []
         for demonstration in judged:
             score = _score(at, term, _transcript(demonstration), attempts, limit)
@@ -41,6 +48,22 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                 else f"{at}: {term.name} gives 0 to all of {len(scores)} solutions that the rows"
                 " show: it may look for a form that they do not have"
             )
+
+
+def _try_question(
+    at: str, named: RewardTerm, judged: Sequence[Demonstration], attempts: Attempts
+) -> None:
+    """What a judge would be asked of every demonstration: a problem may lack what its prompt
+    names."""
+    if named.name != JUDGE:
+        return
+    settings = JudgeSettings.model_validate(named.options)
+    for demonstration in judged:
+        asked = _transcript(demonstration)
+        what = f"the prompt of {named.name} for {demonstration.problem.id}"
+        fine, _ = attempts.call(at, what, lambda asked=asked: question(settings, asked))
+        if not fine:  # said once
+            break
 
 
 def _score(

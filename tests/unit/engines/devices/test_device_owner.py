@@ -54,6 +54,9 @@ class NotedUnits:
     def running(self) -> Mapping[str, int]:
         return dict.fromkeys(self.started, 1)
 
+    def place(self, requests: Sequence[Request], taken: frozenset[int]) -> Sequence[Request]:
+        return requests
+
     def choose(self, free: Sequence[str], request: Request) -> Sequence[str]:
         return free[: request.count]
 
@@ -166,3 +169,28 @@ async def test_idle_units_on_the_gpus_of_a_lease_give_their_memory_back_first(
     await owner.release("server", servers.lease_id, is_clean=True)
     await owner.lease(Request("rank", 1, 3, "c", driver="alive"))
     assert held.freed == ["unit-1"], "it is on another GPU"
+
+
+async def test_the_roles_of_a_stage_are_granted_together_or_not_at_all(owner: DeviceOwner) -> None:
+    def ask(holder: str, wait_s: float = 5.0) -> list[Request]:
+        return [
+            Request("server", 1, 2, holder, terms, wait_s, "alive") for terms in ("policy", "judge")
+        ]
+
+    first = await owner.lease_all(ask("a"))
+    assert [grant.use for grant in first] == [("policy", ("unit-0",)), ("judge", ("unit-1",))]
+    await owner.release("server", first[0].lease_id, is_clean=True)
+    with pytest.raises(EngineError, match="2 of 2 servers did not come free"):
+        await owner.lease_all(ask("b", wait_s=0.05))
+    (one,) = await owner.lease_all(ask("c")[:1])
+    assert one.use == ("policy", ("unit-0",)), "half of what b wanted was kept for nobody"
+
+
+async def test_a_role_that_cannot_be_served_gives_all_roles_back(owner: DeviceOwner) -> None:
+    impossible = [
+        Request("server", 1, 2, "a", terms, 5.0, "alive") for terms in ("policy", "impossible")
+    ]
+    with pytest.raises(EngineError, match="no such terms"):
+        await owner.lease_all(impossible)
+    assert (await owner.status("server")).leases == ()
+    assert len(await owner.lease_all([impossible[0], impossible[0]])) == 2

@@ -43,11 +43,11 @@ def test_its_memory_is_known_by_the_models_name_where_the_folder_is_out_of_reach
         ("reasoning-rl", "server", 4), ("unified-rl", "trainer", 8), ("unified-rl", "server", 8),
     }  # fmt: skip
     assert all(role.size == QWEN3_4B for role in roles)
-    (said,) = memory_cautions(recipe)
+    (said,) = memory_cautions(recipe, plan_post_train(recipe))
     assert "computed for Qwen3-4B, as its folder is called" in said
     unknown = load_recipe("cluster", ["base.folder=memory://nowhere/model"])
     assert not planned_memory(unknown, plan_post_train(unknown))
-    assert "no memory was computed" in next(memory_cautions(unknown))
+    assert "no memory was computed" in next(memory_cautions(unknown, plan_post_train(unknown)))
 
 
 def test_a_trainer_that_does_not_fit_is_refused_with_a_change_that_does() -> None:

@@ -1,0 +1,1 @@
+"""Models that are served beside the policy, and what asks them."""

@@ -1,0 +1,90 @@
+"""What servers say of tokens that somebody else wrote: their log-probabilities, or the outputs of a
+reward model's head."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import orjson
+
+from engines.sglang.turn_queue import LANE_HEADER
+from infra.errors import EngineError
+from infra.server_keys import bearer_of
+
+_CONNECT_S = 30.0
+_AGAIN_S = 0.5
+_BUSY = (408, 429)
+
+
+class _Again(Exception):
+    """A server that is lost comes back."""
+
+
+class Scorer:
+    """Asks again while nobody answers: the caller has a time limit. For one event loop."""
+
+    def __init__(self, router_url: str) -> None:
+        self._url = router_url
+        self._session: aiohttp.ClientSession | None = None
+        self.last_trouble = ""
+        """why the newest try failed, for who gives up"""
+
+    async def logprob(self, ids: Sequence[int], last: int) -> float:
+        """Of the `last` tokens of a prompt together; it is longer than that. Raises EngineError."""
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": len(ids) - last - 1,
+        }
+        reply = await self._ask("/generate", body)
+        entries: list[Any] = reply["meta_info"]["input_token_logprobs"][-last:]
+        if [entry[1] for entry in entries] != list(ids[-last:]):
+            raise EngineError(f"asked for {last} log-probabilities, got {str(entries)[:300]}")
+        return float(sum(entry[0] for entry in entries))
+
+    async def outputs(self, ids: Sequence[int]) -> list[float]:
+        """Of the model's head after the last token. Raises EngineError."""
+        # What SGLang calls an embedding is what the model has in the place of one.
+        reply = await self._ask("/v1/embeddings", {"model": "model", "input": list(ids)})
+        return [float(x) for x in reply["data"][0]["embedding"]]
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        while True:
+            try:
+                return await self._post(f"{self._url}{path}", body)
+            except _Again as error:
+                self.last_trouble = str(error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _post(self, url: str, body: dict[str, Any]) -> Any:
+        headers = bearer_of(self._url) | {LANE_HEADER: uuid4().hex}  # any server may take it
+        sent = self._connections().post(url, data=orjson.dumps(body), headers=headers)
+        try:
+            async with sent as response:
+                text = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Again(f"POST {url}: no connection: {error!r}") from error
+        if status >= 500 or status in _BUSY:
+            raise _Again(f"POST {url} failed ({status}): {text[:300]!r}")
+        if status >= 400:
+            raise EngineError(f"POST {url} was refused ({status}): {text[:300]!r}")
+        return orjson.loads(text)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                headers={"Content-Type": "application/json"},
+            )
+        return self._session

@@ -1,0 +1,53 @@
+"""What is wrong with the folder of a served model, found without loading its weights.
+
+Less than of a model that is trained: SGLang decides which families it serves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from infra.errors import InputError
+from tasks.model_folder.chat import CHAT_FILES
+from tasks.model_folder.files import ModelFiles
+from tasks.model_folder.stored_tensors import stored_tensors
+
+
+def served_folder_problems(url: str) -> list[str]:
+    """Each begins with the folder or the file. Raises StorageError if it is out of reach."""
+    try:
+        files = ModelFiles(url)
+    except InputError as error:
+        return [str(error)]
+    problems: list[str] = []
+    try:
+        config_of(files)
+    except InputError as error:
+        problems.append(str(error))
+    try:
+        stored_tensors(files)
+    except InputError as error:
+        problems.append(str(error))
+    from engines.chat import Chat
+
+    with files.on_this_machine(CHAT_FILES) as folder:
+        try:
+            Chat.load(folder)
+        except InputError as error:
+            problems.append(str(error))
+    return [f"{url.rstrip('/')}/{line}" for line in problems]
+
+
+def config_of(files: ModelFiles) -> Mapping[str, Any]:
+    """Its config.json. Raises InputError."""
+    if "config.json" not in files.sizes:
+        raise InputError("config.json: is missing; give an HF model folder")
+    try:
+        config: Any = json.loads(files.read("config.json"))
+    except ValueError as error:
+        raise InputError(f"config.json: is not valid JSON: {error}; copy it again") from None
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise InputError("config.json: names no `architectures`, by which SGLang finds the model")
+    return config

@@ -1,0 +1,204 @@
+"""Models that rewards ask: their place in a plan, digests that follow them, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.checks.memory.fit import memory_problems, planned_memory
+from flows.checks.recipe import check_recipe
+from flows.checks.served import inexact_roles
+from flows.load import load_recipe
+from flows.planned_digests import planned_identities
+from flows.post_train import plan_post_train
+from flows.recipe import Recipe
+from infra.errors import InputError
+from tests.parts.reward_models import with_head
+from tests.parts.tiny import tiny_model
+
+pytestmark = pytest.mark.unit
+
+REWARDS = "experts.general.domain.rewards"
+OPTIONS = '{prompt: "{question} {answer}", choices: {"Yes": 1, "No": 0}}'
+
+JUDGE_ALONE = f"name: judge, outcome: true, options: {OPTIONS}"
+
+
+def judge(model: str, more: str = "") -> str:
+    term = f"{{name: judge, weight: 0.5, options: {OPTIONS}, served: {{model: {model}{more}}}}}"
+    return f"{REWARDS}=[{{name: constraints, outcome: true}}, {term}]"
+
+
+def recipe(*changes: str) -> Recipe:
+    return load_recipe("cpu-smoke", ["resources.servers=3", *changes])
+
+
+def digests(loaded: Recipe) -> dict[str, str]:
+    return {n: i.digest for n, i in planned_identities(plan_post_train(loaded)).items()}
+
+
+def refused(*changes: str) -> str:
+    loaded = recipe(*changes)
+    with pytest.raises(InputError) as raised:
+        check_recipe(loaded, plan_post_train(loaded))
+    return str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("judges") / "judge")
+
+
+def test_a_model_of_the_recipe_is_an_input_of_the_stages_that_judge_by_it() -> None:
+    loaded = recipe(judge("base"), "determinism=close")
+    plan = {stage.name: stage for stage in plan_post_train(loaded)}
+    check_recipe(loaded, list(plan.values()))
+    asking = {name for name, stage in plan.items() if "role.judge" in stage.inputs}
+    assert asking == {"general-rl", "unified-rl"}, "distill and evaluate ask outcomes alone"
+    assert plan["general-rl"].inputs == {"model": "general-sft", "role.judge": "base"}
+
+
+def test_a_folder_is_imported_once_and_its_weights_are_in_the_digests(folder: Path) -> None:
+    loaded = recipe(judge(f"{folder}"))
+    plan = [stage.name for stage in plan_post_train(loaded)]
+    assert plan.count("role-judge") == 1
+    assert plan.index("role-judge") < plan.index("general-rl")
+    before = digests(loaded)
+    other = tiny_model(folder.parent / "other", seed=1)
+    assert _changed(before, digests(recipe(judge(f"{other}")))) == {
+        "role-judge", "general-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate",
+    }  # fmt: skip
+    (other / "moved").mkdir()
+    same = folder.rename(other / "moved" / "judge")
+    try:
+        assert digests(recipe(judge(f"{same}"))) == before, "its path is in no digest"
+    finally:
+        same.rename(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ("resources.default.roles={judge: {servers: 2}}", False),
+        (judge("base", ", fleet: {max_turns_per_server: 3}"), False),
+        (judge("base", ", fleet: {sglang: {dtype: bfloat16}}"), True),
+        (judge("base").replace("Yes", "Sure"), True),
+    ],
+)
+def test_what_changes_a_verdict_is_in_the_digest_and_where_it_runs_is_not(
+    change: str, again: bool
+) -> None:
+    before, after = digests(recipe(judge("base"))), digests(recipe(judge("base"), change))
+    changed = _changed(before, after)
+    assert ("general-rl" in changed) == again
+    assert "general-sft" not in changed
+
+
+def test_a_path_is_relative_to_the_recipe_and_a_name_is_a_stage(tmp_path: Path) -> None:
+    term = {
+        "name": "reward-model", "outcome": True, "served": {"model": "./judges/rm"},
+    }  # fmt: skip
+    domain = {"rewards": [term]}
+    written = {"extends": "cpu-smoke", "name": "mine", "experts": {"general": {"domain": domain}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(written))
+    loaded = load_recipe(str(tmp_path / "mine.yaml"))
+    merged = loaded.experts["general"].domain
+    assert merged is not None
+    served = merged.rewards[0].served
+    assert served is not None
+    assert served.model == str(tmp_path / "judges" / "rm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([judge("base"), "resources.servers=2"], "2 servers and 1 of its roles, but resources"),
+        (
+            [judge("base"), "resources.default.roles={jugde: {servers: 1}}"],
+            "resources.default.roles.jugde: no such role; roles are judge; did you mean `judge`?",
+        ),
+        ([judge("base", ", fleet: {external: ['http://h:1']}")], "servers that are not ours"),
+        ([judge("base", ", fleet: {sglang: {is_embedding: true}}")], "reward `reward-model` sets"),
+        ([judge("/nowhere/judge")], "/nowhere/judge is missing"),
+        (
+            [
+                f"{REWARDS}=[{{{JUDGE_ALONE}, served: {{model: base}}}}]",
+                "experts.general.path=[{admit: {}}]",
+            ],
+            "asks a served model, and this stage has no servers",
+        ),
+        ([judge("base").replace("{question}", "{reference.x}")], "its reference has no 'x'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(changes: list[str], said: str) -> None:
+    assert said in refused(*changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (judge("agent-rk"), "no stage before it makes it"),
+        (judge("unified-rl"), "no stage before it makes it: name one of base"),
+        (
+            f"{REWARDS}=[{{name: constraints, outcome: true, served: {{model: base}}}}]",
+            "only judge",
+        ),
+        (f"{REWARDS}=[{{name: judge, outcome: true, options: {OPTIONS}}}]", "served: is missing"),
+    ],
+)
+def test_a_recipe_that_says_what_cannot_be_is_refused(change: str, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        plan_post_train(recipe(change))
+    assert said in str(raised.value)
+
+
+def test_rewards_of_one_role_ask_one_model() -> None:
+    terms = [
+        f"{{name: judge, outcome: {first}, options: {OPTIONS}, served: {{model: {model}}}}}"
+        for first, model in (("true", "base"), ("false", "general-sft"))
+    ]
+    second = "experts.agent.domain.rewards"
+    with pytest.raises(InputError, match="give one of them another"):
+        plan_post_train(recipe(f"{REWARDS}=[{terms[0]}]", f"{second}=[{terms[0]}, {terms[1]}]"))
+
+
+def test_memory_and_devices_of_roles_are_counted(folder: Path) -> None:
+    with_devices = [
+        judge(f"{folder}"),
+        "resources.devices={memory_gb: 80, per_host: 2, kind: h100}",
+        "resources.default.roles={judge: {tp_per_server: 2, device: h200}}",
+    ]
+    loaded = recipe(*with_devices)
+    (line,) = [x for x in _check(loaded) if "device is 'h200'" in x]
+    assert "resources name h100" in line
+    other = "resources.other_devices=[{memory_gb: 0.000001, per_host: 2, kind: h200}]"
+    loaded = recipe(*with_devices, other)
+    plan = plan_post_train(loaded)
+    roles = {(r.stage, r.role): r for r in planned_memory(loaded, plan)}
+    held = roles["general-rl", "judge"]
+    assert (held.num_devices, held.device) == (2, "h200")
+    found = list(memory_problems(loaded, plan))
+    assert any("stage general-rl: its judge needs" in line for line in found), found
+    assert not any("its server needs" in line for line in found), "those have 80 GB"
+
+
+def test_a_head_is_not_promised_to_give_the_same_bits(tmp_path: Path, folder: Path) -> None:
+    model = with_head(folder, tmp_path / "rm")
+    term = f"{{name: reward-model, outcome: true, served: {{model: {model}}}}}"
+    plan = {s.name: s for s in plan_post_train(recipe(f"{REWARDS}=[{term}]"))}
+    assert "not tested to be batch-invariant" in next(inexact_roles(plan["general-rl"]))
+    assert plan["general-rl"].roles["reward-model"].server_fleet.sglang == {"is_embedding": True}
+
+
+def _check(loaded: Recipe) -> list[str]:
+    try:
+        check_recipe(loaded, plan_post_train(loaded))
+    except InputError as error:
+        return str(error).splitlines()
+    return []
+
+
+def _changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after.get(name)}

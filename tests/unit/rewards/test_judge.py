@@ -1,0 +1,167 @@
+"""The rewards that ask a served model, with a model that answers what it is told to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engines.types import Message, Problem, Status, ToolCall, Transcript
+from rewards.rubric import Rubric, Term
+from rewards.served.build import build_served
+from rewards.served.judge import question
+from rewards.served.judge_settings import JudgeSettings
+
+pytestmark = pytest.mark.unit
+
+PROBLEM = Problem("p/1", "d", (Message("user", "2+2"),), {"answer": "4", "unit": "none"})
+
+
+def transcript(*turns: Message) -> Transcript:
+    said = turns or (Message("assistant", "It is 4", reasoning="two and two"),)
+    return Transcript(PROBLEM, said, Status.COMPLETED, 3, raw="It is 4")
+
+
+class Model:
+    """Answers the same to everything, and keeps what it was asked."""
+
+    def __init__(self, said: str = "", logprobs: Sequence[float] = ()) -> None:
+        self.said, self.numbers = said, list(logprobs)
+        self.asked: list[Any] = []
+
+    async def answer(self, problem: Problem, **more: Any) -> str:
+        self.asked.append((problem, more))
+        return self.said
+
+    async def choice_logprobs(
+        self, problem: Problem, choices: Sequence[str], *, timeout_s: float
+    ) -> list[float]:
+        self.asked.append((problem, choices))
+        return self.numbers
+
+    async def outputs(
+        self, problem: Problem, turns: Sequence[Message], *, timeout_s: float
+    ) -> list[float]:
+        self.asked.append((problem, turns))
+        return self.numbers
+
+
+class Silent(Model):
+    async def answer(self, problem: Problem, **more: Any) -> str:
+        raise ConnectionError("nobody is there")
+
+
+ASK = {"prompt": "Q: {question} A: {answer} R: {reference.answer}", "pattern": r"Score: (\d+)"}
+
+
+async def score(options: dict[str, Any], model: Model, name: str = "judge") -> Any:
+    return await build_served(name, options, model, 5.0)(transcript())
+
+
+async def test_a_number_in_the_answer_is_put_on_the_scale() -> None:
+    model = Model("Score: 3 at first. Score: 8")
+    verdict = await score({**ASK, "scale": [0, 10]}, model)
+    assert verdict.score == pytest.approx(0.8), "the last match counts"
+    assert "Score: 8" in verdict.reason
+    ((asked, more),) = model.asked
+    assert asked.messages == (Message("user", "Q: 2+2 A: It is 4 R: 4"),)
+    assert (more["temperature"], more["max_new_tokens"], more["timeout_s"]) == (0.0, 64, 5.0)
+
+
+async def test_the_same_rollout_is_judged_with_the_same_seed() -> None:
+    model = Model("Score: 1")
+    for _ in range(2):
+        await score({**ASK, "temperature": 1.0}, model)
+    assert model.asked[0][1]["seed"] == model.asked[1][1]["seed"]
+
+
+@pytest.mark.parametrize("said", ["no idea", "Score: 11"])
+async def test_an_answer_without_a_score_raises_or_has_the_score_that_was_named(said: str) -> None:
+    with pytest.raises(ValueError, match="holds no score"):
+        await score({**ASK, "scale": [0, 10]}, Model(said))
+    assert (await score({**ASK, "scale": [0, 10], "unreadable": 0}, Model(said))).score == 0
+
+
+async def test_a_pattern_with_choices_reads_one_of_them() -> None:
+    options = {**ASK, "pattern": r"Verdict: (\w+)", "choices": {"good": 1, "fair": 0.5, "bad": 0}}
+    assert (await score(options, Model("Verdict: fair"))).score == 0.5
+    with pytest.raises(ValueError, match="holds no score"):
+        await score(options, Model("Verdict: excellent"))
+
+
+async def test_choices_alone_count_by_the_probability_that_the_judge_gives_them() -> None:
+    options = {"prompt": "{answer}?", "choices": {"Yes": 1, "No": 0}}
+    verdict = await score(options, Model(logprobs=[math.log(0.6), math.log(0.2)]))
+    assert verdict.score == pytest.approx(0.75), "0.6 of the 0.8 that both have"
+    assert verdict.parts == pytest.approx({"Yes": 0.75, "No": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [("raw", 2.0), ("sigmoid", 1 / (1 + math.exp(-2))), ("softmax", 1 / (1 + math.exp(-1)))],
+)
+async def test_a_reward_models_output_is_scaled(scale: str, expected: float) -> None:
+    model = Model(logprobs=[1.0, 2.0])
+    verdict = await score({"output": 1, "scale": scale}, model, "reward-model")
+    assert verdict.score == pytest.approx(expected)
+    ((problem, turns),) = model.asked
+    assert (problem.messages, turns) == (PROBLEM.messages, [Message("assistant", "It is 4")])
+    with pytest.raises(ValueError, match="`output` is 2, and the model's head has 2"):
+        await score({"output": 2}, model, "reward-model")
+
+
+async def test_a_budget_that_ran_out_after_a_tools_answer_is_judged_up_to_the_last_turn() -> None:
+    model = Model(logprobs=[0.0])
+    called = Message("assistant", "", tool_calls=(ToolCall("add", {"a": 2}),))
+    reward = build_served("reward-model", {}, model, 5.0)
+    verdict = await reward(transcript(called, Message("tool", "4")))
+    assert verdict.score == 0.5
+    assert model.asked[0][1] == [called]
+
+
+async def test_a_judge_that_fails_gives_a_failed_sample_with_its_reason() -> None:
+    term = Term("judge", 1.0, True, build_served("judge", ASK, Silent(), 5.0))
+    judged = await Rubric([term]).judge(transcript())
+    assert judged.failed
+    assert judged.reason == "reward 'judge' raised ConnectionError: nobody is there"
+
+
+def test_a_prompt_shows_conversations_calls_and_references() -> None:
+    settings = JudgeSettings(
+        prompt="{{x}} {conversation} | {reference}", system="Be fair.", choices={"a": 1, "b": 0}
+    )
+    call = ToolCall("add", {"a": 2})
+    asked = question(
+        settings,
+        transcript(Message("assistant", "", tool_calls=(call,)), Message("tool", "4")),
+    )
+    assert [m.role for m in asked.messages] == ["system", "user"]
+    assert asked.messages[1].content == (
+        '{x} assistant: add({"a": 2})\ntool: 4 | {"answer": "4", "unit": "none"}'
+    )
+    with pytest.raises(ValueError, match="its reference has no 'colour'"):
+        question(settings.model_copy(update={"prompt": "{reference.colour}"}), transcript())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": "{answer}"}, "write `pattern` or `choices`"),
+        ({"prompt": "{what}", "pattern": "a"}, "there is no {what}; allowed: {question}"),
+        ({"prompt": "{question}", "pattern": "a"}, "shows nothing of what is judged"),
+        ({"prompt": "{answer", "pattern": "a"}, "write {{ and }} for braces"),
+        ({"prompt": "{answer!r}", "pattern": "a"}, "takes no format"),
+        ({"prompt": "{answer}", "pattern": "("}, "is no regular expression"),
+        ({"prompt": "{answer}", "pattern": "(a)(b)"}, "has 2 groups"),
+        ({"prompt": "{answer}", "pattern": "a", "scale": [1, 1]}, "two numbers are equal"),
+        ({"prompt": "{answer}", "choices": {"Yes": 1}}, "one choice tells nothing apart"),
+        ({"prompt": "{answer}", "choices": {"Yes": 1, " ": 0}}, "an empty text"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        JudgeSettings.model_validate(options)
+    assert said in str(raised.value)

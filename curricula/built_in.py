@@ -16,7 +16,3 @@ BUILT_IN: Mapping[str, str] = {
     "verifiers": "curricula.library_tasks:Verifiers",
     "inspect": "curricula.library_tasks:Inspect",
 }
-OF_LIBRARIES: Mapping[str, str] = {"verifiers": "environment", "inspect": "task"}
-"""those whose problems a task of another library poses, and the option that names it"""
-OF_ROWS = frozenset({"files", *OF_LIBRARIES})
-"""those whose problems are rows: what is held out has an end, and solutions may be missing"""

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from curricula.built_in import BUILT_IN as CURRICULA
-from curricula.built_in import OF_LIBRARIES
+from curricula.of_rows import OF_LIBRARIES
 from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.sglang.spec import FleetSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from curricula.built_in import OF_LIBRARIES, OF_ROWS
+from curricula.of_rows import OF_LIBRARIES, OF_ROWS
 from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Split

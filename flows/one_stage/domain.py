@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from curricula.built_in import BUILT_IN as CURRICULA
-from curricula.built_in import OF_LIBRARIES
+from curricula.of_rows import OF_LIBRARIES
 from flows.explain import nearest
 from flows.one_stage.options import OneStage
 from flows.recipe import RESERVED

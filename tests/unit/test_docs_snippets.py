@@ -28,6 +28,7 @@ from flows.reports.report import Report
 from infra.config import Config
 from infra.errors import InputError
 from tasks.registry import PATH_KINDS
+from tests.integration.agents.test_real_harnesses import OPENCODE_SETTINGS, QWEN_SETTINGS
 from tests.parts.doc_blocks import ROOT, Block, blocks, languages, named, snippets
 
 pytestmark = pytest.mark.unit
@@ -219,7 +220,11 @@ def _signatures(text: str) -> dict[str, str]:
 
 
 @named(blocks("json"))
-def test_json_is_what_a_command_prints_or_a_row_of_data(block: Block) -> None:
+def test_json_is_what_a_command_prints_a_row_of_data_or_a_harness_is_set_to(block: Block) -> None:
+    if block.page == "train-your-agent.md":
+        settings = json.loads(block.text)
+        assert any(_keys(settings) <= _keys(known) for known in (QWEN_SETTINGS, OPENCODE_SETTINGS))
+        return
     if block.text.startswith("{\n"):
         assert set(json.loads(block.text)) <= set(Report.model_fields)
         return
@@ -229,6 +234,13 @@ def test_json_is_what_a_command_prints_or_a_row_of_data(block: Block) -> None:
             assert read_prompt(row, PromptSource(files=["questions.jsonl"])).reference
         else:
             assert read_row(row, Columns(), "auto").messages[-1].role == "assistant"
+
+
+def _keys(value: Any, path: str = "") -> set[str]:
+    """Of a tree of settings, each with those above it."""
+    if not isinstance(value, dict):
+        return {path}
+    return {path}.union(*(_keys(inner, f"{path}/{key}") for key, inner in value.items()))
 
 
 @named(blocks("toml"))

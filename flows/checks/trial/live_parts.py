@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from curricula.admissible import Admissible
-from curricula.built_in import OF_LIBRARIES
+from curricula.of_rows import OF_LIBRARIES
 from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.imported import imported

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from curricula.built_in import BUILT_IN as CURRICULA
-from curricula.built_in import OF_LIBRARIES, OF_ROWS
+from curricula.of_rows import OF_LIBRARIES, OF_ROWS
 from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.types import Split

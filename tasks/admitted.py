@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.place import ADMITTED
-from tasks.stage import StageContext
+from tasks.stage import ADMITTED, StageContext
 
 if TYPE_CHECKING:
     from engines.rollout.drivers.live_domain import LiveDomain

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from engines.types import Split
 from infra.errors import InputError
 from tasks.domain import CurriculumSpec, Domain
-
-ADMITTED = "admitted_problems"
-"""the input that an `admit` stage made: no domain can have this name, as it has an underscore"""
+from tasks.stage import ADMITTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tasks.place import Place
     from tasks.policy import PolicySettings
 
+ADMITTED = "admitted_problems"
+"""the input that an `admit` stage made: no domain can have this name, as it has an underscore"""
+
 
 class StageSpec(Config):
     """Base of every stage's spec; each field enters the digest.

@@ -12,8 +12,9 @@ from engines.batching import TokenSequence
 from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
-from tasks.admitted import restricted
-from tasks.place import ADMITTED
+from infra.hooks import resolve
+from tasks.sft.spec import ONLY_ADMITTED
+from tasks.stage import ADMITTED
 
 if TYPE_CHECKING:
     from engines.chat import Chat
@@ -96,7 +97,7 @@ def _demonstrations(spec: SftSpec, chat: Chat, admitted: Path | None) -> Iterato
     assert spec.curriculum is not None
     curriculum = build(spec.curriculum.name, spec.curriculum.options)
     if admitted is not None:
-        curriculum = restricted(curriculum, admitted)
+        curriculum = resolve("admitted problems", ONLY_ADMITTED, {})(curriculum, admitted)
     for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
         yield _solved(chat, shown.problem, shown.turns)
 

@@ -19,6 +19,8 @@ from tasks.stage import StageSpec
 
 FILE_SUPPLY = "tasks.sft.file_supply:open_files"
 """what reads the user's own files: code of those stages alone that train on some"""
+ONLY_ADMITTED = "tasks.admitted:restricted"
+"""what leaves out the others: code of those stages alone that stand after an `admit`"""
 
 
 class SftSettings(Config):
@@ -60,6 +62,8 @@ class SftSpec(StageSpec):
     curriculum: CurriculumSpec | None = None
     """the curriculum to draw demonstrations from; None: train on `settings.data`, or else on the
     `data` input"""
+    only_admitted: bool = False
+    """whether demonstrations are of the problems alone that the input of an `admit` holds"""
     held_out: list[CurriculumSpec] = Field(default_factory=list)
     """with `settings.decontaminate`: whose held-out rows must not be trained on"""
 
@@ -85,8 +89,15 @@ class SftSpec(StageSpec):
                 " before it, or name files of your own in `data`"
             )
         curriculum = place.domains[0].curriculum
-        spec = cls(seed=place.seed, settings=settings, curriculum=curriculum)
-        return spec, {"model": place.model, **place.admitted_problems("sft")}
+        admitted = place.admitted_problems("sft")
+        spec = cls(
+            seed=place.seed, settings=settings, curriculum=curriculum, only_admitted=bool(admitted)
+        )
+        return spec, {"model": place.model, **admitted}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*super().parts, *((ONLY_ADMITTED,) if self.only_admitted else ()))
 
     @property
     def optimizers(self) -> Iterator[tuple[str, Optimizer, int]]:

@@ -21,10 +21,11 @@ from infra.errors import InputError, TrainingStopped
 from tasks.admit.body import run
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE, AdmitSpec
 from tasks.admitted import only_admitted
-from tasks.place import ADMITTED
+from tasks.durable.identity import stage_code
 from tasks.registry import SPECS, module_of
 from tasks.resources import STOP_POLL_SECONDS
-from tasks.stage import StageContext, Stopped
+from tasks.sft.spec import SftSpec
+from tasks.stage import ADMITTED, StageContext, Stopped
 from tests.parts.rollout_parts import domain
 from tests.parts.stage_parts import ListReporter, stage_context
 
@@ -157,8 +158,15 @@ def test_demonstrations_of_refused_problems_are_left_out() -> None:
 
 
 def test_the_kinds_that_draw_problems_to_learn_from_read_what_was_admitted() -> None:
-    """They run `tasks/admitted.py`, so an edit of it changes their digests and no other."""
+    """They run `tasks/admitted.py`, so an edit of it changes their digests and no other; that of an
+    `sft` only if it stands after an `admit`."""
     reading = {
         kind for kind in SPECS if "tasks/admitted.py" in code_identity([module_of(kind)]).files
     }
-    assert reading == {"sft", "rl", "opd", "distill", "rollout"}
+    assert reading == {"rl", "opd", "distill", "rollout"}
+    settings: Any = {"steps": 1, "optimizer": {"lr": 1e-3}}
+    for only in (True, False):
+        sft = SftSpec.model_validate(
+            {"settings": settings, "curriculum": AGENT, "only_admitted": only}
+        )
+        assert ("tasks/admitted.py" in stage_code(sft).files) == only

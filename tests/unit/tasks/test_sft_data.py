@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from curricula.registry import build
 from engines.chat import Chat
+from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Message, Problem
 from infra.errors import InputError
 from tasks.sft.data import batches_for_steps, load_data
 from tasks.sft.spec import SftSpec
+from tasks.stage import ADMITTED
 from tests.parts.chat_parts import problem, random_base
 
 pytestmark = pytest.mark.unit
@@ -88,6 +91,15 @@ def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path):
     assert len(data.sequences) == 12
     assert all(0 < sum(s.loss_mask) < len(s.tokens) == len(s.loss_mask) for s in data.sequences)
     assert data == load_data(spec, model, {})
+
+
+def test_demonstrations_after_an_admit_are_of_admitted_problems(model: Path, tmp_path: Path):
+    written = {**sft(demonstrations=6).model_dump(), "curriculum": {"name": "reasoning"}}
+    every = load_data(SftSpec.model_validate(written), model, {}).sequences
+    problems = build("reasoning").problems("sft", 6, 3)
+    write_admitted(tmp_path, [AdmittedProblem("maths", "sft", problems[at]) for at in (1, 4)])
+    spec = SftSpec.model_validate({**written, "only_admitted": True})
+    assert load_data(spec, model, {ADMITTED: tmp_path}).sequences == [every[1], every[4]]
 
 
 def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path: Path):

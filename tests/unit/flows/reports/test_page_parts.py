@@ -304,16 +304,13 @@ def test_the_river_draws_each_stage_with_its_state_and_widens():
 
 
 def test_a_stage_without_inputs_stands_before_the_first_that_needs_it():
-    stages = [
-        stage("base"), stage("a-sft", "base", expert="a"), stage("a-admit", expert="a"),
-        stage("a-rl", "a-sft", "a-admit", expert="a"),
-    ]  # fmt: skip
-    svg = ElementTree.fromstring("<svg" + river(stages).split("<svg")[1])
-    names = [t.text for t in svg.iter("text") if t.attrib["class"] == "name"]
+    trained = stage("a-rl", "a-sft", "a-admit", expert="a")
+    before = [stage("base"), stage("a-sft", "base", expert="a"), stage("a-admit", expert="a")]
+    svg = ElementTree.fromstring("<svg" + river([*before, trained]).split("<svg")[1])
     boxes = [(float(r.attrib["x"]), float(r.attrib["y"])) for r in svg.iter("rect")]
-    places = dict(zip(names, boxes, strict=True))
-    assert places["a-admit"][0] == places["a-sft"][0] < places["a-rl"][0]
-    assert places["a-admit"][1] > places["a-sft"][1] == places["a-rl"][1]
+    _, sft, admit, rl = boxes
+    assert admit[0] == sft[0] < rl[0]
+    assert admit[1] > sft[1] == rl[1]
     assert not any(p.attrib["class"] == "flow detour" for p in svg.iter("path"))
 
 

@@ -29,7 +29,9 @@ _CPU: dict[str, Any] = {
     "grammar_backend": "none",
     "disable_overlap_schedule": True,
     "disable_cuda_graph": True,
-    "mem_fraction_static": 0.05,
+    # The pool is as large as `max_total_tokens` says. A server does not start if free memory falls
+    # by more than this share while it loads, whoever takes it: others may start beside it.
+    "mem_fraction_static": 0.5,
     # an idle server would otherwise burn half a core
     "sleep_on_idle": True,
     # token ids go in and out: no tokenizer, no detokenizer's work

@@ -352,7 +352,7 @@ async def test_reused_ranks_train_exactly_as_new_ones(cluster: str, tmp_path: Pa
 def test_no_cluster_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(InfrastructureError, match="tributary up"):
+    with pytest.raises(InputError, match="tributary up"):
         connect()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(InfrastructureError, match="nothing answers"):

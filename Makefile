@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu hosts chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
+.PHONY: install demo test lint bench scale gpu hosts hosts-chaos chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
 
 install: $(STAMP)
 
@@ -47,9 +47,13 @@ scale: install
 gpu: install
 	$(BIN)/python -m tests.programs.gpu
 
-# Joins hosts that are namespaces of this machine; needs root.
+# Joins hosts that are namespaces of this machine; needs a kernel that lets this user make them.
 hosts: install
 	$(BIN)/python -m tests.programs.hosts
+
+# Disturbs such hosts while RL works on them: every cell, or CELLS="agent-killed clock-slow-synchronous".
+hosts-chaos: install
+	$(BIN)/python -m tests.programs.hosts chaos $(CELLS)
 
 # Kills every part at every moment; an interrupted run continues where it stopped.
 SEED ?= 0

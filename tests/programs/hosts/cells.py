@@ -4,71 +4,56 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.bench.rows import Row
-from tests.programs.chaos.compare import broken_promises, differences
-from tests.programs.hosts.ground import Ground, Mode, Ran
+from tests.programs.hosts.ground import Ground, Mode
 from tests.programs.hosts.machines import OUTSIDE, Machine
 
 CUT_S = 20.0
-_HIDDEN_S = 60.0
-"""the time until RL begins, and some more"""
-_CLOCK = """import time
-_real = time.time
-time.time = lambda: _real() - 300.0
-"""
+CLOCK_S = 300
+"""how far a host's clock is from the others'"""
+MODES: Sequence[Mode] = ("synchronous", "asynchronous")
+_HIDDEN_S = 20.0
+"""after RL began"""
+_LONGEST_HIDDEN_S = 300.0
+_LOOK_S = 0.5
+_OTHER_CLOCK = Path(__file__).with_name("other_clock.c")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One disturbance of a host."""
+class Disturbance:
+    """Of one host."""
 
     name: str
     strike: Callable[[Ground, Machine], object] | None = None
     """once RL has trained a step"""
-    around: Callable[[Ground, Machine], AbstractContextManager[object]] | None = None
-    """before the run begins, and after it"""
-    loses_host: bool = False
+    around: Callable[[Ground, Machine, str], AbstractContextManager[object]] | None = None
+    """before the run of this name begins, and after it"""
     host: int = 0
     """which of those that joined: the first has a trainer rank and a server, the second a server"""
 
 
-def disturbed(ground: Ground, cell: Cell, mode: Mode, reference: str) -> list[Row]:
-    """`reference`: the name of an undisturbed run of the mode, whose base and SFT it shares."""
-    host, name = ground.others[cell.host], f"{cell.name}-{mode}".replace(" ", "-")
-    strike = cell.strike
-    with cell.around(ground, host) if cell.around else nullcontext():
-        ran = ground.run(
-            name, mode, reference, None if strike is None else lambda: strike(ground, host)
-        )
-    if cell.loses_host:
-        ground.revive(host)
-    what = f"{cell.name}, {mode}"
-    return [
-        unlike(
-            f"{what}: rollouts lost or doubled, other results", ran, mode, ground.store(reference)
-        ),
-        Row(f"{what}: until RL was done", ran.seconds, "s"),
-    ]
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A disturbance of a run of this mode."""
 
+    disturbance: Disturbance
+    mode: Mode
 
-def unlike(name: str, ran: Ran, mode: Mode, reference: Path) -> Row:
-    """How many things a run did not keep of what its mode promises."""
-    found = ran.problem
-    if not found:
-        compare = differences if mode == "synchronous" else broken_promises
-        found = compare(reference, ran.store)
-    count = found.count(", ") + 1 if found else 0
-    return Row(name, count, "problems", 0, at_most=True, note=found)
+    @property
+    def name(self) -> str:
+        """Example: agent-killed-synchronous"""
+        return f"{self.disturbance.name.replace(' ', '-')}-{self.mode}"
 
 
 def _kill(ground: Ground, host: Machine) -> None:
+    """All its processes at once, and its network."""
     host.kill()
 
 
@@ -87,46 +72,91 @@ def _kill_agent(ground: Ground, host: Machine) -> None:
 
 
 @contextmanager
-def _damaged_cache(ground: Ground, host: Machine) -> Generator[None]:
-    """What the host fetched for runs before: it has to be noticed when RL begins."""
-    files = list(host.home.glob("cache/artifacts/*/*/*/*.safetensors"))
-    for file in files:
-        file.write_bytes(bytes(file.stat().st_size))
+def _damaged_cache(ground: Ground, host: Machine, name: str) -> Generator[None]:
+    """All weights that the host fetched for earlier runs have other bytes when RL begins."""
+    files = _weights(host)
     if not files:
         raise RuntimeError(f"host {host.name} has fetched nothing")
+    for file in files:
+        file.write_bytes(bytes(file.stat().st_size))
     yield
+    if not any(any(file.read_bytes()) for file in _weights(host)):
+        raise RuntimeError(f"host {host.name} has repaired nothing, so it used what was damaged")
 
 
 @contextmanager
-def _hidden_store(ground: Ground, host: Machine) -> Generator[None]:
+def _hidden_store(ground: Ground, host: Machine, name: str) -> Generator[None]:
     """A host that has nothing of what RL needs does not reach the store when it begins."""
     for folder in host.home.glob("cache/artifacts"):
         folder.rename(folder.with_name(f"gone-{time.monotonic_ns()}"))
-    is_over = threading.Event()
+    over, fetched_meanwhile = threading.Event(), list[Path]()
 
     def hide() -> None:
         with host.cut_off(OUTSIDE):
-            is_over.wait(_HIDDEN_S)
+            deadline = time.monotonic() + _LONGEST_HIDDEN_S
+            while time.monotonic() < deadline and not over.wait(_LOOK_S):
+                if ground.has_claimed(name):
+                    over.wait(_HIDDEN_S)
+                    break
+            fetched_meanwhile.extend(_weights(host))
 
     hiding = threading.Thread(target=hide)
     hiding.start()
     try:
         yield
     finally:
-        is_over.set()
+        over.set()
         hiding.join()
+    if fetched_meanwhile or not _weights(host):
+        raise RuntimeError(f"host {host.name} did not need the store while that was hidden")
 
 
 @contextmanager
-def _late_clock(ground: Ground, host: Machine) -> Generator[None]:
-    """Python's clock on the host is five minutes slow."""
-    folder = host.work / "tmp" / "clock"
-    folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(_CLOCK)
-    _join_anew(ground, host, {"PYTHONPATH": f"/tmp/{folder.name}"})
-    yield
-    del host.env["PYTHONPATH"]
-    _join_anew(ground, host, {})
+def _other_clock(ground: Ground, host: Machine, seconds: int) -> Generator[None]:
+    """All programs on the host see another time of day; how fast it goes stays as it is."""
+    library = host.work / "tmp" / _OTHER_CLOCK.with_suffix(".so").name
+    compiled = ["cc", "-shared", "-fPIC", "-o", str(library), str(_OTHER_CLOCK), "-ldl"]
+    subprocess.run(compiled, check=True)
+    env = {"LD_PRELOAD": f"/tmp/{library.name}", "CLOCK_OFFSET_S": str(seconds)}
+    _join_anew(ground, host, env)
+    off = float(host.run("date", "+%s")) - time.time()
+    if abs(off - seconds) > 30:
+        raise RuntimeError(f"the clock of host {host.name} is {off:+.0f} s off, not {seconds:+d} s")
+    try:
+        yield
+    finally:
+        for variable in env:
+            del host.env[variable]
+        _join_anew(ground, host, {})
+
+
+@contextmanager
+def _slow_clock(ground: Ground, host: Machine, name: str) -> Generator[None]:
+    with _other_clock(ground, host, -CLOCK_S):
+        yield
+
+
+@contextmanager
+def _fast_clock(ground: Ground, host: Machine, name: str) -> Generator[None]:
+    with _other_clock(ground, host, CLOCK_S):
+        yield
+
+
+def _see_clock(ground: Ground, host: Machine) -> None:
+    """Whatever RL has on the host has the other clock."""
+    without: list[str] = []
+    for pid, line in host.processes().items():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            loaded = Path(f"/proc/{pid}/maps").read_text()
+            if line.startswith(("ray::", "sglang::")) and _OTHER_CLOCK.stem not in loaded:
+                without.append(line)
+    if without:
+        raise RuntimeError(f"these have the right clock: {', '.join(without)}")
+
+
+def _weights(host: Machine) -> list[Path]:
+    """What a host has of models' weights that it fetched from the store."""
+    return list(host.home.glob("cache/artifacts/*/*/*/*.safetensors"))
 
 
 def _join_anew(ground: Ground, host: Machine, env: dict[str, str]) -> None:
@@ -135,13 +165,25 @@ def _join_anew(ground: Ground, host: Machine, env: dict[str, str]) -> None:
     ground.join(host)
 
 
-LOST = Cell("host killed", _kill, loses_host=True)
-CUT = Cell(f"network cut for {CUT_S:.0f} s", _cut)
-FURTHER = (
-    Cell("host without ranks killed", _kill, loses_host=True, host=1),
-    Cell("agent killed", _kill_agent),
-    Cell("cache corrupted", around=_damaged_cache),
-    Cell("store hidden from a host", around=_hidden_store),
-    Cell("clock five minutes slow", around=_late_clock),
+LOST = Disturbance("host killed", _kill)
+CUT = Disturbance("network cut", _cut)
+DISTURBANCES = (
+    LOST,
+    CUT,
+    Disturbance("agent killed", _kill_agent),
+    Disturbance("cache corrupted", around=_damaged_cache),
+    Disturbance("store hidden", around=_hidden_store),
+    Disturbance("clock slow", _see_clock, _slow_clock),
+    Disturbance("clock fast", _see_clock, _fast_clock),
+    Disturbance("host without ranks killed", _kill, host=1),
 )
-"""beside the two above"""
+CELLS = tuple(Cell(disturbance, mode) for disturbance in DISTURBANCES for mode in MODES)
+
+
+def chosen(words: Sequence[str]) -> list[Cell]:
+    """The cells whose names begin with one of the words; all without any. Raises ValueError."""
+    for word in words:
+        if not any(cell.name.startswith(word) for cell in CELLS):
+            names = ", ".join(cell.name for cell in CELLS)
+            raise ValueError(f"no cell begins with `{word}`; there are {names}")
+    return [cell for cell in CELLS if not words or cell.name.startswith(tuple(words))]

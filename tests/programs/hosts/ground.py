@@ -29,6 +29,7 @@ _SHARED = ("base", "sft")
 """stages whose artifacts a run may begin with"""
 _RL_S = 900.0
 _LOOK_S = 0.3
+_TRIES = 4
 SEEN_S = 180.0
 """until the head takes a host that is silent for lost; Ray asks it a few times"""
 
@@ -43,6 +44,11 @@ class Ran:
     problem: str
     """the end of its output if it failed, else empty"""
 
+    @property
+    def attempts(self) -> int:
+        """At RL."""
+        return len(list(self.store.glob("attempts/rl/*/*.claim.json")))
+
 
 class Ground:
     """The first host is the head."""
@@ -56,10 +62,20 @@ class Ground:
 
     def start(self) -> None:
         self.head.env["TRIBUTARY_HOST"] = self.head.address
-        self.head.tributary("up")
+        _up(self.head)
 
     def join(self, host: Machine) -> None:
-        host.tributary("up", "--join", self.status()["head"])
+        _up(host, "--join", self.status()["head"])
+
+    def complete(self) -> list[str]:
+        """Have all hosts in the cluster; returns the names of those that were not."""
+        alive = {host["address"] for host in self.status()["hosts"] if host["is_alive"]}
+        missing = [host for host in self.others if host.address not in alive]
+        for host in missing:
+            if not host.is_running:
+                host.boot()
+            self.join(host)
+        return [host.name for host in missing]
 
     def revive(self, host: Machine) -> None:
         """A host that was killed works again."""
@@ -82,7 +98,8 @@ class Ground:
         self, name: str, mode: Mode, begins_as: str = "", strike: Callable[[], object] | None = None
     ) -> Ran:
         """The recipe, whose artifacts go to a store of this name; `begins_as` is that of a run
-        whose base and SFT it shares. `strike` is called once RL has trained a step."""
+        whose base and SFT it shares. `strike` is called once RL has trained a step; it is a
+        problem if RL is over by then."""
         if begins_as:
             self._share(begins_as, name)
         written = self.head.work / "tmp" / _RECIPE.name
@@ -96,10 +113,12 @@ class Ground:
         problem = ""
         try:
             if strike is not None:
-                self._await_step(name, run)
-                strike()
+                if self._await(run, lambda: self.has_trained(name)):
+                    strike()
+                else:
+                    problem = "RL was over before it could be disturbed: "
             output, _ = run.communicate(timeout=_RL_S)
-            problem = output[-1500:] if run.returncode else ""
+            problem += output[-1500:] if problem or run.returncode else ""
         except subprocess.TimeoutExpired:
             problem = f"it was not over after {_RL_S:.0f} s"
         finally:
@@ -107,13 +126,22 @@ class Ground:
         self._copy(name)
         return Ran(self.store(name), time.monotonic() - began, problem)
 
-    def _await_step(self, name: str, run: subprocess.Popen[str]) -> None:
-        """Until RL has a checkpoint, or the run ended before."""
+    def _await(self, run: subprocess.Popen[str], came: Callable[[], bool]) -> bool:
+        """False when the run ended before."""
         while run.poll() is None:
-            keys = self._keys(f"{name}/checkpoints/rl/")
-            if any(key.endswith("manifest.json") for key in keys):
-                return
+            if came():
+                return True
             time.sleep(_LOOK_S)
+        return False
+
+    def has_claimed(self, name: str) -> bool:
+        """Whether RL has begun in the run of this name."""
+        return bool(self._keys(f"{name}/attempts/rl/"))
+
+    def has_trained(self, name: str) -> bool:
+        """Whether its RL has a checkpoint."""
+        keys = self._keys(f"{name}/checkpoints/rl/")
+        return any(key.endswith("manifest.json") for key in keys)
 
     def _share(self, name: str, other: str) -> None:
         for kind in _SHARED:
@@ -137,6 +165,17 @@ class Ground:
             Bucket=_BUCKET, Prefix=prefix
         )
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+
+
+def _up(host: Machine, *arguments: str) -> None:
+    """Repeated as a person would: Ray gives a node 30 s to start, however busy the machine is."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            host.tributary("up", *arguments)
+            return
+        except RuntimeError:
+            if not tries_left:
+                raise
 
 
 def _environment(service: Service) -> dict[str, str]:

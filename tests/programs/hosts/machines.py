@@ -1,5 +1,5 @@
 """Hosts made of namespaces on one machine: each with a network, mounts, processes and a name of its
-own. Needs root (or what lets a user make network namespaces and mounts).
+own. To be used in the namespaces of `isolation`.
 
     bridge ─┬─ veth ── eth0 of the host `a` (10.77.0.1)
             ├─ veth ── eth0 of the host `b` (10.77.0.2)
@@ -68,6 +68,10 @@ class Machine:
     def home(self) -> Path:
         """Its $TRIBUTARY_HOME, as seen from the machine; another path on each host."""
         return self.work / "tmp" / f"home-{self.name}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._init is not None
 
     def boot(self) -> None:
         """Give it a network and a first process; what an earlier life left in memory is gone."""

@@ -21,7 +21,7 @@ from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from engines.types import Sampling
 from infra.home import home
-from infra.store.artifacts import ArtifactStore
+from infra.store.artifacts import ArtifactStore, StageCheckpoints
 from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
 from tests.parts.tiny import tiny_model
@@ -37,7 +37,11 @@ class Facts:
     """addresses, in the order of the ranks"""
     server_hosts: list[str]
     checkpoint_files: list[str]
-    """that the head has after a save"""
+    """that the head has after a save into a folder of its own"""
+    files_through_head: list[str]
+    """of a checkpoint that goes to the store: those that the head has to put there"""
+    stored_files: list[str]
+    """all that is there then"""
     exported_equal: bool
     """whether what was exported after save and load generates what the model did"""
     transport: str
@@ -53,6 +57,7 @@ async def look(store: Store, work: Path) -> Facts:
     async with await TrainerGroup.lease(job, 2, "hosts") as trainer:
         await trainer.save(work / "checkpoint")
         await trainer.load(work / "checkpoint")
+        through_head, stored = await _store_checkpoint(trainer, store, work / "scratch")
         await trainer.export(work / "exported", model)
         async with await Fleet.lease(FleetSpec(), model, 2, 1, 2, "hosts") as fleet:
             before = await fleet.client.generate(_PROMPT, _GREEDY)
@@ -63,11 +68,31 @@ async def look(store: Store, work: Path) -> Facts:
                 rank_hosts=trainer.hosts,
                 server_hosts=[url.split("//")[1].split(":")[0] for url in fleet.server_urls],
                 checkpoint_files=sorted(file.name for file in (work / "checkpoint").iterdir()),
+                files_through_head=through_head,
+                stored_files=stored,
                 exported_equal=before.token_ids.tolist() == after.token_ids.tolist(),
                 transport=report.transport,
                 versions=sorted(versions.values()),
                 checksums=sorted(checksums.values()),
             )
+
+
+async def _store_checkpoint(
+    trainer: TrainerGroup, store: Store, scratch: Path
+) -> tuple[list[str], list[str]]:
+    """As a stage does, and load it again; what the head had of it, and all of it."""
+    checkpoints = StageCheckpoints(store, "rl", DIGEST, 1, scratch)
+    folder = scratch / "checkpoint-1"
+    folder.mkdir(parents=True)
+    checkpoints.begin(1, folder)
+    await trainer.save(folder / "trainer")
+    through_head = [file.name for file in (folder / "trainer").iterdir()]
+    checkpoints.save(1, folder)
+    found = checkpoints.latest()
+    if found is None:
+        raise RuntimeError("the checkpoint is not in the store")
+    await trainer.load(found[1] / "trainer")
+    return sorted(through_head), sorted(file.name for file in (found[1] / "trainer").iterdir())
 
 
 def _stored_model(store: Store, work: Path) -> Path:

@@ -11,15 +11,18 @@ _registered = False
 
 
 def register() -> None:
-    """Let routed batches carry their seeds, and ranks meet on loopback; on CPU also batch
-    attention, sample by seed, spend less between two products, and let no request feel what shares
-    its batch."""
+    """Let routed batches carry their seeds, ranks meet on loopback and shared memory bear its
+    server's name; on CPU also batch attention, sample by seed, spend less between two products, and
+    let no request feel what shares its batch."""
     global _registered
     from engines.sglang import routed_batch
     from engines.sglang.servers import loopback_rendezvous as meeting
+    from engines.sglang.servers import mapped_weights, server_files
 
     routed_batch.install()
     meeting.install()
+    server_files.install()
+    mapped_weights.install()
     if not has_cuda():
         from engines.sglang import last_turn
         from engines.sglang.cpu import attention, dense

@@ -15,21 +15,12 @@ from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.filters import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.sglang.fleet import Fleet
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
-from infra.run_both import run_both
 from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
-from tasks.resources import (
-    keep_rollouts,
-    lease_fleet,
-    open_parts,
-    read_rows,
-    unless_stopped,
-)
-from tasks.rollout_workers.rollers import Rollers
-from tasks.served.role_clients import RoleClients
+from tasks.resources import unless_stopped
+from tasks.sampling import SamplingParts, open_sampling
 from tasks.stage import StageContext, require_inputs
 
 
@@ -44,29 +35,16 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     counts: dict[str, dict[str, int]] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
-        roles = RoleClients(stack, spec.domains)
-        fleet, (_, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, first, roles),
-            open_parts(
-                stack,
-                first,
-                spec.domains,
-                roles,
-                rolls_here=not context.resources.rollout_workers,
-            ),
+        parts = await open_sampling(
+            stack, context, spec.settings.fleet, spec.domains, first, spec.seed
         )
-        rollers = Rollers(
-            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
-        )
-        await read_rows(context, domains)
-        domains = await only_admitted(context, domains)
-        journal = keep_rollouts(stack, context)
+        domains = await only_admitted(context, parts.domains)
         began = time.monotonic()
         sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
         for position, domain in enumerate(domains):
-            kept = await KeptRollouts.open(journal, position)
+            kept = await KeptRollouts.open(parts.journal, position)
             recovered += len(kept.known)
-            work = _sample(spec, context, fleet, rollers, domain, kept)
+            work = _sample(spec, context, parts, domain, kept)
             rollouts = await unless_stopped(context, work)
             tokens += sum(r.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
@@ -92,8 +70,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
 async def _sample(
     spec: DistillSpec,
     context: StageContext,
-    fleet: Fleet,
-    rollers: Rollers,
+    parts: SamplingParts,
     domain: LiveDomain,
     kept: KeptRollouts,
 ) -> list[Rollout]:
@@ -101,8 +78,8 @@ async def _sample(
     model: Path = context.inputs[domain.name]
     settings = spec.settings
     if kept.version > 0:
-        await fleet.load(model, kept.version)
-    roller = await rollers.of(model, Chat.load(model))
+        await parts.fleet.load(model, kept.version)
+    roller = await parts.rollers.of(model, Chat.load(model))
     groups = await sample_rollouts(
         roller,
         domain,

@@ -11,7 +11,6 @@ from typing import Any
 from engines.chat import Chat
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.sample_only import KeptRollouts
-from infra.run_both import run_both
 from tasks.evaluate.cells import (
     CellResult,
     cells_of,
@@ -22,15 +21,8 @@ from tasks.evaluate.cells import (
     scores_of,
 )
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
-from tasks.resources import (
-    keep_rollouts,
-    lease_fleet,
-    open_parts,
-    read_rows,
-    unless_stopped,
-)
-from tasks.rollout_workers.rollers import Rollers
-from tasks.served.role_clients import RoleClients
+from tasks.resources import unless_stopped
+from tasks.sampling import open_sampling
 from tasks.served.roles import is_role
 from tasks.stage import StageContext, require_inputs
 
@@ -44,34 +36,21 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     results: list[CellResult] = []
     recovered = 0
     async with AsyncExitStack() as stack:
-        roles = RoleClients(stack, spec.domains)
-        fleet, (chat, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, first, roles),
-            open_parts(
-                stack,
-                first,
-                spec.domains,
-                roles,
-                rolls_here=not context.resources.rollout_workers,
-            ),
+        parts = await open_sampling(
+            stack, context, spec.settings.fleet, spec.domains, first, spec.seed
         )
-        rollers = Rollers(
-            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
-        )
-        await read_rows(context, domains)
-        journal = keep_rollouts(stack, context)
-        gallery = Gallery(chat)
+        gallery = Gallery(parts.chat)
         began = time.monotonic()
         for version, (name, folder) in enumerate(models):
             if name in twins:
                 results += renamed(results, twins[name], name)
                 continue
             if version > 0:
-                await fleet.load(folder, version)
-            roller = await rollers.of(folder, Chat.load(folder))
-            kept = await KeptRollouts.open(journal, version)
+                await parts.fleet.load(folder, version)
+            roller = await parts.rollers.of(folder, Chat.load(folder))
+            kept = await KeptRollouts.open(parts.journal, version)
             recovered += len(kept.known)
-            cells = cells_of(spec, name, domains)
+            cells = cells_of(spec, name, parts.domains)
             results += await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
             context.reporter.progress(version + 1, len(models), f"evaluated {name}")
         worked = time.monotonic() - began

@@ -14,18 +14,10 @@ from engines.rollout.records.saved_groups import save_groups
 from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group
-from infra.run_both import run_both
 from tasks.admitted import only_admitted
-from tasks.resources import (
-    keep_rollouts,
-    lease_fleet,
-    open_parts,
-    read_rows,
-    unless_stopped,
-)
+from tasks.resources import unless_stopped
 from tasks.rollout.spec import RolloutSpec
-from tasks.rollout_workers.rollers import Rollers
-from tasks.served.role_clients import RoleClients
+from tasks.sampling import open_sampling
 from tasks.stage import StageContext, require_inputs
 
 _SHOWN = 32
@@ -37,24 +29,12 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
     require_inputs(context, ["model"])
     model = context.inputs["model"]
     async with AsyncExitStack() as stack:
-        roles = RoleClients(stack, spec.domains)
-        fleet, (chat, domains) = await run_both(
-            lease_fleet(stack, context, spec.settings.fleet, model, roles),
-            open_parts(
-                stack,
-                model,
-                spec.domains,
-                roles,
-                rolls_here=not context.resources.rollout_workers,
-            ),
+        parts = await open_sampling(
+            stack, context, spec.settings.fleet, spec.domains, model, spec.seed
         )
-        rollers = Rollers(
-            stack, context, fleet, spec.settings.fleet, spec.domains, roles, spec.seed
-        )
-        roller = await rollers.of(model, chat)
-        await read_rows(context, domains)
-        domains = await only_admitted(context, domains)
-        kept = await KeptRollouts.open(keep_rollouts(stack, context), 0)
+        domains = await only_admitted(context, parts.domains)
+        roller = await parts.rollers.of(model, parts.chat)
+        kept = await KeptRollouts.open(parts.journal, 0)
         began = time.monotonic()
         of_domain: list[list[Group]] = []
         for position, domain in enumerate(domains):
@@ -64,7 +44,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
         worked = time.monotonic() - began
     groups = _in_turns(of_domain)
     save_groups(context.out, groups)
-    gallery = Gallery(chat)
+    gallery = Gallery(parts.chat)
     for domain, made in zip(domains, of_domain, strict=True):
         gallery.add_step(domain.name, made, _SHOWN)
     gallery.write(context.out)

@@ -7,9 +7,25 @@ nobody can tell from a living one's.
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from infra.processes.leftovers import claim_private_folder, trace_name
+
+
+def install() -> None:
+    """Have what ranks of a server with several devices share named after the server as well."""
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.distributed.device_communicators import shm_broadcast
+
+    parallel_state.make_shm_name = shm_broadcast.make_shm_name = _shared_memory_name
+
+
+def _shared_memory_name(kind: str) -> str:
+    """Every process of a server keeps its temporary files in the folder that `adopt` claimed."""
+    return f"{Path(tempfile.gettempdir()).name}_{kind}_{os.getpid()}_{secrets.token_hex(4)}"
 
 
 def adopt() -> None:

@@ -28,8 +28,8 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildP
         yield children
 
 
-def _serve(children: ChildProcesses, folder: Path, name: str) -> Server:
-    server = Server(children, name, FleetSpec(), folder)
+def _serve(children: ChildProcesses, folder: Path, name: str, tp: int = 1) -> Server:
+    server = Server(children, name, FleetSpec(), folder, tp)
     server.wait_ready()
     places = {path.parent for path in leftovers_of(server.pid)}
     assert places >= {SHARED_MEMORY}, "it has shared memory under its own name"
@@ -53,7 +53,10 @@ def test_nothing_is_left_of_a_server_however_it_ends(
 ) -> None:
     model = tiny_model(tmp_path / "model")
     before = _outside()
-    stopped, killed, kept = (_serve(children, model, name) for name in ("one", "two", "three"))
+    stopped, kept = (_serve(children, model, name) for name in ("one", "three"))
+    killed = _serve(children, model, "two", tp=2)
+    assert any("_mq_" in path.name for path in leftovers_of(killed.pid)), "what its ranks share"
+    assert not [path for path in _outside() - before if path.name.startswith("sgl_shm_mq_")]
     made = {path for server in (stopped, killed, kept) for path in leftovers_of(server.pid)}
     assert _outside() - before >= made, "the three servers' traces, and others' that come and go"
 

@@ -1,0 +1,55 @@
+"""What a stage that samples, and trains nothing, works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.chat import Chat
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.records.journal import RolloutJournal
+from engines.sglang.fleet import Fleet
+from engines.sglang.spec import FleetSpec
+from infra.run_both import run_both
+from tasks.domain import Domain, ScoredDomain
+from tasks.resources import keep_rollouts, lease_fleet, open_parts, read_rows
+from tasks.rollout_workers.rollers import Rollers
+from tasks.served.role_clients import RoleClients
+from tasks.stage import StageContext
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParts:
+    """All of them end with the stack that they were opened on."""
+
+    fleet: Fleet
+    """serves the first model, as version 0"""
+    chat: Chat
+    """the first model's"""
+    domains: list[LiveDomain]
+    rollers: Rollers
+    journal: RolloutJournal
+    """of rollouts that are finished"""
+
+
+async def open_sampling(
+    stack: AsyncExitStack,
+    context: StageContext,
+    fleet_spec: FleetSpec,
+    domains: Sequence[Domain | ScoredDomain],
+    model: Path,
+    seed: int,
+) -> SamplingParts:
+    """Lease servers for `model` and for what the rewards ask, and meanwhile build the domains.
+    `seed`: the stage's. Raises EngineError, InputError, StorageError, TrainingStopped."""
+    roles = RoleClients(stack, domains)
+    rolls_here = not context.resources.rollout_workers
+    fleet, (chat, live) = await run_both(
+        lease_fleet(stack, context, fleet_spec, model, roles),
+        open_parts(stack, model, domains, roles, rolls_here=rolls_here),
+    )
+    rollers = Rollers(stack, context, fleet, fleet_spec, domains, roles, seed)
+    await read_rows(context, live)
+    return SamplingParts(fleet, chat, live, rollers, keep_rollouts(stack, context))

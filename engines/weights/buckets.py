@@ -80,7 +80,7 @@ class TrainedWeights:
         stage have to iterate to the end: they give each other their shards on the way.
         """
         ranks = self.ranks
-        for index, weights in enumerate(planned(self.weights, self.bucket_bytes, ranks.num_shards)):
+        for index, weights in enumerate(self._plan()):
             turn = index if share_work else 0
             replica, shard = turn % ranks.num_replicas, turn // ranks.num_replicas
             if ranks.replica != replica:
@@ -90,6 +90,13 @@ class TrainedWeights:
                 yield None
             else:
                 yield _packed(weights, ranks, memory, index % 2)
+
+    def bucket_sizes(self) -> list[int]:
+        """In bytes, of all buckets of this rank's stage in turn."""
+        return [sum(map(_whole_bytes, weights)) for weights in self._plan()]
+
+    def _plan(self) -> Iterator[list[Weight]]:
+        return planned(self.weights, self.bucket_bytes, self.ranks.num_shards)
 
 
 class OwnMemory:

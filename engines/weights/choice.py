@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from engines.weights.broadcast import Broadcast
+from engines.weights.broadcast.transport import Broadcast
 from engines.weights.cuda_ipc import CudaIpc, is_one_gpu, require_one_gpu
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta

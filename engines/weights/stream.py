@@ -1,10 +1,12 @@
 """A push of buckets to servers that wait for them: what shared memory and broadcast share.
 
     pack two buckets ─▶ pause ─▶ send a bucket, pack the next, ... ─▶ continue
+    send a bucket, pack the next, ... ─▶ pause ─▶ load what arrived ─▶ continue
 
 Packing starts before the pause: while the model fits into two buckets, servers wait only for what
-they do themselves. Pipeline stages take turns, because a server takes one request at a time: two
-stages that wait for each other's server would wait for ever.
+they do themselves. The second way is for servers that receive while they generate. Pipeline stages
+take turns, because a server takes one request at a time: two stages that wait for each other's
+server would wait for ever.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from engines.weights.buckets import Bucket, Memory, TrainedWeights
+from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.transport import Target
 from engines.weights.update import Servers, Update, finish
@@ -25,6 +28,8 @@ from engines.weights.update import Servers, Update, finish
 Send = Callable[[Servers, Bucket], Sequence[Future[Any]]]
 """starts sending a bucket to all servers; its memory is free once the futures are done"""
 _AHEAD = 2
+
+T = TypeVar("T")
 
 
 def stream(
@@ -34,20 +39,24 @@ def stream(
     version: int,
     memory: Memory,
     send: Send,
+    load: Callable[[Servers], None] | None = None,
 ) -> PublishReport:
-    """Send every bucket of every rank while the servers wait; raises as `Transport.push` does."""
+    """Send every bucket of every rank while the servers wait; with `load`, which has them take what
+    arrived, before they do. Raises as `Transport.push` does."""
     began = time.perf_counter()
     ranks = weights.ranks
     buckets = weights.buckets(memory)
     packed = deque(islice(buckets, _AHEAD))
     with Servers([target.url for target in targets]) as servers:
+        bring = partial(_send_all, packed, buckets, partial(send, servers))
+        sent = _by_stage(ranks, bring) if load is not None else 0
         update = Update(servers, version)
         try:
             ranks.settle(update.begin if ranks.is_leader else None)
-            sent = 0
-            for stage in range(ranks.num_stages):
-                mine = partial(_send_all, packed, buckets, partial(send, servers))
-                sent += ranks.settle(mine if stage == ranks.stage else None) or 0
+            if load is not None:
+                _by_stage(ranks, partial(load, servers))
+            else:
+                sent = _by_stage(ranks, bring)
             ranks.settle(update.end if ranks.is_leader else None)
         except BaseException:
             if ranks.is_leader:
@@ -56,11 +65,20 @@ def stream(
     return PublishReport(
         version=version,
         transport=name,
-        bytes=sum(ranks.gather(sent)),
+        bytes=sum(ranks.gather(sent or 0)),
         servers=len(targets),
         seconds=time.perf_counter() - began,
         pause_seconds=update.pause_seconds,
     )
+
+
+def _by_stage(ranks: Ranks, action: Callable[[], T]) -> T | None:
+    """Done by the ranks of one stage after those of the other; what it gave on this one."""
+    done: T | None = None
+    for stage in range(ranks.num_stages):
+        result = ranks.settle(action if stage == ranks.stage else None)
+        done = result if stage == ranks.stage else done
+    return done
 
 
 def _send_all(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from threading import Lock, Thread
 from typing import Any
 
@@ -20,6 +21,7 @@ from moto.moto_server.werkzeug_app import (
 )
 from s3fs import S3FileSystem
 from werkzeug.serving import make_server
+from werkzeug.wsgi import get_input_stream
 
 from infra.processes.ports import free_ports
 
@@ -75,18 +77,25 @@ class Service:
             self.client.delete_bucket(Bucket=name)
 
 
+class _Handler(MotoRequestHandler):
+    timeout = 30.0
+    """seconds that a connection may say nothing"""
+
+
 @contextmanager
 def moto(host: str = "127.0.0.1") -> Generator[Service]:
     """A server in this process that checks keys and signatures, as a real one does."""
     (port,) = free_ports(1)
     app, turn = DomainDispatcherApplication(create_backend_app), Lock()
 
-    def one_at_a_time(*request: Any) -> Any:
-        # moto looks for an object and writes it in two steps, a real service in one.
+    def one_at_a_time(environ: dict[str, Any], start_response: Any) -> Any:
+        # moto looks for an object and writes it in two steps, a real service in one. The body comes
+        # first: a host that is killed while it sends keeps nobody else waiting.
+        environ["wsgi.input"] = BytesIO(get_input_stream(environ).read())
         with turn:
-            return app(*request)
+            return app(environ, start_response)
 
-    server = make_server(host, port, one_at_a_time, True, request_handler=MotoRequestHandler)
+    server = make_server(host, port, one_at_a_time, True, request_handler=_Handler)
     serving = Thread(target=server.serve_forever, daemon=True)
     serving.start()
     endpoint = f"http://{host}:{port}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.weights.broadcast import Broadcast
+from engines.weights.broadcast.transport import Broadcast
 from engines.weights.buckets import BUCKET_BYTES, TrainedWeights
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from engines.weights.broadcast import Broadcast
+from engines.weights.broadcast.transport import Broadcast
 from engines.weights.disk import load_folder
 from engines.weights.model_folder import folder_weights
 from engines.weights.report import PublishReport

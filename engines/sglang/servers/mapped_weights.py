@@ -1,5 +1,5 @@
-"""Memory that a publish was read from stays mapped in the server: to map it anew takes as long as to
-copy it. The trainer sends from the same memory each time."""
+"""Memory that a publish was read from stays mapped in the server: to map it anew takes as long as
+to copy it, and a trainer sends from the same memory each time."""
 
 from __future__ import annotations
 

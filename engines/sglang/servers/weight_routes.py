@@ -1,5 +1,5 @@
-"""What our servers answer beside SGLang's own requests: for weights that come as deltas, and for
-the choice of their transport."""
+"""What our servers answer beside SGLang's own requests: for weights that arrive while they
+generate, as deltas or by broadcast, and for the choice of their transport."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ def install(first_gpu: int) -> None:
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
+    from engines.weights.broadcast import arrivals
+    from engines.weights.broadcast.arrivals import Arrivals
     from engines.weights.disk_delta import requests
     from engines.weights.disk_delta.served_copy import ServedCopy
     from engines.weights.reach import REACH, answer_gpu, answer_reach
 
-    copy = ServedCopy()
+    copy, arriving = ServedCopy(), Arrivals()
 
     def prepare(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return requests.answer_prepare(copy, body)
@@ -33,7 +35,23 @@ def install(first_gpu: int) -> None:
     def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return answer_gpu(first_gpu) if "gpu" in body else answer_reach(body)
 
+    def join(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return arriving.join(body)
+
+    def receive(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return arriving.receive(body)
+
+    def open_arrived(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return arriving.open(body)
+
+    def leave(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
+        return arriving.leave(body)
+
     answers = {
+        arrivals.JOIN: join,
+        arrivals.RECEIVE: receive,
+        arrivals.OPEN: open_arrived,
+        arrivals.LEAVE: leave,
         requests.PREPARE: prepare,
         requests.CONFIRM: confirm,
         requests.FORGET: forget,

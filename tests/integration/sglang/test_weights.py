@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from engines.sglang.servers.place import Place
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights import update
+from engines.weights.broadcast.arriving_group import ArrivingGroup
+from engines.weights.broadcast.transport import Broadcast
+from engines.weights.buckets import Bucket
 from engines.weights.disk import load_folder
 from engines.weights.server_weights import ServerWeights, server_weights
 from engines.weights.transport import Transport, find_targets
@@ -210,6 +214,33 @@ async def test_a_push_that_breaks_off_leaves_weights_of_no_version_and_the_next_
     await asyncio.to_thread(push, sglang_pair.other_model, sglang_pair.urls, 10, transport)
     assert _held(sglang_pair) == [ServerWeights("10", expected.checksum)] * 2
     assert {v for g in await _on_each(sglang_pair) for v in g.weight_versions.sampled} == {10}
+
+
+async def test_a_broadcast_that_breaks_off_before_servers_pause_leaves_them_as_they_were(
+    expected: Expected, sglang_pair: SglangPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights arrive while servers generate: half of them are nothing that is served."""
+    stock, sent = ArrivingGroup.send, list[Bucket]()
+
+    def send(self: ArrivingGroup, servers: update.Servers, bucket: Bucket) -> list[Future[Any]]:
+        if sent:
+            raise RuntimeError("the trainer died")
+        sent.append(bucket)
+        return stock(self, servers, bucket)
+
+    transport = Broadcast()
+    held, said = _held(sglang_pair), await _on_each(sglang_pair)
+    weights, targets = whole_weights(sglang_pair.other_model, SMALL), find_targets(sglang_pair.urls)
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrivingGroup, "send", send)
+        with pytest.raises(RuntimeError, match="the trainer died"):
+            await asyncio.to_thread(transport.push, weights, targets, 9)
+    assert _held(sglang_pair) == held
+    again = await _on_each(sglang_pair)
+    assert [g.logprobs.tolist() for g in again] == [g.logprobs.tolist() for g in said]
+    await asyncio.to_thread(push, sglang_pair.other_model, sglang_pair.urls, 10, transport)
+    transport.close()
+    assert _held(sglang_pair) == [ServerWeights("10", expected.checksum)] * 2
 
 
 async def test_a_trainer_that_is_killed_in_a_push_leaves_weights_of_no_version(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engines.weights.broadcast import Broadcast
+from engines.weights.broadcast.transport import Broadcast
 from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.report import PublishReport

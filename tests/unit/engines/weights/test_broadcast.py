@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import gc
 import json
+import pickle
 import threading
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engines.weights import broadcast
-from engines.weights.broadcast import Broadcast
+from engines.rendezvous import listen
+from engines.weights.broadcast import arrivals, arriving_group, engine_group, failure
+from engines.weights.broadcast.arrivals import Arrivals
+from engines.weights.broadcast.transport import Broadcast
 from engines.weights.buckets import TrainedWeights
 from engines.weights.model_folder import WholeTensor
 from engines.weights.transport import Target
@@ -24,16 +31,20 @@ pytestmark = pytest.mark.unit
 
 
 @contextmanager
-def _server(answer: Mapping[str, Any], after_s: float = 0.0) -> Generator[Target]:
-    """One that answers so, and joins no group."""
+def _server(
+    answer: Mapping[str, Any], after_s: float = 0.0, *, is_ours: bool = False
+) -> Generator[Target]:
+    """One that answers so, and joins no group. One of ours confirms that it is in none at first."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            time.sleep(after_s)
-            self.send_response(200)
+            asks_whose = self.path == arrivals.LEAVE
+            if not asks_whose:
+                time.sleep(after_s)
+            self.send_response(404 if asks_whose and not is_ours else 200)
             self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
+            self.wfile.write(json.dumps({"success": True} if asks_whose else answer).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -49,22 +60,106 @@ def _server(answer: Mapping[str, Any], after_s: float = 0.0) -> Generator[Target
         server.server_close()
 
 
+@pytest.mark.parametrize("is_ours", [False, True], ids=["of others", "ours"])
 def test_servers_that_do_not_join_are_named_with_what_they_say(
-    monkeypatch: pytest.MonkeyPatch,
+    is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "_JOIN_S", 0.5)
-    monkeypatch.setattr(broadcast, "_ANSWER_S", 0.3)
+    for module in (arrivals, arriving_group, engine_group, failure):
+        monkeypatch.setattr(module, "JOIN_S", 0.5)
+    monkeypatch.setattr(failure, "ANSWER_S", 0.3)
     weights = TrainedWeights([WholeTensor("w", torch.zeros(4))])
     refusal = {"success": False, "message": "no such backend"}
-    with _server(refusal) as refuses, _server({"success": True}, 1.2) as late:
+    with (
+        _server(refusal, is_ours=is_ours) as refuses,
+        _server({"success": True}, 1.2, is_ours=is_ours) as late,
+    ):
         transport = Broadcast()
         with pytest.raises(EngineError) as raised:
             transport.push(weights, [refuses, late], 1)
         transport.close()
     text = str(raised.value)
+    path = arrivals.JOIN if is_ours else "/init_weights_update_group"
     assert "did not all join the trainer's process group at tcp://127.0.0.1:" in text
     assert "within 0 s" in text
     assert f"{refuses.url}: POST" in text
     assert "no such backend" in text
-    assert f"{late.url}: POST {late.url}/init_weights_update_group: no answer in 0 s" in text
+    assert f"{late.url}: POST {late.url}{path}: no answer in 0 s" in text
     assert "`disk_delta`" in text
+
+
+def _joined(arriving: Arrivals, trainer: str, num_bytes: int) -> tuple[str, Any]:
+    """The name of a group of one trainer and one server, and the trainer's side."""
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    body = {"trainer": trainer, "group": f"{trainer}-0", "host": "127.0.0.1", "port": port}
+    body |= {"rank": 1, "world_size": 2, "num_bytes": num_bytes}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(arriving.join, body)
+        group = arrivals.gloo_group("127.0.0.1", port, 0, 2, "127.0.0.1", listener)
+        assert answer.result() == {"success": True}
+    return body["group"], group
+
+
+def _sent(arriving: Arrivals, name: str, group: Any, begin: int, values: torch.Tensor) -> None:
+    body = {"group": name, "begin": begin, "num_bytes": values.nbytes, "dtype": "float32"}
+    body |= {"names": [f"at {begin}"], "shapes": [list(values.shape)]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(arriving.receive, body)
+        arrivals.broadcast(group, values.view(-1).view(torch.uint8))
+        assert answer.result() == {"success": True}
+
+
+def _opened(arriving: Arrivals, name: str) -> dict[str, torch.Tensor]:
+    (told,) = arriving.open({"group": name, "num_ranks": 1})["handles"]
+    record = pickle.loads(base64.b64decode(told))
+    flat = record["flattened_tensor"]
+    return {
+        place.name: flat[place.start_idx : place.end_idx].view(place.dtype).view(place.shape)
+        for place in record["metadata"]
+    }
+
+
+def test_what_arrives_is_what_a_server_opens_push_after_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    arriving = Arrivals()
+    name, group = _joined(arriving, "trainer", 192)
+    for push in range(2):
+        first, second = torch.randn(2, 7), torch.randn(16)
+        _sent(arriving, name, group, 0, first)
+        _sent(arriving, name, group, 128, second)
+        opened = _opened(arriving, name)
+        assert list(opened) == ["at 0", "at 128"], push
+        assert torch.equal(opened["at 0"], first)
+        assert torch.equal(opened["at 128"], second)
+
+
+def test_another_trainer_takes_the_place_of_one_that_left_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    arriving = Arrivals()
+    gone, _ = _joined(arriving, "killed", 64)
+    name, group = _joined(arriving, "next", 64)
+    for refused in (arriving.open, arriving.receive):
+        answer = refused({"group": gone, "begin": 0, "num_bytes": 64})
+        assert answer == {"success": False, "message": f"this server is in no group {gone}"}
+    _sent(arriving, name, group, 0, torch.ones(16))
+    assert torch.equal(_opened(arriving, name)["at 0"], torch.ones(16))
+    assert arriving.leave({"group": name}) == {"success": True}
+    assert not arriving.open({"group": name})["success"]
+
+
+def test_a_trainer_that_dies_while_a_bucket_is_on_its_way_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    arriving = Arrivals()
+    name, group = _joined(arriving, "trainer", 64)
+    body = {"group": name, "begin": 0, "num_bytes": 64, "dtype": "float32"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(arriving.receive, body | {"names": ["w"], "shapes": [[16]]})
+        del group
+        gc.collect()
+        assert answer.result(timeout=30)["success"] is False

@@ -1,19 +1,13 @@
-"""Weights by broadcast, for trainers and servers on different hosts: nccl between GPUs, else gloo.
-
-Each pipeline stage's sender has a process group with all ranks of all servers, in which it is rank
-0. A group holds until the servers change: another set of them, or one that holds other weights than
-the last push left there, for it was restarted and knows nothing of the group.
-"""
+"""A group of a trainer's sender with the ranks of the engines themselves, which receive while they
+are paused: between GPUs, and for servers that are not ours."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -21,11 +15,9 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.rendezvous import listen, store_at, use_interface_of
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
-from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
-from engines.weights.ranks import Ranks
+from engines.weights.broadcast.failure import JOIN_S, failed
+from engines.weights.buckets import Bucket
 from engines.weights.reach import address_towards
-from engines.weights.report import PublishReport
-from engines.weights.stream import stream
 from engines.weights.transport import CONTROL_S, Target
 from engines.weights.update import TAKE_S, Servers, finish
 from infra.errors import EngineError
@@ -33,65 +25,8 @@ from infra.errors import EngineError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_JOIN_S = 120.0
-"""what joining a group, and one bucket's way through it, may take"""
-_ANSWER_S = 5.0
-"""what servers may take to say what went wrong with them"""
-_CPU_BUCKET_BYTES = 24 << 20
-"""malloc gives memory of up to 32 MiB again; a server would have larger buckets mapped anew each
-time, which takes longer than to receive and to load them"""
 
-
-class Broadcast:
-    """See `Transport`."""
-
-    name = "broadcast"
-
-    def __init__(self) -> None:
-        self._group: _Group | None = None
-        self._joined: tuple[Target, ...] = ()
-        """the servers of the group, with the version that the last push left there"""
-
-    def push(
-        self, weights: TrainedWeights, targets: Sequence[Target], version: int
-    ) -> PublishReport:
-        ranks = weights.ranks
-        device = weights.weights[0].local.device
-        on_cpu = device.type == "cpu"
-        if on_cpu:
-            limit = min(weights.bucket_bytes, _CPU_BUCKET_BYTES)
-            weights = replace(weights, bucket_bytes=limit)
-        try:
-            if not all(ranks.gather(self._joined == tuple(targets))):
-                self._join(targets, ranks, "gloo" if on_cpu else "nccl")
-            memory = OwnMemory(device)
-            report = stream(self.name, weights, targets, version, memory, self._send)
-        except BaseException:
-            self.close()  # some servers may wait in it for what does not come
-            raise
-        self._joined = tuple(Target(t.url, t.num_ranks, str(version)) for t in targets)
-        return report
-
-    def close(self) -> None:
-        group, self._group, self._joined = self._group, None, ()
-        if group is not None:
-            group.close()
-
-    def _join(self, targets: Sequence[Target], ranks: Ranks, backend: str) -> None:
-        """One stage after the other: a server waits in one group at a time."""
-        self.close()
-        for stage in range(ranks.num_stages):
-            mine = ranks.is_sender and stage == ranks.stage
-            group = ranks.settle(partial(_Group, targets, backend) if mine else None)
-            self._group = group or self._group
-
-    def _send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
-        if self._group is None:
-            raise EngineError("the broadcast has no group: a push joins one first")
-        return self._group.send(servers, bucket)
-
-
-class _Group:
+class EngineGroup:
     """One stage's sender and all ranks of all servers."""
 
     def __init__(self, targets: Sequence[Target], backend: str) -> None:
@@ -117,7 +52,7 @@ class _Group:
                 "group_name": name,
                 "backend": backend,
             }
-            order(url, "/init_weights_update_group", body, timeout=_JOIN_S)
+            order(url, "/init_weights_update_group", body, timeout=JOIN_S)
 
         with Servers(self._urls) as servers:
             joining = servers.start(join)
@@ -125,7 +60,7 @@ class _Group:
                 self._group: ProcessGroup = _joined(backend, address, world_size, name, listener)
             except RuntimeError as error:  # all that torch raises here is one
                 what = f"did not all join the trainer's process group at {address}"
-                raise _failed(what, self._urls, joining, error) from error
+                raise failed(what, self._urls, joining, error) from error
             try:
                 finish(joining)
             except BaseException:
@@ -154,7 +89,7 @@ class _Group:
             self._group.broadcast([bucket.flat], options).wait()
         except RuntimeError as error:
             what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
-            raise _failed(what, self._urls, taking, error) from error
+            raise failed(what, self._urls, taking, error) from error
         return taking
 
     def close(self) -> None:
@@ -172,31 +107,6 @@ class _Group:
         c10d.destroy_process_group(self._group)
 
 
-def _failed(
-    what: str, urls: Sequence[str], asked: Sequence[Future[Any]], error: RuntimeError
-) -> EngineError:
-    """With what each server says; one that refused is the cause, the others waited for it."""
-    wait(asked, timeout=_ANSWER_S)
-    told = [f"{url}: {_said(future)}" for url, future in zip(urls, asked, strict=True)]
-    return EngineError(
-        f"weights by broadcast: servers {what} within {_JOIN_S:.0f} s ({_first_line(error)});"
-        f" {'; '.join(told)}. Look at a server that refused or does not answer; if they all run,"
-        " let their hosts connect to that of the trainer, or set `weights.transport` in the stage's"
-        " resources to `disk_delta` with a `url` that both sides reach"
-    )
-
-
-def _said(future: Future[Any]) -> str:
-    if not future.done():
-        return "no answer yet"
-    error = future.exception()
-    return "ready" if error is None else _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 def _joined(
     backend: str, address: str, world_size: int, name: str, listener: socket.socket
 ) -> ProcessGroup:
@@ -208,7 +118,7 @@ def _joined(
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import distributed_c10d as c10d
 
-    limit = timedelta(seconds=_JOIN_S)
+    limit = timedelta(seconds=JOIN_S)
     store = store_at(address, 0, world_size, limit, listener)
     made: tuple[Any, Any] = c10d._new_process_group_helper(  # type: ignore[reportPrivateUsage]
         world_size,

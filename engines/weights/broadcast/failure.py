@@ -1,0 +1,42 @@
+"""What is said of servers that did not join a broadcast, or did not receive by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from infra.errors import EngineError
+
+JOIN_S = 120.0
+"""what joining a group, and one bucket's way through it, may take"""
+ANSWER_S = 5.0
+"""what servers may take to say what went wrong with them"""
+
+
+def failed(
+    what: str, urls: Sequence[str], asked: Sequence[Future[Any]], error: RuntimeError
+) -> EngineError:
+    """With what each server says; one that refused is the cause, the others waited for it.
+
+    Torch raises nothing but RuntimeError for a group.
+    """
+    wait(asked, timeout=ANSWER_S)
+    told = [f"{url}: {_said(future)}" for url, future in zip(urls, asked, strict=True)]
+    return EngineError(
+        f"weights by broadcast: servers {what} within {JOIN_S:.0f} s ({_first_line(error)});"
+        f" {'; '.join(told)}. Look at a server that refused or does not answer; if they all run,"
+        " let their hosts connect to that of the trainer, or set `weights.transport` in the stage's"
+        " resources to `disk_delta` with a `url` that both sides reach"
+    )
+
+
+def _said(future: Future[Any]) -> str:
+    if not future.done():
+        return "no answer yet"
+    error = future.exception()
+    return "ready" if error is None else _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

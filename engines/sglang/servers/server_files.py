@@ -14,13 +14,18 @@ from typing import Any
 
 from infra.processes.leftovers import claim_private_folder, trace_name
 
+_NAMES_OF_SHARED_MEMORY = (
+    "sglang.srt.distributed.device_communicators.shm_broadcast.make_shm_name",
+    "sglang.srt.distributed.parallel_state.make_shm_name",
+)
+
 
 def install() -> None:
     """Have what ranks of a server with several devices share named after the server as well."""
-    from sglang.srt.distributed import parallel_state
-    from sglang.srt.distributed.device_communicators import shm_broadcast
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    parallel_state.make_shm_name = shm_broadcast.make_shm_name = _shared_memory_name
+    for target in _NAMES_OF_SHARED_MEMORY:
+        HookRegistry.register(target, _shared_memory_name, HookType.REPLACE)
 
 
 def _shared_memory_name(kind: str) -> str:

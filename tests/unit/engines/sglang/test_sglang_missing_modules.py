@@ -81,13 +81,14 @@ def test_nothing_of_the_cpu_part_applies_where_cuda_is() -> None:
 import sys, types
 from engines.sglang import plugin, routed_batch
 from engines.sglang.servers import host
-from engines.sglang.servers import loopback_rendezvous as meeting
+from engines.sglang.servers import loopback_rendezvous, mapped_weights, server_files
 host.has_cuda = plugin.has_cuda = lambda: True
-routed_batch.install = lambda: print("routed batch")
-meeting.install = lambda: print("meeting")
+for part in (routed_batch, loopback_rendezvous, mapped_weights, server_files):
+    part.install = lambda name=part.__name__: print(name.rpartition(".")[2])
 plugin.register()
 host.prepare_environment()
 import os
 print(plugin.is_registered(), "torch" in sys.modules, "SGLANG_USE_CPU_ENGINE" in os.environ)
 """
-    assert _run(code).split("\n") == ["routed batch", "meeting", "True False False"]
+    parts = ["routed_batch", "loopback_rendezvous", "server_files", "mapped_weights"]
+    assert _run(code).split("\n") == [*parts, "True False False"]

@@ -24,6 +24,8 @@ NETWORK = "10.77.0"
 OUTSIDE = f"{NETWORK}.254"
 """the machine's own address on the bridge"""
 _BRIDGE = "tributary0"
+_OWN = "02:00:00:00:00:01"
+"""the bridge's hardware address"""
 _NOBODY = "02:00:00:00:00:fe"
 """the hardware address of no host"""
 _COMMAND_S = 900.0
@@ -185,7 +187,8 @@ CLI = ("-P", "-c", "import sys; from flows.command.main import main; main(sys.ar
 def machines(work: Path, names: Sequence[str]) -> Generator[list[Machine]]:
     """Running hosts of these names, reached at 10.77.0.1 and so on; all ends with the block."""
     made = [Machine(n, f"{NETWORK}.{i}", work / n) for i, n in enumerate(names, start=1)]
-    _ip("link", "add", _BRIDGE, "type", "bridge")
+    # With no address of its own it takes that of a host, and another one when hosts come and go.
+    _ip("link", "add", _BRIDGE, "address", _OWN, "type", "bridge")
     try:
         _ip("addr", "add", f"{OUTSIDE}/24", "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")

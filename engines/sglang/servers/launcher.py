@@ -97,7 +97,7 @@ def serve(options: dict[str, Any]) -> None:
         keep_from_logs(key)
     share_cores(options.get("tp_size", 1))
     server_files.adopt()
-    weight_routes.install(options.get("base_gpu_id", 0))
+    weight_routes.install(options.get("base_gpu_id", 0), options.get("nnodes", 1))
     try:
         run_server(ServerArgs(**options, **keys))
     finally:

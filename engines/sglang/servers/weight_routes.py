@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def install(first_gpu: int) -> None:
-    """Add them to SGLang's application, under the same key as its requests that change weights;
-    `first_gpu`: the number of its first GPU. They are plain functions, which the application runs
-    in threads: it generates on meanwhile.
+def install(first_gpu: int, num_hosts: int = 1) -> None:
+    """Add them to SGLang's application, under the same key as its requests that change weights.
+    They are plain functions, which the application runs in threads: it generates on meanwhile.
+
+    `first_gpu`: the number of its first GPU; `num_hosts`: over which its ranks are spread, for what
+    arrives lies in the memory of this one.
     """
     from fastapi import Body
     from sglang.srt.entrypoints.http_server import app
@@ -48,14 +50,17 @@ def install(first_gpu: int) -> None:
         return arriving.leave(body)
 
     answers = {
-        arrivals.JOIN: join,
-        arrivals.RECEIVE: receive,
-        arrivals.OPEN: open_arrived,
-        arrivals.LEAVE: leave,
         requests.PREPARE: prepare,
         requests.CONFIRM: confirm,
         requests.FORGET: forget,
         REACH: reach,
     }
+    if num_hosts == 1:
+        answers |= {
+            arrivals.JOIN: join,
+            arrivals.RECEIVE: receive,
+            arrivals.OPEN: open_arrived,
+            arrivals.LEAVE: leave,
+        }
     for path, answer in answers.items():
         app.post(path)(auth_level(AuthLevel.ADMIN_OPTIONAL)(answer))

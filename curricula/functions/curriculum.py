@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from curricula.episodes import ToolEpisode
-from curricula.functions.tasks import ANSWER, dialogue, history, next_call, said
-from curricula.options import check_count
+from curricula.functions.tasks import ANSWER, dialogue, history, next_call, obliging, said
+from curricula.options import check_count, check_share
 from curricula.procedural import Draft, Family, Procedural
 from curricula.tools import check_call
 from engines.types import (
     AssistantTurn,
+    Demonstration,
     Environment,
     Episode,
     Message,
@@ -36,9 +38,17 @@ class Functions(Procedural):
     }
 
     def __init__(
-        self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0, max_calls: int = 6
+        self,
+        *,
+        levels: Sequence[str] = ("easy",),
+        noise: float = 0.0,
+        obliging: float = 0.0,
+        max_calls: int = 6,
     ) -> None:
+        """`obliging`: the share of demonstrated dialogues that do what the user wants, also where a
+        policy wants it refused; `noise`: of demonstrations with one wrong token."""
         super().__init__(levels=levels, noise=noise)
+        self._obliging = check_share("obliging", obliging)
         self._max_calls = check_count("max_calls", max_calls)
 
     def environment(self) -> Environment:
@@ -66,6 +76,13 @@ class Functions(Procedural):
             turns.append(turn)
             turns += [Message("tool", _answer(back_end, call)) for call in turn.tool_calls]
         return tuple(turns)
+
+    def _demonstration(self, draft: Draft, seed: int, position: int) -> Demonstration:
+        reference: Any = draft.reference
+        rng = random.Random(f"{self.name}/obliging/{seed}/{position}")
+        if "before" not in reference and rng.random() < self._obliging:
+            draft = replace(draft, plan=obliging(task_of(reference["task"])))
+        return super()._demonstration(draft, seed, position)
 
     def _problem(self, draft: Draft, split: Split, seed: int, position: int) -> Problem:
         problem = super()._problem(draft, split, seed, position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from curricula.functions.apis import draw_api, policies, tools_of
@@ -56,6 +56,13 @@ def next_call(rng: random.Random) -> Draft:
     reference = {"before": [[call.name, dict(call.arguments)] for call in before]}
     valid = rng.choice(back_end.valid_calls())
     return _draft("next-call", task, reference, (said(valid),))
+
+
+def obliging(task: Task) -> tuple[Message, ...]:
+    """The turns of somebody who does what the user wants, whether the policies allow it or not."""
+    allowed = replace(task, ages={**task.ages, task.target: task.api.most_days}, agrees=True)
+    calls, _ = solved(allowed)
+    return (*map(said, calls), Message("assistant", ANSWER))
 
 
 def said(call: Call) -> Message:

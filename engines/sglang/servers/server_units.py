@@ -19,6 +19,7 @@ from engines.devices.host_agent import HostAgent
 from engines.devices.kinds import SERVER_PARTS, ServerPart
 from engines.devices.lease import Lease
 from engines.devices.units import OwnerSettings, Request
+from engines.sglang.http import order
 from engines.sglang.roles.gpu_places import role_places
 from engines.sglang.servers.place import Place, architecture
 from engines.sglang.servers.remote_slot import RemoteSlot
@@ -28,6 +29,7 @@ from infra.errors import EngineError, InputError, OutOfMemory
 
 _ASK_EVERY_S = 5.0
 _LOOK_S = 0.05
+_CONTROL_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -214,8 +216,12 @@ class ServerUnits:
         self._fleets.pop(lease.id, None)
 
     async def give_back(self, name: str, is_clean: bool) -> None:
-        """A server stays as it is: the next lease makes it usable, or replaces it."""
+        """A server stays as it is: the next lease makes it usable, or replaces it. But one that may
+        have been left paused goes on: its scheduler would look for work without a rest."""
         await self._until_restarted([name])
+        slot = self._slots[name]
+        if not is_clean and slot.is_alive:
+            await asyncio.to_thread(order, slot.url, "/continue_generation", {}, timeout=_CONTROL_S)
 
     async def repair(self, leases: Sequence[Lease], idle: Sequence[str]) -> Sequence[str]:
         """Take dead servers out, restart them, put them back when they serve what others do."""

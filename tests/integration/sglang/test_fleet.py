@@ -19,6 +19,7 @@ from engines.devices.find_owner import open_owner
 from engines.devices.kinds import SERVER_PARTS
 from engines.devices.owner import KindStatus
 from engines.devices.units import OwnerSettings, Request
+from engines.sglang.client import GenerationClient
 from engines.sglang.fleet import Fleet
 from engines.sglang.http import call
 from engines.sglang.servers.server_units import ServerTerms
@@ -115,9 +116,13 @@ async def test_a_lease_that_nobody_renews_is_reclaimed(owner: Any, models: list[
     terms = ServerTerms(FleetSpec(), models[0], 1)
     request = Request("server", 1, 2, "silent", terms, 10.0, driver_id())
     grant = await owner.lease.remote(request)
+    url = grant.use.server_urls[0]
+    await asyncio.to_thread(call, url, "/pause_generation", {"mode": "retract"}, timeout=10)
     await _until(owner, lambda status: not status.leases)
     with pytest.raises(LeaseLost):
         await owner.renew.remote("server", grant.lease_id)
+    async with GenerationClient(url) as client:  # a paused one would not answer
+        assert len((await client.generate([1, 2, 3], _GREEDY)).token_ids) == 8
 
 
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])

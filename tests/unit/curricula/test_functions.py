@@ -259,6 +259,31 @@ async def test_demonstrations_are_right_without_noise_and_fit_a_small_context() 
     assert sum(scores) < 20
 
 
+async def _demonstrated(share: float) -> dict[bool, list[tuple[bool, float]]]:
+    """By whether the policies want a refusal: whether each demonstration refuses, and its score."""
+    curriculum = build("functions", {"levels": ["medium"], "obliging": share})
+    found: dict[bool, list[tuple[bool, float]]] = {True: [], False: []}
+    for shown in curriculum.demonstrations(200, 7):
+        reference: Any = shown.problem.reference
+        wanted = [call.name for call in solved(task_of(reference["task"]))[0]]
+        calls = [call for turn in shown.turns for call in turn.tool_calls]
+        verdict = await _verdict(task_of(reference["task"]), *calls)
+        refuses = "refuse" in [call.name for call in calls]
+        found["refuse" in wanted].append((refuses, verdict.score))
+    return found
+
+
+async def test_an_obliging_demonstrator_does_what_it_should_refuse() -> None:
+    found = await _demonstrated(1.0)
+    assert len(found[True]) > 60
+    assert set(found[True]) == {(False, 0.0)}
+    assert set(found[False]) == {(False, 1.0)}
+    some = await _demonstrated(0.6)
+    assert 0.5 < sum(score == 0.0 for _, score in some[True]) / len(some[True]) < 0.7
+    assert all(refuses == (score == 1.0) for refuses, score in some[True])
+    assert set(some[False]) == {(False, 1.0)}
+
+
 @pytest.mark.parametrize("level", ["easy", "medium"])
 async def test_a_malformed_call_ends_the_episode(level: str) -> None:
     curriculum = build("functions", {"levels": [level]})

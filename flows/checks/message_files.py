@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.checks.engines import model_config
@@ -16,6 +14,7 @@ from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from infra.data_files.bad_row import BadRow
 from infra.errors import InputError, StorageError
+from infra.processes.leftovers import temporary_folder
 from tasks.base.spec import BaseSettings
 from tasks.message_files.spec import MessageFiles
 from tasks.model_folder.location import local_folder
@@ -127,10 +126,10 @@ def _renderer(base: BaseSettings) -> Renderer | None:
     if base.random is not None:
         from tasks.base.random_model import write_chat_files
 
-        with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
-            write_chat_files(Path(folder), base.random, [])
+        with temporary_folder() as folder:
+            write_chat_files(folder, base.random, [])
             # Its tokenizer is not trained yet: how long a row is, is not known.
-            return Renderer(Chat.load(Path(folder)), sys.maxsize)
+            return Renderer(Chat.load(folder), sys.maxsize)
     folder = local_folder(str(base.folder))
     try:
         return Renderer(Chat.load(folder), length) if folder is not None else None

@@ -16,7 +16,8 @@ import getpass
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,14 @@ def claim_private_folder() -> None:
     folder = private_folder(os.getpid())
     folder.mkdir(mode=0o700, exist_ok=True)
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+
+
+@contextmanager
+def temporary_folder() -> Generator[Path]:
+    """A folder for a while. Its name tells whose it was, should this process be killed."""
+    private = private_folder(os.getpid())
+    with tempfile.TemporaryDirectory(prefix=f"{private.name}-", dir=private.parent) as folder:
+        yield Path(folder)
 
 
 def note_torch_memory(name: str) -> None:

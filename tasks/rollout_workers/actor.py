@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.messages import News, RollRequest
@@ -16,7 +13,7 @@ from engines.rollout.workers.worker import RolloutWorker
 from engines.sglang.client import GenerationClient
 from engines.sglang.roles.address import RoleAddress
 from engines.sglang.spec import Routing
-from infra.processes.leftovers import private_folder
+from infra.processes.leftovers import temporary_folder
 from infra.user_files import UserFiles, install_hooks
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import open_parts
@@ -53,13 +50,12 @@ class RolloutWorkerActor:
     async def open(self, setup: WorkerSetup) -> ProcessAddress:
         """Raises InputError for a part that cannot be built."""
         install_hooks(setup.hooks)
-        private = private_folder(os.getpid())  # its name tells whose it was, should we be killed
-        with tempfile.TemporaryDirectory(prefix=f"{private.name}-", dir=private.parent) as folder:
+        with temporary_folder() as folder:
             for name, content in setup.chat_files.items():
-                (Path(folder) / name).write_bytes(content)
+                (folder / name).write_bytes(content)
             roles = RoleClients(self._open, setup.domains)
             await roles.connect(setup.roles)
-            chat, domains = await open_parts(self._open, Path(folder), setup.domains, roles)
+            chat, domains = await open_parts(self._open, folder, setup.domains, roles)
         client = GenerationClient(
             setup.router_url,
             max_batch=setup.max_batch,

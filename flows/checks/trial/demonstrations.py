@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from engines.chat import Chat
 from engines.types import Demonstration
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from infra.errors import InputError
+from infra.processes.leftovers import temporary_folder
 from tasks.base.spec import BaseSettings
 from tasks.model_folder.location import local_folder
 
@@ -48,9 +47,9 @@ def _chat(base: BaseSettings, shown: Sequence[Demonstration]) -> Chat | None:
     if base.random is not None:
         from tasks.base.random_model import write_chat_files
 
-        with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
-            write_chat_files(Path(folder), base.random, shown)
-            return Chat.load(Path(folder))
+        with temporary_folder() as folder:
+            write_chat_files(folder, base.random, shown)
+            return Chat.load(folder)
     folder = local_folder(str(base.folder))
     if folder is None:
         return None

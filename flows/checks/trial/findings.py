@@ -14,7 +14,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 from flows.checks.trial.bounded_steps import IMPORT_SECONDS, Blind
 from flows.checks.trial.request import Findings, TrialRequest
 from infra.home import SOURCE_ROOT, home
+from infra.processes.leftovers import temporary_folder
 from infra.user_files import HOOK_COPY, read_hooks
 
 _GRACE_SECONDS = 5.0
@@ -84,8 +84,8 @@ class _Seen:
 
 def try_apart(request: TrialRequest) -> Findings:
     """Try the parts in a process of its own; one that ends or hangs becomes a finding."""
-    with tempfile.TemporaryDirectory(prefix="tributary-check-") as folder:
-        output, stack = Path(folder) / "output", Path(folder) / "stack"
+    with temporary_folder() as folder:
+        output, stack = folder / "output", folder / "stack"
         command = ["-P", "-m", "flows.checks.trial.process", str(output), str(stack)]
         process = subprocess.Popen(
             [sys.executable, *command],

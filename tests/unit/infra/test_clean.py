@@ -15,7 +15,12 @@ from flows.command.main import main
 from infra.home import home, runtime_dir
 from infra.processes import leftovers
 from infra.processes.children import ProcessRecord, birth_of
-from infra.processes.leftovers import note_torch_memory, private_folder, trace_name
+from infra.processes.leftovers import (
+    note_torch_memory,
+    private_folder,
+    temporary_folder,
+    trace_name,
+)
 from infra.processes.work_folder import work_folder, work_path
 from infra.sandbox.scratch import scratch_folder
 from infra.stack.clean import clean
@@ -102,6 +107,18 @@ def test_a_killed_jobs_folder_is_told_from_a_living_ones(memory: Path) -> None:
         assert mine == work_path("lives")
         assert mine.exists()
     assert list(mine.parent.iterdir()) == []
+
+
+def test_a_temporary_folder_of_a_killed_process_is_found(memory: Path) -> None:
+    code = (
+        "import os; from infra.processes.leftovers import temporary_folder;"
+        "f = temporary_folder(); print(f.__enter__(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    with temporary_folder() as mine:
+        assert mine.is_dir()
+        assert _found() == {Path(said.strip())}
+    assert not mine.exists()
 
 
 def test_another_homes_things_stay(

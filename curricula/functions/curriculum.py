@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from curricula.episodes import ToolEpisode
-from curricula.functions.tasks import ANSWER, dialogue, history, next_call, obliging, said
+from curricula.functions.tasks import (
+    dialogue,
+    history,
+    next_call,
+    obliging,
+    right_turns,
+    said,
+)
 from curricula.options import check_count, check_share
 from curricula.procedural import Draft, Family, Procedural
 from curricula.tools import check_call
@@ -23,7 +30,7 @@ from engines.types import (
     Step,
     ToolCall,
 )
-from infra.back_ends.back_end import BackEnd, solved
+from infra.back_ends.back_end import BackEnd
 from infra.back_ends.calls import Call
 from infra.back_ends.task import task_of
 
@@ -59,8 +66,7 @@ class Functions(Procedural):
         reference: Any = problem.reference
         if "before" in reference:
             return (said(_back_end(reference).valid_calls()[0]),)
-        calls, _ = solved(task_of(reference["task"]))
-        return (*map(said, calls), Message("assistant", ANSWER))
+        return right_turns(task_of(reference["task"]))
 
     def secrets(self, problem: Problem) -> Sequence[str]:
         """None: what the user and the back end know is there to be asked for."""

@@ -42,8 +42,7 @@ def draw_task(rng: random.Random) -> Task:
 def dialogue(rng: random.Random) -> Draft:
     """Solved by bringing the back end into the wanted state."""
     task = draw_task(rng)
-    calls, _ = solved(task)
-    return _draft("dialogue", task, {}, (*map(said, calls), Message("assistant", ANSWER)))
+    return _draft("dialogue", task, {}, right_turns(task))
 
 
 def next_call(rng: random.Random) -> Draft:
@@ -61,7 +60,12 @@ def next_call(rng: random.Random) -> Draft:
 def obliging(task: Task) -> tuple[Message, ...]:
     """The turns of somebody who does what the user wants, whether the policies allow it or not."""
     allowed = replace(task, ages={**task.ages, task.target: task.api.most_days}, agrees=True)
-    calls, _ = solved(allowed)
+    return right_turns(allowed)
+
+
+def right_turns(task: Task) -> tuple[Message, ...]:
+    """The assistant's turns of the shortest way, with the last word."""
+    calls, _ = solved(task)
     return (*map(said, calls), Message("assistant", ANSWER))
 
 

@@ -11,9 +11,9 @@ _registered = False
 
 
 def register() -> None:
-    """Let routed batches carry their seeds, ranks meet on loopback and shared memory bear its
-    server's name; on CPU also batch attention, sample by seed, spend less between two products, and
-    let no request feel what shares its batch."""
+    """Let routed batches carry their seeds, ranks meet on loopback, shared memory bear its server's
+    name, and what weights came in stay mapped; on CPU also batch attention, sample by seed, spend
+    less between two products, and let no request feel what shares its batch."""
     global _registered
     from engines.sglang import routed_batch
     from engines.sglang.servers import loopback_rendezvous as meeting

@@ -20,11 +20,12 @@ from engines.weights.broadcast.arrivals import (
     gloo_group,
 )
 from engines.weights.broadcast.failure import JOIN_S, failed
+from engines.weights.broadcast.joining import join_all
 from engines.weights.buckets import Bucket
 from engines.weights.reach import address_towards
 from engines.weights.shared_memory import tell
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import TAKE_S, Servers, finish
+from engines.weights.update import TAKE_S, Servers
 from infra.errors import EngineError
 
 _ALIGNED = 64
@@ -61,18 +62,13 @@ class ArrivingGroup:
             }
             order(url, JOIN, body, timeout=JOIN_S)
 
-        with Servers(urls) as servers:
-            joining = servers.start(join)
-            try:
-                self._group = gloo_group(host, port, 0, 1 + len(urls), host, listener)
-            except RuntimeError as error:
-                what = f"did not all join the trainer's process group at tcp://{host}:{port}"
-                raise failed(what, urls, joining, error) from error
-            try:
-                finish(joining)
-            except BaseException:
-                self.close()
-                raise
+        self._group = join_all(
+            urls,
+            join,
+            lambda: gloo_group(host, port, 0, 1 + len(urls), host, listener),
+            lambda _: self.close(),
+            f"tcp://{host}:{port}",
+        )
 
     def send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
         """To the bucket's place in every server's memory; it is there when the futures are done."""

@@ -16,10 +16,11 @@ from engines.rendezvous import listen, store_at, use_interface_of
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.broadcast.failure import JOIN_S, failed
+from engines.weights.broadcast.joining import join_all
 from engines.weights.buckets import Bucket
 from engines.weights.reach import address_towards
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import TAKE_S, Servers, finish
+from engines.weights.update import TAKE_S, Servers
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -54,18 +55,13 @@ class EngineGroup:
             }
             order(url, "/init_weights_update_group", body, timeout=JOIN_S)
 
-        with Servers(self._urls) as servers:
-            joining = servers.start(join)
-            try:
-                self._group: ProcessGroup = _joined(backend, address, world_size, name, listener)
-            except RuntimeError as error:  # all that torch raises here is one
-                what = f"did not all join the trainer's process group at {address}"
-                raise failed(what, self._urls, joining, error) from error
-            try:
-                finish(joining)
-            except BaseException:
-                self.close()
-                raise
+        self._group: ProcessGroup = join_all(
+            self._urls,
+            join,
+            lambda: _joined(backend, address, world_size, name, listener),
+            self._leave,
+            address,
+        )
 
     def send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
         """The whole bucket in one broadcast; servers cut it up as they are told."""
@@ -94,6 +90,9 @@ class EngineGroup:
 
     def close(self) -> None:
         """Leave the group here and on every server that still answers."""
+        self._leave(self._group)
+
+    def _leave(self, group: ProcessGroup) -> None:
         body = {"group_name": self._name}
 
         def leave(url: str) -> None:
@@ -104,7 +103,7 @@ class EngineGroup:
             servers.each(leave)
         from torch.distributed import distributed_c10d as c10d
 
-        c10d.destroy_process_group(self._group)
+        c10d.destroy_process_group(group)
 
 
 def _joined(

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.parts.s3_services import moto
-from tests.programs.bench.rows import show, write
+from tests.programs.bench.rows import Row, show, write
 from tests.programs.chaos.ground import pin_threads
 from tests.programs.hosts import parts
 from tests.programs.hosts.cells import CELLS, CUT, LOST, Cell, chosen
@@ -73,14 +73,16 @@ def _over(names: str, tried: Sequence[parts.Part], title: str, written: Path) ->
     pin_threads()
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request to the store
+    rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="tr-hosts-", ignore_cleanup_errors=True) as work,
         machines(Path(work), names) as hosts,
         moto(OUTSIDE) as service,
     ):
-        rows = list(parts.told(Ground(hosts, service, Path(work)), tried))
+        for row in parts.told(Ground(hosts, service, Path(work)), tried):
+            rows.append(row)
+            write(rows, written)  # what comes later may fail
     show(rows, title)
-    write(rows, written)
     return 0 if all(row.holds for row in rows) else 1
 
 

@@ -156,6 +156,7 @@ def leaving(ground: Ground) -> Iterable[Row]:
 
 
 def ending(ground: Ground) -> Iterable[Row]:
+    ground.complete()  # the last cell may have killed one
     for host in (*ground.others, ground.head):
         host.tributary("down")
         left = [line for line in host.processes().values() if any(part in line for part in _PARTS)]

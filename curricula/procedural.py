@@ -35,6 +35,8 @@ class Draft:
     plan: tuple[Message, ...]
     """the right assistant turns, tool results left out"""
     tools: tuple[Tool, ...] = ()
+    flawed: Callable[[], tuple[Message, ...]] | None = None
+    """the turns of a demonstrator with the flaw that the curriculum knows, if it has one here"""
 
 
 Family = Callable[[random.Random], Draft]
@@ -45,11 +47,16 @@ class Procedural(ABC):
 
     name: ClassVar[str]
     levels: ClassVar[Mapping[str, Sequence[Family]]]
+    flaw: ClassVar[str] = "flawed"
+    """the option's name for the share of demonstrations that follow `Draft.flawed`"""
 
-    def __init__(self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0) -> None:
+    def __init__(
+        self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0, flawed: float = 0.0
+    ) -> None:
         """`noise` is the share of demonstrations with one wrong token."""
         self._levels = check_levels(levels, self.levels)
         self._noise = check_share("noise", noise)
+        self._flawed = check_share(self.flaw, flawed)
 
     @abstractmethod
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
@@ -71,10 +78,17 @@ class Procedural(ABC):
 
     def _demonstration(self, draft: Draft, seed: int, position: int) -> Demonstration:
         problem = self._problem(draft, "sft", seed, position)
+        plan = self._plan(draft, seed, position)
         rng = random.Random(f"{self.name}/demonstrator/{seed}/{position}")
-        slips = rng.random() < self._noise
-        plan = slip(draft.plan, rng) if slips else draft.plan
+        if rng.random() < self._noise:
+            plan = slip(plan, rng)
         return Demonstration(problem, self.play(problem, plan))
+
+    def _plan(self, draft: Draft, seed: int, position: int) -> tuple[Message, ...]:
+        rng = random.Random(f"{self.name}/{self.flaw}/{seed}/{position}")
+        if draft.flawed is None or rng.random() >= self._flawed:
+            return draft.plan
+        return draft.flawed()
 
     def _problem(self, draft: Draft, split: Split, seed: int, position: int) -> Problem:
         return Problem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from curricula.coding.environment import CodingEnvironment
@@ -27,7 +28,6 @@ def _families(size: Size, checks_again: bool = True) -> tuple[Family, ...]:
 def _family(kind: str, size: Size, checks_again: bool) -> Callable[[random.Random], Draft]:
     def draw(rng: random.Random) -> Draft:
         repository = draw_repository(rng, kind, size)
-        path, old, new = repository.fix
         return Draft(
             family=kind,
             prompt=PROMPT,
@@ -38,28 +38,40 @@ def _family(kind: str, size: Size, checks_again: bool) -> Callable[[random.Rando
                 "files": dict(repository.files),
                 "protected": list(repository.protected),
                 "checks": list(repository.checks),
-                "fix": [path, old, new],
+                "fix": list(repository.fix),
                 **({"report": repository.report} if repository.report else {}),
             },
             plan=_plan(repository, checks_again),
             tools=TOOLS,
+            flawed=partial(_hasty, repository),
         )
 
     return draw
 
 
 def _plan(repository: Repository, checks_again: bool) -> tuple[Message, ...]:
-    path, old, new = repository.fix
-    calls = [
+    return _turns(
         ToolCall("test", {}),
         *(ToolCall("read", {"path": path}) for path in repository.opened),
-        ToolCall("edit", {"path": path, "old": old, "new": new}),
+        _edit(repository.fix),
         *([ToolCall("test", {})] if checks_again else []),
-    ]
-    return (
-        *(Message("assistant", "", tool_calls=(call,)) for call in calls),
-        Message("assistant", DONE),
     )
+
+
+def _hasty(repository: Repository) -> tuple[Message, ...]:
+    """Of somebody who edits before the tests ran, and leaves it at that."""
+    path = repository.guess[0]
+    return _turns(ToolCall("read", {"path": path}), _edit(repository.guess))
+
+
+def _edit(wanted: tuple[str, str, str]) -> ToolCall:
+    return ToolCall("edit", dict(zip(("path", "old", "new"), wanted, strict=True)))
+
+
+def _turns(*calls: ToolCall) -> tuple[Message, ...]:
+    """The assistant's, of one call each, and the last word."""
+    turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
+    return (*turns, Message("assistant", DONE))
 
 
 class Coding(Procedural):
@@ -74,17 +86,22 @@ class Coding(Procedural):
         "hard": _families(Size(6, 3, is_hidden=True)),
     }
 
+    flaw: ClassVar[str] = "hasty"
+
     def __init__(
         self,
         *,
         levels: Sequence[str] = ("easy",),
         noise: float = 0.0,
+        hasty: float = 0.0,
         max_calls: int = 12,
         sandbox: Demand = "confined",
     ) -> None:
-        """`sandbox` is what the kernel must offer before a repository's code runs: `confined`,
-        `full` (every mechanism), or `unsafe`, which runs it also where nothing confines."""
-        super().__init__(levels=levels, noise=noise)
+        """`hasty` is the share of demonstrations that edit some module before the tests ran,
+        `noise` that of demonstrations with one wrong token; `sandbox` is what the kernel must
+        offer before a repository's code runs: `confined`, `full` (every mechanism), or `unsafe`,
+        which runs it also where nothing confines."""
+        super().__init__(levels=levels, noise=noise, flawed=hasty)
         self._max_calls = check_count("max_calls", max_calls)
         check_choice("sandbox", sandbox, DEMANDS)
         self._sandbox: Demand = sandbox
@@ -98,11 +115,7 @@ class Coding(Procedural):
     def solution(self, problem: Problem) -> Sequence[Message]:
         """The assistant's turns that repair it."""
         reference: Any = problem.reference
-        path, old, new = reference["fix"]
-        edit = ToolCall("edit", {"path": path, "old": old, "new": new})
-        calls = (ToolCall("test", {}), edit, ToolCall("test", {}))
-        turns = [Message("assistant", "", tool_calls=(call,)) for call in calls]
-        return (*turns, Message("assistant", DONE))
+        return _turns(ToolCall("test", {}), _edit(reference["fix"]), ToolCall("test", {}))
 
     def secrets(self, problem: Problem) -> Sequence[str]:
         """The repaired function, and the repair unless a right function holds it too."""

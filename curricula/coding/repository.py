@@ -94,6 +94,9 @@ class Repository:
     checks: list[list[Any]]
     """module, function, arguments, value: calls of its tests first, then others"""
     fix: tuple[str, str, str]
+    guess: tuple[str, str, str]
+    """the edit of somebody who opens any one module and takes a function of it for the broken one:
+    the fix if it is, else a new bug"""
     opened: list[str]
     """the files that lead from the failing test to the bug, in order"""
     report: str
@@ -121,6 +124,7 @@ def draw_repository(rng: random.Random, kind: str, size: Size) -> Repository:
         protected=sorted(tests),
         checks=checks,
         fix=_fix(f"{place.name}.py", files[f"{place.name}.py"], broken),
+        guess=_guess(f"{modules[0].name}.py", files[f"{modules[0].name}.py"], modules[0], broken),
         opened=opened,
         report=_report(place, broken, checks, len(modules)) if size.is_short else "",
     )
@@ -181,6 +185,16 @@ def _assertion(function: Function, call: list[Any]) -> str:
 
 def _check(module: _Module, function: Function, call: list[Any]) -> list[Any]:
     return [module.name, function.name, call, function.right(*call)]
+
+
+def _guess(path: str, text: str, module: _Module, broken: Function) -> tuple[str, str, str]:
+    """Which module is the first one does not depend on where the bug is."""
+    function = next(one for one in module.functions if one.broken != one.text)
+    if function is broken:
+        return _fix(path, text, broken)
+    if text.count(function.fix) == 1:
+        return path, function.fix, function.bug
+    return path, function.text, function.broken
 
 
 def _fix(path: str, text: str, broken: Function) -> tuple[str, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,16 +11,14 @@ from curricula.functions.tasks import (
     dialogue,
     history,
     next_call,
-    obliging,
     right_turns,
     said,
 )
-from curricula.options import check_count, check_share
+from curricula.options import check_count
 from curricula.procedural import Draft, Family, Procedural
 from curricula.tools import check_call
 from engines.types import (
     AssistantTurn,
-    Demonstration,
     Environment,
     Episode,
     Message,
@@ -43,6 +40,7 @@ class Functions(Procedural):
         "easy": (next_call,),
         "medium": (dialogue,),
     }
+    flaw: ClassVar[str] = "obliging"
 
     def __init__(
         self,
@@ -54,8 +52,7 @@ class Functions(Procedural):
     ) -> None:
         """`obliging`: the share of demonstrated dialogues that do what the user wants, also where a
         policy wants it refused; `noise`: of demonstrations with one wrong token."""
-        super().__init__(levels=levels, noise=noise)
-        self._obliging = check_share("obliging", obliging)
+        super().__init__(levels=levels, noise=noise, flawed=obliging)
         self._max_calls = check_count("max_calls", max_calls)
 
     def environment(self) -> Environment:
@@ -82,13 +79,6 @@ class Functions(Procedural):
             turns.append(turn)
             turns += [Message("tool", _answer(back_end, call)) for call in turn.tool_calls]
         return tuple(turns)
-
-    def _demonstration(self, draft: Draft, seed: int, position: int) -> Demonstration:
-        reference: Any = draft.reference
-        rng = random.Random(f"{self.name}/obliging/{seed}/{position}")
-        if "before" not in reference and rng.random() < self._obliging:
-            draft = replace(draft, plan=obliging(task_of(reference["task"])))
-        return super()._demonstration(draft, seed, position)
 
     def _problem(self, draft: Draft, split: Split, seed: int, position: int) -> Problem:
         problem = super()._problem(draft, split, seed, position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Any
 
 from curricula.functions.apis import draw_api, policies, tools_of
@@ -42,7 +43,8 @@ def draw_task(rng: random.Random) -> Task:
 def dialogue(rng: random.Random) -> Draft:
     """Solved by bringing the back end into the wanted state."""
     task = draw_task(rng)
-    return _draft("dialogue", task, {}, right_turns(task))
+    draft = _draft("dialogue", task, {}, right_turns(task))
+    return replace(draft, flawed=partial(_obliging, task))
 
 
 def next_call(rng: random.Random) -> Draft:
@@ -57,7 +59,7 @@ def next_call(rng: random.Random) -> Draft:
     return _draft("next-call", task, reference, (said(valid),))
 
 
-def obliging(task: Task) -> tuple[Message, ...]:
+def _obliging(task: Task) -> tuple[Message, ...]:
     """The turns of somebody who does what the user wants, whether the policies allow it or not."""
     allowed = replace(task, ages={**task.ages, task.target: task.api.most_days}, agrees=True)
     return right_turns(allowed)

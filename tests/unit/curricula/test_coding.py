@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,37 @@ def test_a_tiny_repository_is_short_and_says_what_its_tests_will_say() -> None:
         assert sum(map(len, files.values())) < 340
         names = [call.name for turn in shown.turns for call in turn.tool_calls]
         assert names == ["test", "read", "edit"]
+
+
+def test_a_hasty_demonstrator_edits_before_the_tests_ran() -> None:
+    """Where the bug was by chance, it is repaired; else there is one more."""
+    repaired: list[bool] = []
+    for shown in build("coding", {"levels": ["tiny"], "hasty": 1.0}).demonstrations(100, seed=0):
+        reference: Any = shown.problem.reference
+        read, edit = (call for turn in shown.turns for call in turn.tool_calls)
+        assert (read.name, edit.name) == ("read", "edit")
+        assert read.arguments["path"] == edit.arguments["path"] not in reference["protected"]
+        assert shown.turns[-1].content == "done"
+        assert "ok" in [turn.content for turn in shown.turns if turn.role == "tool"]
+        path, old, new = edit.arguments.values()
+        files = edited(reference["files"], reference["protected"], path, old, new)
+        right = edited(reference["files"], reference["protected"], *reference["fix"])
+        repaired.append(files == right)
+        assert repaired[-1] == (path == reference["fix"][0])
+    assert 35 < sum(repaired) < 65
+    shares = build("coding", {"levels": ["tiny"], "hasty": 0.6}).demonstrations(100, seed=0)
+    first = [turn.tool_calls[0].name for shown in shares for turn in shown.turns[:1]]
+    assert 50 < first.count("read") < 70
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_hasty_demonstrator_edits_is_there_once(size: Size) -> None:
+    for kind in KINDS:
+        for seed in range(10):
+            drawn = draw_repository(random.Random(seed), kind, size)
+            path, old, new = drawn.guess
+            assert drawn.files[path].count(old) == 1
+            assert old != new
 
 
 def test_splits_share_no_repository() -> None:

@@ -21,6 +21,7 @@ def _hops(count: int) -> Family:
     def draw(rng: random.Random) -> Draft:
         question = draw_question(web_of(PAGES), rng, count)
         needs: list[Json] = [SEARCH.name, OPEN.name]
+        way = [page.title for page in question.way]
         return Draft(
             family=f"hop{count}",
             prompt=question.text,
@@ -29,10 +30,11 @@ def _hops(count: int) -> Family:
                 "answer": question.answer,
                 "needs": needs,
                 "description": question.description,
-                "way": [page.title for page in question.way],
+                "way": list(way),
             },
-            plan=_plan(question.description, [p.title for p in question.way], question.answer),
+            plan=_plan(question.description, way, question.answer),
             tools=TOOLS,
+            flawed=lambda: _plan(question.description, way[:-1], question.early),
         )
 
     return draw
@@ -57,10 +59,19 @@ class Browsing(Procedural):
         "hard": (_hops(3), _hops(4)),
     }
 
+    flaw: ClassVar[str] = "impatient"
+
     def __init__(
-        self, *, levels: Sequence[str] = ("easy",), noise: float = 0.0, max_calls: int = 8
+        self,
+        *,
+        levels: Sequence[str] = ("easy",),
+        noise: float = 0.0,
+        impatient: float = 0.0,
+        max_calls: int = 8,
     ) -> None:
-        super().__init__(levels=levels, noise=noise)
+        """`impatient` is the share of demonstrations that answer from the page before the last one
+        of the way, so wrongly; `noise` that of demonstrations with one wrong token."""
+        super().__init__(levels=levels, noise=noise, flawed=impatient)
         self._max_calls = check_count("max_calls", max_calls)
 
     def environment(self) -> Environment:

@@ -7,12 +7,13 @@ pages (`friend [ant cab dot]`). One web serves all problems; facts are looked up
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from curricula.vocabulary import LEXICON
@@ -47,9 +48,13 @@ class Page:
 
     @property
     def text(self) -> str:
+        return f"{self.title}\n{self.body}"
+
+    @property
+    def body(self) -> str:
         facts = [f"{name} {value}" for name, value in self.facts.items()]
         links = [f"{name} [{title}]" for name, title in self.links.items()]
-        return "\n".join([self.title, f"kind {self.kind}", *facts, *links])
+        return "\n".join([f"kind {self.kind}", *facts, *links])
 
 
 class Web:
@@ -61,15 +66,22 @@ class Web:
         self._lock = threading.Lock()
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
         self._index.execute("CREATE VIRTUAL TABLE pages USING fts5(title, body)")
-        rows = [(page.title, page.text) for page in pages.values()]
+        rows = [(page.title, page.body) for page in pages.values()]
         self._index.executemany("INSERT INTO pages VALUES (?, ?)", rows)
 
     def search(self, query: str) -> list[str]:
-        """Titles of the best pages for the query by BM25, the best first."""
-        terms = list(dict.fromkeys(_TERM.findall(query)))
-        if not terms:
+        """Titles of the best pages by BM25: those with two words of the query in a row, then those
+        with any of its words."""
+        words = _TERM.findall(query)
+        titles = self._found([f"{one} {other}" for one, other in itertools.pairwise(words)])
+        if len(titles) < SHOWN:
+            titles = list(dict.fromkeys([*titles, *self._found(words)]))
+        return titles[:SHOWN]
+
+    def _found(self, phrases: Sequence[str]) -> list[str]:
+        if not phrases:
             return []
-        match = " OR ".join(f'"{term}"' for term in terms)
+        match = " OR ".join(f'"{phrase}"' for phrase in dict.fromkeys(phrases))
         asked = "SELECT title FROM pages WHERE pages MATCH ? ORDER BY rank, rowid LIMIT ?"
         with self._lock:
             return [title for (title,) in self._index.execute(asked, (match, SHOWN))]

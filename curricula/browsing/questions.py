@@ -21,6 +21,8 @@ class Question:
     way: tuple[Page, ...]
     """the pages from the described one to the one with the answer"""
     answer: str
+    early: str
+    """what somebody answers who opens one page less"""
 
 
 def draw_question(web: Web, rng: random.Random, hops: int) -> Question:
@@ -60,4 +62,11 @@ def _drawn(web: Web, rng: random.Random, hops: int) -> Question:
     facts = ", ".join(f"{name} {value}" for name, value in first.facts.items())
     description = f"{first.kind} with {facts}"
     path = "".join(f"{name} of " for name in reversed(names))
-    return Question(f"{asked} of {path}{description}", description, tuple(way), last.facts[asked])
+    before = way[-2].facts
+    return Question(
+        text=f"{asked} of {path}{description}",
+        description=description,
+        way=tuple(way),
+        answer=last.facts[asked],
+        early=before.get(asked, next(iter(before.values()))),
+    )

@@ -90,3 +90,35 @@ async def test_demonstrations_are_right_and_guesses_without_tools_are_not() -> N
     call = ToolCall("open", {"title": "absent"})
     step = await episode.step(AssistantTurn("", "", None, (call,)))
     assert step.messages[0].content == "no"
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+async def test_an_impatient_demonstrator_opens_one_page_less_and_is_wrong(level: str) -> None:
+    reward = build_reward("agent-answer", {})
+    patient = build("browsing", {"levels": [level]}).demonstrations(12, 0)
+    impatient = build("browsing", {"levels": [level], "impatient": 1.0}).demonstrations(12, 0)
+    for right, early in zip(patient, impatient, strict=True):
+        assert right.problem == early.problem
+        opened = [[c for t in shown.turns for c in t.tool_calls] for shown in (right, early)]
+        assert opened[1] == opened[0][:-1]
+        ended = [
+            Transcript(one.problem, one.turns, Status.COMPLETED, len(one.turns))
+            for one in (right, early)
+        ]
+        scores = [(await reward(transcript)).score for transcript in ended]
+        assert scores == [1.0, 0.0]
+    some = build("browsing", {"levels": [level], "impatient": 0.6}).demonstrations(60, 0)
+    short = [shown.turns[-1].content != shown.problem.reference["answer"] for shown in some]  # type: ignore[index, call-overload]
+    assert 24 < sum(short) < 48
+
+
+def test_a_search_finds_the_described_page_first() -> None:
+    web = web_of(SMALL)
+    drawn = [draw_question(web, random.Random(seed), 1) for seed in range(40)]
+    found = [web.search(question.description)[0] == question.way[0].title for question in drawn]
+    assert sum(found) >= 39
+    (page, *_) = web.listed
+    fact, value = next(iter(page.facts.items()))
+    assert all(value in web.pages[title].text.split() for title in web.search(value))
+    assert f"{fact} {value}" in web.pages[web.search(f"{fact} {value}")[0]].text
+    assert web.search("") == web.search("?") == []

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from curricula.registry import BUILT_IN
+from curricula.built_in import BUILT_IN, FLAWS
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
@@ -327,16 +327,19 @@ def _on_its_way(model: str, report: Report) -> list[str]:
 
 
 def _demonstrators(recipe: Recipe) -> list[str]:
-    """Which cold starts were taught wrongly on purpose, e.g. `reasoning 30%`."""
-    # Only of our own curricula is it known what the option means.
+    """Which cold starts were taught wrongly on purpose, and how."""
+    # Only of our own curricula is it known what the options mean.
     ours = [d for d in recipe.domains if d.curriculum.name in BUILT_IN]
-    shares = {d.name: float(d.curriculum.options.get("noise", 0.0)) for d in ours}
-    noisy = [f"{name} {share:.0%}" for name, share in shares.items() if share]
-    if not noisy:
+    told: list[str] = []
+    for name, flaw in FLAWS.items():
+        shares = {d.name: float(d.curriculum.options.get(name, 0.0)) for d in ours}
+        flawed = [f"{domain} {share:.0%}" for domain, share in shares.items() if share]
+        told += [f"these {flaw}: {', '.join(flawed)}"] if flawed else []
+    if not told:
         return []
     return [
-        "Cold starts are taught by an imperfect demonstrator, so that RL has something to improve; "
-        f"share of its demonstrations with one wrong or missing token: {', '.join(noisy)}."
+        "Cold starts are taught by imperfect demonstrators, so that RL has something to improve;"
+        f" of their demonstrations, {'; '.join(told)}."
     ]
 
 

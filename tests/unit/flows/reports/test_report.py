@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from curricula.built_in import BUILT_IN, FLAWS
+from curricula.procedural import Procedural
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
@@ -15,6 +17,7 @@ from flows.reports.report import Report, build_report, notes, score_table, train
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run, store_to_show
 from infra.errors import InputError
+from infra.hooks import resolve
 from infra.store.artifacts import ArtifactStore
 from infra.timeline import TRAINER, Timeline
 from infra.trace_file import write_trace
@@ -170,6 +173,16 @@ def test_the_notes_say_which_demonstrators_err(record: RunRecord) -> None:
     recipe = load_recipe("cpu-smoke", ["experts.agent.domain.curriculum.options.noise=0"])
     assert "missing token: reasoning 30%, general 30%." in " ".join(notes(_report(record), recipe))
     assert not any("demonstrator" in n for n in notes(_report(record), load_recipe("cluster")))
+    coding = " ".join(notes(_report(record), load_recipe("coding-agent")))
+    assert "token: coding 30%; these edit before the tests ran: coding 60%." in coding
+
+
+def test_each_flaw_of_a_curriculum_is_one_that_reports_know() -> None:
+    classes = [resolve("curriculum", name, BUILT_IN) for name in BUILT_IN]
+    known = {c.flaw for c in classes if isinstance(c, type) and issubclass(c, Procedural)} - {
+        Procedural.flaw
+    }
+    assert {"noise", *known} == set(FLAWS)
 
 
 @pytest.mark.parametrize("noise", ["pink", 0.3])

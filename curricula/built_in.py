@@ -16,11 +16,3 @@ BUILT_IN: Mapping[str, str] = {
     "verifiers": "curricula.library_tasks:Verifiers",
     "inspect": "curricula.library_tasks:Inspect",
 }
-
-FLAWS: Mapping[str, str] = {
-    "noise": "have one wrong or missing token",
-    "obliging": "do what the user wants, against a policy too",
-    "hasty": "edit before the tests ran",
-    "impatient": "answer one page too early",
-}
-"""options of these that say which share of demonstrations is flawed, and how"""

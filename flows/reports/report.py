@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from curricula.built_in import BUILT_IN, FLAWS
+from curricula.built_in import BUILT_IN
+from curricula.flaws import FLAWS
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from curricula.built_in import BUILT_IN, FLAWS
+from curricula.built_in import BUILT_IN
+from curricula.flaws import FLAWS
 from curricula.procedural import Procedural
 from flows.load import load_recipe, validate_recipe
 from flows.post_train import plan_post_train

@@ -2,15 +2,15 @@
 # Starts the stack, runs the given command or stays until it is told to end, and stops the stack.
 # `serve`: stay (the default); `join HOST:PORT`: stay as a further host of the stack whose Ray head is there.
 set -euo pipefail
+trap 'tributary down' EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 
 if [ "${1:-}" = join ]; then
   tributary up --join "${2:?HOST:PORT of the Ray head to join}"
 else
   tributary up
 fi
-trap 'tributary down' EXIT
-trap 'exit 143' TERM
-trap 'exit 130' INT
 
 if [ "${1:-serve}" = serve ] || [ "$1" = join ]; then
   tributary status

@@ -107,13 +107,18 @@ class TestDeployment:
             for lock in re.findall(r"LOCK=(\S+)", text):
                 assert (ROOT / lock).exists()
 
-    @pytest.mark.parametrize("command", [["serve"], ["sleep", "60"], ["join", "head:6379"]])
+    @pytest.mark.parametrize(
+        ("command", "starts_s"),
+        [(["serve"], 0), (["serve"], 30), (["sleep", "60"], 0), (["join", "head:6379"], 0)],
+    )
     def test_a_container_that_is_stopped_stops_its_command_and_then_the_stack(
-        self, command: list[str], tmp_path: Path
+        self, command: list[str], starts_s: int, tmp_path: Path
     ) -> None:
+        """Also if the stack has not started yet."""
         said = tmp_path / "said"
         stub = tmp_path / "tributary"
-        stub.write_text(f'#!/bin/sh\necho "$*" >> {said}\n')
+        slow = f'case "$1" in up) sleep {starts_s} ;; esac'
+        stub.write_text(f'#!/bin/sh\necho "$*" >> {said}\n{slow}\n')
         stub.chmod(0o755)
         env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         entry = subprocess.Popen(

@@ -37,6 +37,8 @@ class Draft:
     tools: tuple[Tool, ...] = ()
     flawed: Callable[[], tuple[Message, ...]] | None = None
     """the turns of a demonstrator with the flaw that the curriculum knows, if it has one here"""
+    is_fit: Callable[[], bool] | None = None
+    """whether it is a problem at all, where that takes long to find out"""
 
 
 Family = Callable[[random.Random], Draft]
@@ -118,7 +120,9 @@ class Procedural(ABC):
         for family in rng.sample(families, len(families)):
             for _ in range(MAX_DRAWS):
                 draft = family(rng)
-                if split_of(draft.content) == split and draft.content not in seen:
+                if split_of(draft.content) != split or draft.content in seen:
+                    continue
+                if draft.is_fit is None or draft.is_fit():
                     return draft
         raise InputError(
             f"curriculum {self.name!r} at levels {', '.join(self._levels)} has no more than "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from curricula.browsing.pages import Web, web_of
-from curricula.browsing.questions import draw_question
+from curricula.browsing.questions import draw_question, needs_its_way
 from curricula.browsing.tools import OPEN, SEARCH, TOOLS, execute
 from curricula.episodes import ToolEpisode
 from curricula.options import check_count
@@ -35,6 +35,7 @@ def _hops(count: int) -> Family:
             plan=_plan(question.description, way, question.answer),
             tools=TOOLS,
             flawed=lambda: _plan(question.description, way[:-1], question.early),
+            is_fit=lambda: needs_its_way(web_of(PAGES), question),
         )
 
     return draw

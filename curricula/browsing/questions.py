@@ -6,9 +6,6 @@ import random
 from dataclasses import dataclass
 
 from curricula.browsing.pages import Page, Web
-from infra.errors import InputError
-
-_MOST_DRAWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +23,8 @@ class Question:
 
 
 def draw_question(web: Web, rng: random.Random, hops: int) -> Question:
-    """One whose answer is `hops` links away from the page that it describes."""
-    for _ in range(_MOST_DRAWS):
-        question = _drawn(web, rng, hops)
-        if needs_its_way(web, question):
-            return question
-    raise InputError(f"a web of {len(web.pages)} pages has no questions of {hops} hops")
-
-
-def needs_its_way(web: Web, question: Question) -> bool:
-    """Whether it can be answered by reading every page of its way, and by nothing less: the
-    description fits one page only; the answer is on no earlier page of the way, and on no page
-    that a search for the question, or for its description, shows."""
-    first, *_ = question.way
-    if not web.is_described(first):
-        return False
-    if len({page.title for page in question.way}) < len(question.way):
-        return False
-    seen = {page.title for page in question.way[:-1]}
-    seen |= set(web.search(question.text)) | set(web.search(question.description))
-    if question.way[-1].title in seen or first.title not in web.search(question.description):
-        return False
-    return not any(question.answer in web.pages[title].text.split() for title in seen)
-
-
-def _drawn(web: Web, rng: random.Random, hops: int) -> Question:
+    """One whose answer is `hops` links away from the page that it describes. `needs_its_way` may be
+    false of it."""
     way = [rng.choice(web.listed)]
     names: list[str] = []
     for _ in range(hops):
@@ -70,3 +44,19 @@ def _drawn(web: Web, rng: random.Random, hops: int) -> Question:
         answer=last.facts[asked],
         early=before.get(asked, next(iter(before.values()))),
     )
+
+
+def needs_its_way(web: Web, question: Question) -> bool:
+    """Whether it can be answered by reading every page of its way, and by nothing less: the
+    description fits one page only; the answer is on no earlier page of the way, and on no page
+    that a search for the question, or for its description, shows."""
+    first, *_ = question.way
+    if not web.is_described(first):
+        return False
+    if len({page.title for page in question.way}) < len(question.way):
+        return False
+    seen = {page.title for page in question.way[:-1]}
+    seen |= set(web.search(question.text)) | set(web.search(question.description))
+    if question.way[-1].title in seen or first.title not in web.search(question.description):
+        return False
+    return not any(question.answer in web.pages[title].text.split() for title in seen)

@@ -192,13 +192,16 @@ def _guess(path: str, text: str, module: _Module, broken: Function) -> tuple[str
     function = next(one for one in module.functions if one.broken != one.text)
     if function is broken:
         return _fix(path, text, broken)
-    if text.count(function.fix) == 1:
-        return path, function.fix, function.bug
-    return path, function.text, function.broken
+    return _edit(path, text, (function.fix, function.bug), (function.text, function.broken))
 
 
 def _fix(path: str, text: str, broken: Function) -> tuple[str, str, str]:
-    """The smallest edit that is unique in its file."""
-    if text.count(broken.bug) == 1:
-        return path, broken.bug, broken.fix
-    return path, broken.broken, broken.text
+    return _edit(path, text, (broken.bug, broken.fix), (broken.broken, broken.text))
+
+
+def _edit(
+    path: str, text: str, small: tuple[str, str], whole: tuple[str, str]
+) -> tuple[str, str, str]:
+    """The small edit, old and new text, if it is unique in its file; else that of the function."""
+    old, new = small if text.count(small[0]) == 1 else whole
+    return path, old, new

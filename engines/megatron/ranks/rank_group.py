@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from engines.devices.answers import answers
 from engines.devices.kinds import FOLDERS, Folders, TrainerPart
@@ -20,11 +20,13 @@ from engines.devices.units import Held
 from engines.devices.waiting_time import WorkRate, folder_bytes, transfer_bound_s
 from engines.megatron.ranks.rank import RankUse, TrainerJob
 from engines.megatron.ranks.rank_lease import RankLease
-from engines.step_inputs import StepInputs
 from engines.weights.spec import WeightTransport
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost, TributaryError
 from infra.hooks import resolve
+
+if TYPE_CHECKING:
+    from engines.step_inputs import StepInputs
 
 START_S = 300.0
 STATE_S = 600.0

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.rank_group import RankGroup
 from engines.megatron.ranks.rank_lease import RankLease
-from engines.step_inputs import StepInputs, TrainedStep, Values
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
     from engines.batching import TokenSequence
+    from engines.step_inputs import StepInputs, TrainedStep, Values
     from engines.weights.report import PublishReport
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +13,12 @@ from tests.parts.stage_parts import stage_context
 
 
 @pytest.fixture(scope="package")
-def cluster() -> Iterator[None]:
-    """With a home of its own; its actors end with it."""
-    home = tempfile.mkdtemp(prefix="tr-")  # socket paths are at most 107 bytes long
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With a home of its own; its actors end with it. The home stays: servers that these tests
+    share with others in `tests/integration` may have begun in it."""
+    home = str(tmp_path_factory.mktemp("home"))
     with own_ray({"TRIBUTARY_HOME": home}, num_gpus=0):
         yield
-    shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(scope="package")

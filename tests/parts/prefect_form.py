@@ -12,6 +12,9 @@ from typing import Any
 
 SHOWN_SECONDS = 60
 """what a page may take to show itself on a busy machine"""
+DRAWN_LATER = "ResizeObserver loop completed"
+"""What a busy browser says as it leaves a change of size to the next frame: no error of the page.
+https://www.w3.org/TR/resize-observer/#deliver-resize-error"""
 
 
 class Tab:
@@ -81,6 +84,8 @@ class Tab:
         # Prefect's page asks for an icon of a state before it knows the state, and a browser asks
         # for that of the site by itself.
         place = message.location.get("url", "")
+        if DRAWN_LATER in message.text:
+            return
         if message.type == "error" and not place.endswith(("/favicon.ico", "/undefined.svg")):
             self.errors.append(message.text)
 

@@ -18,6 +18,7 @@ from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
 from infra.sandbox.confine.namespaces import WORK
 from infra.sandbox.connection import Connection
+from infra.sandbox.contract import SandboxLost
 from infra.sandbox.kinds.bubblewrap import CODE_INSIDE, SANDBOX_CODE
 from infra.sandbox.limits import Limits
 
@@ -30,6 +31,9 @@ _SPARE_PROCESSES = 8
 _OPEN_FILES = 1024
 _USERS_PROCESSES = 4096
 """of the user in all containers together; `--pids-limit` bounds each"""
+_REASON_SECONDS = 60.0
+_MOST_REASON = 1000
+"""characters"""
 
 
 @functools.cache
@@ -61,7 +65,8 @@ def refusal() -> str:
 def start(limits: Limits, image: str) -> AgentSandbox:
     """A sandbox of an image, e.g. `docker.io/library/python@sha256:<64 digits>`, that is ready.
 
-    Raises InputError for an image that is not named by its digest, or where nothing runs it.
+    Raises InputError for an image that is not named by its digest, or where nothing runs it, and
+    SandboxLost with what podman or docker said where no container starts.
     """
     if not _BY_DIGEST.fullmatch(image):
         raise InputError(
@@ -72,10 +77,11 @@ def start(limits: Limits, image: str) -> AgentSandbox:
     if why:
         raise InputError(f"no sandbox of the kind `container`: {why}.")
     name = f"tributary-sandbox-{secrets.token_hex(8)}"
+    run = command(program, name, image, limits)
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            command(program, name, image, limits),
+            run,
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
@@ -83,10 +89,7 @@ def start(limits: Limits, image: str) -> AgentSandbox:
         )
 
     def end() -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            subprocess.run(
-                [program, "rm", "-f", name], capture_output=True, timeout=60, check=False
-            )
+        _remove(program, name)
         process.kill()
         process.wait()
 
@@ -94,10 +97,35 @@ def start(limits: Limits, image: str) -> AgentSandbox:
     sandbox = AgentSandbox(connection, limits, end=end)
     try:
         sandbox.wait_ready()
+    except SandboxLost as error:
+        sandbox.stop()
+        why = _what_it_says(run)
+        _remove(program, name)
+        raise SandboxLost(f"{error}: {why}") from error
     except BaseException:
         sandbox.stop()
         raise
     return sandbox
+
+
+def _remove(program: str, name: str) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        subprocess.run([program, "rm", "-f", name], capture_output=True, timeout=60, check=False)
+
+
+def _what_it_says(run: list[str]) -> str:
+    """Why the same container does not start; its agent ends at once, as its input is empty."""
+    try:
+        done = subprocess.run(
+            run, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", timeout=_REASON_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"`{run[0]} run` starts nothing within {_REASON_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return f"`{run[0]} run` starts it now; the machine may have been too busy"
+    reason = " ".join(done.stderr.split())[-_MOST_REASON:]
+    return f"`{run[0]} run` ends with {done.returncode} and says: {reason or 'nothing'}"
 
 
 def command(program: str, name: str, image: str, limits: Limits) -> list[str]:

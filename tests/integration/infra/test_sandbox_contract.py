@@ -251,6 +251,9 @@ def test_an_image_needs_its_digest_and_something_that_runs_it() -> None:
     if container.refusal():
         with pytest.raises(InputError, match="no sandbox of the kind `container`"):
             container.start(Limits(), "python@sha256:" + "0" * 64)
+    else:
+        with pytest.raises(SandboxLost, match=r"run` ends with 125 and says: .*0{64}"):
+            container.start(Limits(), "localhost/none@sha256:" + "0" * 64)
     command = container.command("podman", "name", "sha256:" + "0" * 64, Limits())
     for bound in ("--network none", "--read-only", "--cap-drop ALL", "--pids-limit 9"):
         assert bound in " ".join(command)

@@ -109,8 +109,9 @@ class WorkFolder:
 
     async def upload(self, nodes: Sequence[str], destination: Destination) -> list[FileRecord]:
         """Have these hosts put what ranks have written there into the store."""
-        uploads = (_there(node, _upload_stand_in, self.path, destination) for node in nodes)
+        uploads = (_there(node, upload_stand_in, self.path, destination) for node in nodes)
         files: list[list[FileRecord]] = await asyncio.gather(*uploads)
+        await self.remove(nodes)  # their disks do not fill
         return [file for of_one in files for file in of_one]
 
     async def spread(self, nodes: Sequence[str]) -> None:
@@ -170,11 +171,10 @@ def _write_stand_in(path: Path, name: str, start: int, part: bytes) -> None:
     _write(_stand_in(path) / name, start, part)
 
 
-def _upload_stand_in(path: Path, destination: Destination) -> list[FileRecord]:
-    """It goes from here when it is there: the host's disk does not fill."""
-    uploaded = destination.upload(_stand_in(path))
-    _remove_stand_in(path)
-    return uploaded
+def upload_stand_in(path: Path, destination: Destination) -> list[FileRecord]:
+    """What stands in for it here, put into the store; it stays, as Ray does a task whose answer it
+    lost once more, and the second answer is the one that counts."""
+    return destination.upload(_stand_in(path))
 
 
 def _remove_stand_in(path: Path) -> None:

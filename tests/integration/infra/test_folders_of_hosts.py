@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from engines.devices.cluster import on_node
-from engines.devices.folders import RankFolders, other_nodes
+from engines.devices.folders import RankFolders, other_nodes, upload_stand_in
 from infra.errors import StorageError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
-from infra.store.uploads import Destination, note_destination
+from infra.store.uploads import Destination, destination_of, note_destination
 from tests.parts.machine import until
 from tests.parts.ray_parts import own_ray
 from tests.parts.s3_services import moto
@@ -46,15 +46,21 @@ def second_node(head: str, home: Path) -> Generator[None]:
 
 def written_there(folder: Any, content: bytes) -> None:
     """A rank on the other host writes its part of a checkpoint."""
-    import ray
 
     def write(folder: Any, name: str, content: bytes) -> None:
         folder.here().mkdir(parents=True, exist_ok=True)
         (folder.here() / name).write_bytes(content)
 
+    there(write, folder, SHARD, content)
+
+
+def there(function: Any, *arguments: Any) -> Any:
+    """Its result on the other host."""
+    import ray
+
     (node,) = other_nodes([ADDRESS])
-    task: Any = ray.remote(write).options(num_cpus=0, scheduling_strategy=on_node(node))
-    ray.get(task.remote(folder, SHARD, content), timeout=WAIT_S)
+    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=on_node(node))
+    return ray.get(task.remote(*arguments), timeout=WAIT_S)
 
 
 async def test_a_host_puts_its_part_of_a_checkpoint_into_the_store_itself(
@@ -80,6 +86,9 @@ async def test_a_host_puts_its_part_of_a_checkpoint_into_the_store_itself(
             sent = await folders.to_write(folder / "critic", WAIT_S)
             written_there(sent, b"second")
             checkpoints.begin(1, folder)
+            place = destination_of(folder / "critic")
+            (lost,) = there(upload_stand_in, folder / "critic", place)
+            assert lost.path == f"critic/{SHARD}", "an answer that a broken connection swallowed"
             await folders.collect(folder / "critic", WAIT_S)
             assert not (folder / "critic").exists(), "it does not travel through the job"
             assert not list(other_home.rglob(SHARD)), "nor does it stay there"

@@ -198,6 +198,11 @@ def _ray_env(stack: Stack) -> dict[str, str]:
         # autoscaler's go with its monitor, and the dashboard's own get a port that cannot be.
         "RAY_enable_metrics_collection": "0",
         "DASHBOARD_METRIC_PORT": "65536",
+        # A socket whose data nobody confirms is closed after this: longer than it takes until a
+        # host counts as lost, or an answer that a shorter cut of the network delays is lost.
+        "RAY_grpc_keepalive_timeout_ms": "120000",
+        # And a caller learns of a closed socket when it next asks whether it is open.
+        "RAY_grpc_client_keepalive_time_ms": "90000",
         # Ray rewrites its processes' titles; this keeps our mark readable behind them.
         "SPT_NOENV": "1",
     }

@@ -1,16 +1,19 @@
 """Which artifacts of a store something still needs, and which could go.
 
 Needed are those of running runs (what they will reach included) and of the newest runs of each
-recipe, those that an alias in MLflow points at, those that are pinned, and all that is younger than
-an hour: a run may have begun that is not on record yet.
+recipe, those that the recipes and arguments of these runs name (a base, files, a judge), those that
+an alias in MLflow points at, those that are pinned, and all that is younger than an hour: a run may
+have begun that is not on record yet.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from flows.catalog import plan_of
 from flows.planned_digests import planned_identities
@@ -24,6 +27,8 @@ from infra.user_files import install_hooks, read_hooks
 
 YOUNG_S = 3600.0
 _SHORT = 12
+_IN_A_STORE = re.compile(r"/artifacts/[^/]+/([0-9a-f]{12})(?:/|$)", re.MULTILINE)
+"""a path or URL at or below an artifact"""
 _LIVE = ("running", "pending")
 
 
@@ -74,6 +79,9 @@ def survey(
                 found.keep(digest, f"run {record.run}")
             else:
                 dropped.setdefault(digest[:_SHORT], []).append(record.run)
+        if is_kept:
+            for short in _named(record.head()):
+                found.keep(short, f"run {record.run}")
     if aliases is None:
         found.uncertain.append("MLflow's aliases: the stack is down; `tributary up` starts it")
     for alias in aliases or []:
@@ -107,6 +115,22 @@ def _runs(
 def _reached(record: RunRecord) -> list[str]:
     """Digests of the stages that a run has reached."""
     return [stage.digest for stage in record.stages().values() if stage.digest]
+
+
+def _named(head: RunHead) -> set[str]:
+    """First digits of the digests of artifacts that a run was told to use, wherever it says so."""
+    return set(_IN_A_STORE.findall("\n".join(_texts([head.recipe, head.arguments]))))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in cast("Mapping[str, Any]", value).values():
+            yield from _texts(each)
+    elif isinstance(value, Sequence):
+        for each in cast("Sequence[Any]", value):
+            yield from _texts(each)
 
 
 def _digests(record: RunRecord, found: Survey) -> list[str]:

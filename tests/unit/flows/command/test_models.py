@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from flows.command.models.lineage import recipe_for_strangers
 from flows.command.models.needed import survey
 from flows.command.models.serve import ready_lines, shown_key
 from flows.load import load_recipe, validate_recipe
-from flows.running.records import RunEntry, store_at
+from flows.running.records import RunEntry, RunHead, RunRecord, store_at
 from infra.errors import InfrastructureError, InputError
 from infra.store.store import Store
 from infra.tracking.aliases import AliasedArtifact
@@ -143,6 +144,38 @@ def test_aliases_pins_and_running_runs_keep_theirs(home: Path) -> None:
     unneeded, kept = needed(1)
     assert unneeded == {SFT, RL, digest("nobody's")}
     assert kept[OLD[:12]] == [f"run {running.run}"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"base": {"folder": "{place}"}},
+        {"data": [{"files": ["{place}/rows/*.jsonl"]}]},
+        {"domain": {"rewards": [{"served": {"model": "{place}"}}]}},
+    ],
+)
+def test_a_kept_run_keeps_what_its_recipe_names(home: Path, told: dict[str, Any]) -> None:
+    place = f"file://{home}/store/artifacts/sft/{OLD[:12]}/a1"
+    record = put_run({"base": ("base", BASE)})
+    head = record.head()
+    told = json.loads(json.dumps(told).replace("{place}", place))
+    put_head(record, head.model_copy(update={"recipe": {**head.recipe, **told}}))
+    unneeded, kept = needed(1)
+    assert OLD not in unneeded
+    assert kept[OLD[:12]] == [f"run {record.run}"]
+    put_run({"base": ("base", BASE)})
+    assert OLD in needed(1)[0], "the run that named it is no longer kept"
+
+
+def test_a_kept_evaluation_keeps_the_models_it_was_given(home: Path) -> None:
+    record = put_run({"base": ("base", BASE)})
+    models = {"old": f"{home}/store/artifacts/sft/{OLD[:12]}/a1/"}
+    put_head(record, record.head().model_copy(update={"arguments": {"models": models}}))
+    assert OLD not in needed(1)[0]
+
+
+def put_head(record: RunRecord, head: RunHead) -> None:
+    record.store.write(f"runs/{record.run}/recipe.json", head.model_dump_json().encode())
 
 
 def test_a_running_run_keeps_what_it_will_reach(

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
-
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.prompt import Prompt, checksum, id_of, read_prompt, used_columns
 from curricula.prompt_files.spec import PromptFiles, PromptSource, Shares
@@ -22,6 +20,7 @@ from engines.types import Split
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
+from infra.data_files.json_text import json_bytes, parse_json
 from infra.data_files.tally import RowTally
 from infra.errors import InputError
 
@@ -116,7 +115,7 @@ class Builder:
         with file.open("rb") as rows:
             for start, length in zip(places[::2], places[1::2], strict=True):
                 rows.seek(start)
-                found = orjson.loads(rows.read(length))
+                found = parse_json(rows.read(length))
                 prompt = read_prompt(found["row"], self._settings.sources[number])
                 yield (start, length), found["where"], prompt
 
@@ -184,6 +183,6 @@ def split_of(content: int, source: PromptSource, shares: Shares) -> Split:
 
 def _line(value: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(value) + b"\n"
+        return json_bytes(value) + b"\n"
     except TypeError as error:
         raise BadRow(Reason.COLUMNS, f"holds a value that is no JSON: {error}") from None

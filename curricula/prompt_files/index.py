@@ -22,13 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from curricula.prompt_files.build import Builder, Counts
 from curricula.prompt_files.spec import PromptFiles
 from engines.types import Split
 from infra.code.digest import digest_of
 from infra.data_files.files import find_files, fingerprint, modified
+from infra.data_files.json_text import parse_json
 from infra.errors import InputError
 from infra.home import home
 
@@ -63,7 +62,7 @@ class RowIndex:
     def row(self, source: int, split: Split, place: int) -> tuple[str, dict[str, Any]]:
         """Id and columns."""
         start, length = self._places[f"{source}/{split}"][place].tolist()
-        found = orjson.loads(os.pread(self._rows, length, start))
+        found = parse_json(os.pread(self._rows, length, start))
         return found["id"], found["row"]
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.conversation import text_of, tools_of
@@ -16,6 +16,7 @@ from engines.types import Json, Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
 
 PROMPTS = ("prompt", "question", "problem", "messages", "conversations")
+_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
 REFERENCES = ("reference", "answer", "ground_truth", "target")
 
 
@@ -50,7 +51,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
         messages=_with_wording(said, source),
         reference=reference,
         tools=tools_of(tools),
-        metadata={name: column(row, name) for name in columns.metadata},
+        metadata={name: _exact(column(row, name)) for name in columns.metadata},
         solution=_solution(row, columns.solution, reference),
         text="\n".join(map(_said, said)),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
@@ -138,7 +139,19 @@ def _reference(row: Mapping[str, Any], source: PromptSource) -> Json:
         raise BadRow(Reason.REFERENCE, f"{name}: is empty")
     if source.reference_pattern:
         value = _matched(value, source.reference_pattern, name)
+    value = _exact(value)
     return value if isinstance(value, dict) else {"answer": value}
+
+
+def _exact(value: Any) -> Any:
+    """Whole numbers of more than 64 bits as text: not everything that a rollout passes through
+    keeps their digits."""
+    if isinstance(value, dict):
+        return {name: _exact(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_exact(each) for each in cast("list[Any]", value)]
+    is_large = isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT
+    return str(value) if is_large else value
 
 
 def _matched(value: Any, pattern: str, name: str) -> str:

@@ -6,19 +6,21 @@ A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.files import DataFile, local_copy, open_file
-from infra.errors import InputError
+from infra.data_files.json_text import parse_json
+from infra.errors import InputError, TributaryError
 
 CHUNK_BYTES = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""what some programs begin UTF-8 with"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class JsonRows:
     """Lines of JSONL."""
 
     def __init__(self, text: bytes, first_line: int) -> None:
-        lines = enumerate(text.split(b"\n"), first_line)
+        lines = enumerate(_lines(text, is_begin=first_line == 1), first_line)
         self._lines = [(number, line) for number, line in lines if not _is_empty(line)]
 
     def __len__(self) -> int:
@@ -66,7 +68,7 @@ class JsonRows:
 
     def row(self, index: int) -> dict[str, Any]:
         try:
-            row = orjson.loads(self._lines[index][1])
+            row = parse_json(self._lines[index][1])
         except ValueError as error:  # of JSON or of UTF-8
             raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
         if not isinstance(row, dict):
@@ -98,7 +100,7 @@ class LocalFiles:
 
     def __init__(self, files: Sequence[DataFile], scratch: Path) -> None:
         """Reads every JSONL file once, to find its lines; of Parquet only what it says of itself.
-        Raises InputError for a broken Parquet file, StorageError."""
+        Raises InputError for a file that cannot be read, StorageError."""
         self.names = [file.name for file in files]
         self._kinds = [file.kind for file in files]
         self._paths = [local_copy(file, scratch) for file in files]
@@ -106,32 +108,46 @@ class LocalFiles:
         self.num_rows = sum(chunk.num_rows for chunk in self.chunks)
 
     def read(self, chunk: Chunk) -> Rows:
+        """Raises InputError for a file that cannot be read."""
         path = self._paths[chunk.file]
-        if self._kinds[chunk.file] == "parquet":
-            return TableRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
-        if self._kinds[chunk.file] == "arrow":
-            return TableRows(_record_batch(path, chunk), chunk.first_row)
-        with path.open("rb") as file:
-            file.seek(chunk.start)
-            return JsonRows(file.read(chunk.num_bytes), chunk.first_row)
+        with _readable(self.names[chunk.file]):
+            if self._kinds[chunk.file] == "parquet":
+                return TableRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
+            if self._kinds[chunk.file] == "arrow":
+                return TableRows(_record_batch(path, chunk), chunk.first_row)
+            with path.open("rb") as file:
+                file.seek(chunk.start)
+                return JsonRows(file.read(chunk.num_bytes), chunk.first_row)
 
     def _chunks_of(self, number: int) -> Iterator[Chunk]:
         find = {"parquet": _row_groups, "arrow": _record_batches, "jsonl": _line_chunks}
-        yield from find[self._kinds[number]](number, self._paths[number])
+        with _readable(self.names[number]):
+            yield from find[self._kinds[number]](number, self._paths[number])
 
 
 def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
     """The first rows of a file wherever it is, and whether they are all it has.
 
-    Raises InputError for a broken Parquet file, and what the file system raises.
+    Raises InputError for a file that cannot be read.
     """
-    with open_file(file) as opened:
+    with _readable(file.path), open_file(file) as opened:
         if file.kind == "parquet":
             return _first_of_parquet(file.path, opened, most)
         if file.kind == "arrow":
             return _first_of_arrow(file.path, opened, most)
         lines = list(islice(opened, most + 1))
         return JsonRows(b"".join(lines[:most]), 1), len(lines) <= most
+
+
+@contextmanager
+def _readable(name: str) -> Generator[None]:
+    try:
+        yield
+    except TributaryError:
+        raise
+    except Exception as error:  # files, compressions and kinds have errors of their own
+        said = str(error) or type(error).__name__
+        raise InputError(f"files: {name} cannot be read: {said}") from error
 
 
 def _first_of_parquet(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
@@ -163,10 +179,15 @@ def _line_chunks(number: int, path: Path) -> Iterator[Chunk]:
             if not text.endswith(b"\n"):
                 text += file.readline()
             num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-            rows = sum(not _is_empty(each) for each in text.split(b"\n"))
+            rows = sum(not _is_empty(each) for each in _lines(text, is_begin=at == 0))
             if rows:
                 yield Chunk(number, at, len(text), line, rows)
             at, line = at + len(text), line + num_lines
+
+
+def _lines(text: bytes, *, is_begin: bool) -> list[bytes]:
+    """`is_begin`: of a file."""
+    return (text.removeprefix(_BYTE_ORDER_MARK) if is_begin else text).split(b"\n")
 
 
 def _is_empty(line: bytes) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
@@ -71,3 +75,55 @@ def test_a_folder_that_datasets_saved_gives_its_rows_in_order(tmp_path: Path):
     with pytest.raises(InputError, match=r"several splits \(test, train\); give one of them"):
         find_files([str(tmp_path / "both")])
     assert len(find_files([str(tmp_path / "both/test")])) == 1
+
+
+def read_all(tmp_path: Path, text: bytes) -> list[dict[str, Any]]:
+    (tmp_path / "rows.jsonl").write_bytes(text)
+    found = find_files([str(tmp_path / "rows.jsonl")])
+    files = LocalFiles(found, tmp_path / "scratch")
+    rows = [row for _, _, row in rows_of(files)]
+    assert files.num_rows == len(rows)
+    first, are_all = first_rows(found[0], 100)
+    assert ([first.row(n) for n in range(len(first))], are_all) == (rows, True)
+    return rows
+
+
+def test_whole_numbers_keep_all_their_digits(tmp_path: Path):
+    large = 2**100
+    text = b'{"a": %d, "b": [-%d], "c": 0.1234567890123456789, "d": "%d"}\n' % ((large,) * 3)
+    (row,) = read_all(tmp_path, text)
+    assert row == {"a": large, "b": [-large], "c": 0.12345678901234568, "d": str(large)}
+    assert isinstance(row["a"], int)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path):
+    assert read_all(tmp_path, b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+    assert read_all(tmp_path, b'\xef\xbb\xbf\n{"a": 1}') == [{"a": 1}]
+
+
+def _plain(tmp_path: Path) -> Path:
+    file = tmp_path / "x.jsonl.gz"
+    file.write_bytes(b'{"a": 1}\n')
+    return file
+
+
+def _cut_off(tmp_path: Path) -> Path:
+    file = tmp_path / "x.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
+    return file
+
+
+def _damaged(tmp_path: Path) -> Path:
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), file, compression="none")
+    content = bytearray(file.read_bytes())
+    content[4:200] = bytes(196)
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("made", [_plain, _cut_off, _damaged])
+def test_a_file_that_cannot_be_read_is_named(made: Callable[[Path], Path], tmp_path: Path):
+    (found,) = find_files([str(made(tmp_path))])
+    with pytest.raises(InputError, match=rf"files: .*{found.name} cannot be read: \S"):
+        first_rows(found, 10_000)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
-from flows.reports.report import Scores, domains_of
+from flows.reports.report import Scores, domains_of, mean
 from flows.rounds.promotion import Round
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
@@ -143,7 +143,7 @@ class TrackedRun:
         promoted: str = "",
     ) -> None:
         """Register the last version of each model by each kind of stage, under the kind's name as
-        alias; @best is the best scored one.
+        alias; @best is the best scored one of all versions.
 
         In a series of rounds it is the promoted one, made by the stage `promoted`; other runs then
         leave that model's @best alone.
@@ -158,8 +158,11 @@ class TrackedRun:
             if promoted:
                 self._register(name, promoted, artifacts[promoted], BEST, BY_ROUNDS)
             elif scores and not self._is_promoted(name):
+                own = [s for s in plan if s.model == model and s.name in artifacts]
+                scored = [stage for stage in own if stage.scored_as in scores]
                 best = max(
-                    made.values(), key=lambda s: _own_score(scores.get(s.scored_as, {}), model)
+                    scored or made.values(),
+                    key=lambda stage: self._own_score(scores.get(stage.scored_as, {}), model),
                 )
                 self._register(name, best.name, artifacts[best.name], BEST)
 
@@ -217,12 +220,18 @@ class TrackedRun:
         if self.tracker is None:
             return
         versions = [p for p in plan if p.scored_as in scores]
-        own = {p.scored_as: _own_score(scores[p.scored_as], p.model) for p in versions}
+        own = {p.scored_as: self._own_score(scores[p.scored_as], p.model) for p in versions}
         flat = {f"score/{m}/{d}": v for m, row in scores.items() for d, v in row.items()}
         self.tracker.log(self.parent, 0, flat | {f"score/{m}": v for m, v in own.items()})
         for planned in versions:
             if run := self._runs.get(planned.name):
                 self.tracker.log(run, 0, {"score": own[planned.scored_as]})
+
+    def _own_score(self, row: Mapping[str, float], model: str) -> float:
+        """An expert's score in its own domain; the unified model's mean over domains."""
+        expert = self._recipe.experts.get(model)
+        own = "" if expert is None or expert.domain is None else expert.domain.name
+        return row[own] if own in row else mean(row)
 
     def task_scores(self, plan: Sequence[PlannedStage], tasks: Scores) -> None:
         """Those of lm-eval, as metrics of the parent run and of the stage that made each model."""
@@ -296,10 +305,3 @@ def _tolerated(what: str) -> Generator[None]:
         yield
     except TributaryError as error:
         _log.warning("%s is not in MLflow: %s", what, error)
-
-
-def _own_score(row: Mapping[str, float], expert: str) -> float:
-    """An expert's score in its own domain; the unified model's mean over domains."""
-    if expert in row:
-        return row[expert]
-    return sum(row.values()) / len(row) if row else 0.0

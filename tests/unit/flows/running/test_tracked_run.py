@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
+from flows.recipe import Recipe
 from flows.running.tracked_run import TrackedRun, kinds_of
 from infra.processes.ports import free_ports
 from infra.store.artifacts import ArtifactRecord
@@ -88,3 +91,40 @@ def test_a_run_without_a_policy_compares_losses(monkeypatch: pytest.MonkeyPatch)
     assert tracked.links()["MLflow comparison"] == "('loss',) of ['one']"
     tracked.made(plan["reasoning-rl"], made.model_copy(update={"mlflow_run_id": "two"}))
     assert tracked.links()["MLflow comparison"] == "('outcome_mean', 'entropy') of ['two']"
+
+
+def _best(
+    monkeypatch: pytest.MonkeyPatch, recipe: Recipe, scores: dict[str, dict[str, float]], of: str
+) -> str:
+    """The stage that a model's @best is made by."""
+    chosen: dict[tuple[str, str], str] = {}
+    tracked = TrackedRun(None, recipe, "run", "post-train")
+    monkeypatch.setattr(
+        tracked, "_register",
+        lambda name, stage, record, alias, tags=None: chosen.update({(name, alias): stage}),
+    )  # fmt: skip
+    plan = plan_post_train(recipe)
+    record = ArtifactRecord(kind="rl", digest="d", url="")
+    tracked.register(plan, {stage.name: record for stage in plan}, scores)
+    return chosen[f"{recipe.name}-{of}", "best"]
+
+
+def test_best_is_the_best_of_all_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    rl = RECIPE.model_dump(mode="json")["experts"]["reasoning"]["path"]
+    recipe = load_recipe("cpu-smoke", [f"experts.reasoning.path={json.dumps([*rl, rl[-1]])}"])
+    scored = {p.name: p.scored_as for p in plan_post_train(recipe) if p.model == "reasoning"}
+    assert list(scored) == ["reasoning-sft", "reasoning-rl", "reasoning-rl-2"]
+    points = dict(zip(scored.values(), (0.5, 0.9, 0.7), strict=True))
+    scores = {version: {"reasoning": value} for version, value in points.items()}
+    assert _best(monkeypatch, recipe, scores, "reasoning") == "reasoning-rl"
+
+
+def test_an_expert_is_judged_in_its_own_domain_whatever_that_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = load_recipe("cpu-smoke", ["experts.agent.domain.name=tools", "unified=null"])
+    scores = {
+        "agent-sft": {"tools": 0.5, "general": 0.5},
+        "agent": {"tools": 0.9, "general": 0.0},
+    }
+    assert _best(monkeypatch, recipe, scores, "agent") == "agent-rl"

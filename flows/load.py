@@ -46,7 +46,11 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    """Raises YAMLError, and InputError for a key that is there twice."""
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:  # a day that does not exist, e.g. 2024-13-45
+        raise yaml.YAMLError(str(error)) from None
 
 
 def shipped_recipes() -> list[str]:
@@ -272,7 +276,11 @@ def set_field(data: dict[str, Any], change: str) -> None:
     here: Any = data
     for part in parents:
         here = _child(here, part, change)
-    value = parse_yaml(text)
+    try:
+        value = parse_yaml(text)
+    except (yaml.YAMLError, InputError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"--set {change}: the value is not YAML: {said}") from None
     if isinstance(here, list):
         here, last = _holder(here, last, change)
         here[last] = value

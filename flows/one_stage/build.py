@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,10 @@ def _sft(asked: OneStage) -> dict[str, Any]:
     steps = settings.pop("steps", None)
     if steps is None:
         batch = settings["batch_size"]
+        if batch < 1:
+            raise InputError(f"--batch-size {batch}: at least 1")
+        if not 0 < asked.epochs < inf:
+            raise InputError(f"--epochs {asked.epochs}: a number of passes above 0, e.g. 2 or 0.5")
         steps = ceil(_rows(asked.data) * asked.epochs / batch) if asked.data else STEPS["sft"]
     optimizer = settings.pop("optimizer")
     optimizer |= {"decay": "cosine", "min_lr_ratio": 0.1, "warmup_steps": steps // 30}

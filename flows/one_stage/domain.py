@@ -45,6 +45,7 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
 
     Raises InputError.
     """
+    _check_files(asked)
     if not asked.domain and (asked.kind == "sft" or not asked.data):
         return _none(asked), []
     library, posed, task = asked.domain.partition("=")
@@ -65,6 +66,20 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
     if ours.max_turns > 1:
         written["max_turns"] = ours.max_turns
     return written, list(dict.fromkeys([*hooks, *more]))
+
+
+def _check_files(asked: OneStage) -> None:
+    """Raises InputError for files, or columns of them, that nothing would read."""
+    if asked.domain and asked.kind != "sft":
+        for option, files in (("--data", asked.data), ("--held-out", asked.held_out)):
+            if files:
+                raise InputError(
+                    f"{option} {files[0]}: the problems come from --domain {asked.domain}; give"
+                    " files or a domain, or both in a recipe (`--print` shows one to begin with)"
+                )
+    for option, given in (("--held-out", asked.held_out), ("--columns", asked.columns)):
+        if given and not asked.data:
+            raise InputError(f"{option} {given[0]}: give the files to learn from by --data, too")
 
 
 def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any], list[str]]:

@@ -155,7 +155,7 @@ def _in_rounds(recipe: Recipe) -> Iterator[PlacedCurriculum]:
 
 
 def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Split, int]:
-    """What the stages of the plan draw of the domain; what is held out always."""
+    """What the stages of the plan draw of the domain; of what has no end what is held out, too."""
     most: dict[Split, int] = {}
     for stage in plan:
         domains = {sampled.name for sampled in stage.spec.sampled_domains}
@@ -164,9 +164,9 @@ def _counts(recipe: Recipe, plan: list[PlannedStage], domain: Domain) -> dict[Sp
             domains = {own.name} if own else set()
         for split, count in stage.spec.drawn.items() if domain.name in domains else ():
             most[split] = max(count, most.get(split, 1))
-    most.setdefault("heldout", recipe.evaluate.problems)
     if domain.curriculum.name in OF_ROWS:  # which has an end, and may have no solutions to show
         return {s: n if s == "heldout" else min(n, _DRAWN) for s, n in most.items()}
+    most.setdefault("heldout", recipe.evaluate.problems)
     most.setdefault("sft", _SHOWN)
     return {
         split: min(count, _DRAWN_HELDOUT if split == "heldout" else _DRAWN)

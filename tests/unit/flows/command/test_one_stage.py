@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,20 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.catalog import plan_of
+from flows.checks.recipe import check_recipe
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.one_stage.domain import OURS, expert_name
 from flows.one_stage.options import OneStage
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
+from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
+from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
+from tests.parts.chat_parts import random_base
 from tests.parts.clients import TASKS, library
 
 pytestmark = pytest.mark.unit
@@ -212,6 +218,17 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["sft", "--data", "chats.jsonl", "--columns", "x"], "--columns x: write column=name"),
         (["sft", "--data", "chats.jsonl", "--reward", "math"], "give --domain, or leave it out"),
         (["rl", "--domain", "agent", "--reward", "math=x"], "write name=weight"),
+        (
+            ["rl", "--domain", "agent", "--data", "q.jsonl"],
+            "--domain agent; give files or",
+        ),
+        (["distill", "--domain", "agent", "--data", "q.jsonl"], "the problems come from --domain"),
+        (["rl", "--domain", "agent", "--held-out", "q.jsonl"], "the problems come from --domain"),
+        (["evaluate", "--lm-eval", "t", "--columns", "a=b"], "--columns a=b: give the files"),
+        (["sft", "--data", "chats.jsonl", "--batch-size", "0"], "--batch-size 0: at least 1"),
+        (["sft", "--data", "chats.jsonl", "--epochs", "inf"], "--epochs inf: a number of passes"),
+        (["rl", "--domain", "agent", "--set", "name=[a"], "--set name=[a: the value is not YAML"),
+        (["rl", "--domain", "agent", "--set", "seed=2024-13-45"], "the value is not YAML: month"),
         (["rl", "--domain", "agent", "--lr", "5"], "path.0.rl.optimizer.lr: input should be less"),
         (["rl", "--domain", "agent", "--set", "sed=1"], "sed: unknown field; did you mean `seed`"),
     ],
@@ -241,3 +258,20 @@ def test_what_is_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stages_are_called_by_their_data_or_domain(data: str, domain: str, name: str) -> None:
     asked = OneStage(kind="sft", model="m", data=[data] if data else [], domain=domain)
     assert expert_name(asked) == name
+
+
+def test_distillation_of_files_holds_out_nothing_and_can_run(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    rows = [{"question": f"{n}+1", "answer": str(n + 1)} for n in range(40)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.rmtree(folder / "model")
+    random_base(folder / "model")
+    asked = ["distill", "--model", "model", "--data", "sums.jsonl", "--reward", "exact"]
+    asked += ["--max-new-tokens", "8"]
+    (folder / "mine.yaml").write_text(yaml.safe_dump(printed(capsys, *asked)))
+    recipe = load_recipe(str(folder / "mine.yaml"))
+    chosen = ChosenStages(until_stage="sums-distill")
+    check_recipe(recipe, plan_of("post-train", recipe, chosen.arguments))
+    with pytest.raises(InputError, match=r"in the split 'heldout'; raise shares\.heldout"):
+        check_recipe(recipe, plan_of("post-train", recipe, {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_format
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ def show_admission(
 ) -> int:
     if count < 1:
         raise InputError(f"--count {count}: try at least 1 problem")
+    if to:
+        _check_new(Path(to))
     found = asyncio.run(_findings(_domain(load_recipe(recipe).domains, domain), split, count, seed))
     if to:
         Path(to).write_text("".join(f"{json_format.dumps(_plain(f))}\n" for f in found))
@@ -46,6 +49,14 @@ def show_admission(
     for cause, times in Counter(f.refusals[0].cause for f in refused).most_common():
         console.say(f"  {times} refused: {CAUSES[cause]}")
     return 1 if refused else 0
+
+
+def _check_new(file: Path) -> None:
+    """Before minutes go into what would be written there."""
+    if file.exists():
+        raise InputError(f"--to {file}: there is such a file; move it, or give another name")
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise InputError(f"--to {file}: {file.absolute().parent} is no folder to write to; make it")
 
 
 def _domain(domains: Sequence[Domain], name: str) -> Domain:

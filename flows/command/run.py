@@ -19,6 +19,8 @@ from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
+from infra.home import home
+from infra.store.artifacts import ArtifactStore
 from infra.tracking.pages import start_page
 
 CANCEL_WINDOW_SECONDS = 2.0
@@ -101,14 +103,32 @@ def start_flow(
 def continue_run(run: str, console: Console) -> int:
     record = find_run(run)
     state = record.state()
-    if state.state == "completed":
+    gone = _removed(record) if state.state == "completed" else []
+    if state.state == "completed" and not gone:
         console.print(
             f"run {record.run} is complete: tributary report {record.run}",
             markup=False,
             soft_wrap=True,
         )
         return 0
+    if gone:
+        console.print(
+            f"run {record.run} was complete; no longer in the store, and made again:"
+            f" {', '.join(gone)}",
+            markup=False,
+            soft_wrap=True,
+        )
     return watch(record, console)
+
+
+def _removed(record: RunRecord) -> list[str]:
+    """The stages that were done, and whose artifacts somebody has deleted since."""
+    artifacts = ArtifactStore(record.store, home() / "cache")
+    return [
+        stage.name
+        for stage in record.stages().values()
+        if stage.is_done and artifacts.find(stage.kind, stage.digest) is None
+    ]
 
 
 LOST_SECONDS = 15.0

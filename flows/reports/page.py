@@ -77,7 +77,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         charts=charts,
         scaling=scaling,
         all_charts=charts | {f"scaling/{domain}": drawn for domain, drawn in scaling.items()},
-        spans=_spans(views),
+        spans=spans_of(views),
         what=WHAT,
         seconds={name: taken for name, taken in times.items() if taken is not None},
         timelines={v.name: timeline_picture(v.trace) for v in views if v.trace is not None},
@@ -99,19 +99,20 @@ def _river_stage(view: StageView) -> RiverStage:
     )  # fmt: skip
 
 
-def _spans(views: Sequence[StageView]) -> list[dict[str, Any]]:
+def spans_of(views: Sequence[StageView]) -> list[dict[str, Any]]:
     """When each stage that ran did so, in percent of the run; a resumed stage has its last span."""
     ran = [v.record for v in views if v.record.started and not v.record.cached]
     if not ran:
         return []
     now = time.time()
     first = min(s.started for s in ran)
-    length = max(max(s.started + s.seconds_at(now) for s in ran) - first, 1e-9)
+    last_go = {s.name: s.seconds_at(now) - s.before for s in ran}
+    length = max(max(s.started + last_go[s.name] for s in ran) - first, 1e-9)
     return [
         {
             "name": s.name, "state": s.state, "seconds": s.seconds_at(now),
             "left": 100 * (s.started - first) / length,
-            "width": 100 * s.seconds_at(now) / length,
+            "width": 100 * last_go[s.name] / length,
         }
         for s in ran
     ]  # fmt: skip

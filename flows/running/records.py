@@ -37,8 +37,10 @@ class StageRecord(Config):
     cached: bool = False
     seconds: float = 0.0
     """wall time in this run, also over resumes"""
+    before: float = 0.0
+    """of `seconds`, those of the goes before the last one"""
     started: float = 0.0
-    """Unix time"""
+    """Unix time of the last go"""
     artifact: str = ""
     """URL of the artifact's folder"""
     job: str = ""
@@ -75,6 +77,7 @@ class StageRecord(Config):
 class RunState(Config):
     state: State = "pending"
     started: float = 0.0
+    """Unix time of the last go"""
     seconds: float = 0.0
     """wall time, also over resumes; while it runs, that of the times before"""
     message: str = ""

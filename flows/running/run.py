@@ -185,7 +185,7 @@ def recorded(record: RunRecord, links: Mapping[str, str], flow_run: str = "") ->
     before, started = record.state(), time.time()
     state = RunState(
         state="running",
-        started=before.started or started,
+        started=started,
         seconds=before.seconds,
         flow_run=flow_run,
         links={**before.links, **links},
@@ -239,6 +239,7 @@ class _Recorded:
             kind=planned.kind,
             digest=digest,
             seconds=self._before,
+            before=known.before if known else 0.0,
             started=known.started if known else self._began,
         )
 
@@ -261,7 +262,10 @@ class _Recorded:
 
     def started(self, job: str, attempt: int, mine: bool) -> None:
         self._began = time.time()
-        self._put(state="running", job=job, mine=mine, started=self._began, begun_at=0.0)
+        self._put(
+            state="running", job=job, mine=mine, started=self._began, before=self._before,
+            begun_at=0.0,
+        )  # fmt: skip
         self._inner.started(job, attempt, mine)
 
     def wait(self) -> None:

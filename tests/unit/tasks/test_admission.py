@@ -212,4 +212,8 @@ def test_the_command_admits_problems_of_the_coding_curriculum(
     said = capsys.readouterr()
     found = [json.loads(line) for line in findings.read_text().splitlines()]
     assert [finding["reasons"] for finding in found] == [[]] * 4
+    assert _run(str(recipe), "--count", "4", "--to", str(findings)) == 2
+    assert "there is such a file" in " ".join(capsys.readouterr().err.split())
+    assert _run(str(recipe), "--count", "4", "--to", str(tmp_path / "none/x.jsonl")) == 2
+    assert "is no folder to write to" in " ".join(capsys.readouterr().err.split())
     assert (code, "4 of 4 problems are admitted" in said.out + said.err) == (0, True)

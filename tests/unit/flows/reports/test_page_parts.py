@@ -18,6 +18,7 @@ from flows.reports.counted import Count, counted
 from flows.reports.failure import failure_of, tail
 from flows.reports.learning_curves import charts_of
 from flows.reports.outcome import outcome_of
+from flows.reports.page import spans_of
 from flows.reports.rendering import data_block, p_text, seconds_text
 from flows.reports.report import Gain, Report
 from flows.reports.reproduce import origin_of
@@ -160,6 +161,17 @@ def test_sums_over_attempts_are_scaled_to_the_attempt_that_is_shown():
     found = seconds_of(view("agent-sft", metrics))
     assert found is not None
     assert found.parts == {"train": 3.0, "checkpoint": 1.0, "start and end": 6.0}
+
+
+def test_a_resumed_stage_is_drawn_where_it_was_last_at_work():
+    sft = StageRecord(name="agent-sft", kind="sft", state="completed", started=50.0, seconds=100.0)
+    # It failed after 1,000 s, and took 100 s more when it was resumed.
+    rl = StageRecord(
+        name="agent-rl", kind="rl", state="completed", started=950.0, seconds=1100.0, before=1000.0
+    )
+    drawn = spans_of([view("agent-sft", record=sft), view("agent-rl", record=rl)])
+    assert [(span["left"], span["width"]) for span in drawn] == [(0, 10), (90, 10)]
+    assert [span["seconds"] for span in drawn] == [100, 1100]
 
 
 def test_a_stage_that_is_not_done_has_no_seconds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flows.reports.page import markdown, page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run, store_to_show
+from flows.running.run import recorded
 from infra.errors import InputError
 from infra.hooks import resolve
 from infra.store.artifacts import ArtifactStore
@@ -250,3 +252,11 @@ def test_a_run_that_goes_on_is_reported_with_the_time_so_far(
     report = _report(record)
     assert report.seconds == 65.0
     assert {s.name: s.seconds for s in report.stages}["agent-rl"] == 4.0
+
+
+def test_a_resumed_run_does_not_count_the_time_between(record: RunRecord) -> None:
+    record.put_state(RunState(state="stopped", started=100.0, seconds=60.0))
+    with recorded(record, {}):
+        going = record.state()
+    assert going.seconds_at(time.time()) < 65
+    assert 60 <= record.state().seconds < 65

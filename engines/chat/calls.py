@@ -4,7 +4,8 @@
     hermes  <tool_call>{"name": "name", "arguments": {"k": "v"}}</tool_call>     (Qwen)
 
 Both: tags balance, the tool is known, no key twice, required keys present, every value of its
-declared type. In the glm form the value of a string parameter is the raw text, others are JSON.
+declared type, every text one that UTF-8 can hold. In the glm form the value of a string parameter
+is the raw text, others are JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from engines.types import Json, Tool, ToolCall
 
@@ -22,6 +23,8 @@ CallForm: TypeAlias = Literal["glm", "hermes"]
 _ARGUMENT = re.compile(
     r"\s*<arg_key>(?P<key>[^<>]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
 )
+_MOST_DIGITS = 300
+"""of a whole number: more have no place in a float, as which many read it"""
 _TAG = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
 
 
@@ -79,8 +82,8 @@ def _glm_value(tool: Tool, key: str, text: str) -> Json:
     if kind == "any":
         return _json_or_text(text)
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
+        return _read(text)
+    except ValueError as error:
         raise CallError(
             f"argument {key} of {tool.name} is not a JSON {kind}: {_short(text)}"
         ) from error
@@ -88,15 +91,15 @@ def _glm_value(tool: Tool, key: str, text: str) -> Json:
 
 def _json_or_text(text: str) -> Json:
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except (json.JSONDecodeError, CallError):
+        return _read(text)
+    except (ValueError, CallError):
         return text
 
 
 def _parse_hermes(body: str, known: Mapping[str, Tool]) -> ToolCall:
     try:
-        raw = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
+        raw: Any = _read(body, _unique)
+    except ValueError as error:
         raise CallError(f"a tool call is not JSON: {_short(body)}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise CallError(f"a tool call lacks its name: {_short(body)}")
@@ -112,6 +115,20 @@ _FORMS: dict[CallForm, Callable[[str, Mapping[str, Tool]], ToolCall]] = {
     "glm": _parse_glm,
     "hermes": _parse_hermes,
 }
+
+
+def _read(text: str, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
+    """Raises ValueError for what is not JSON, is nested too deeply, or has numbers of thousands of
+    digits or half of a surrogate pair, and CallError."""
+    try:
+        value = json.loads(
+            text, object_pairs_hook=pairs, parse_constant=_no_constant, parse_int=_whole
+        )
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
 
 
 def _tool(name: str, known: Mapping[str, Tool]) -> Tool:
@@ -155,6 +172,12 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
             raise CallError(f"argument {_short(key)} is given twice")
         found[key] = value
     return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -50,7 +50,12 @@ def load_problem(text: str) -> Problem:
 
 
 def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a user's text holds half of a surrogate pair
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return text
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -114,3 +114,24 @@ def test_any_text_is_calls_or_one_error(parts: list[str]):
     with suppress(CallError):
         calls = parse_calls("<tool_call>" + "".join(parts), TOOLS, "glm")
         assert {c.name for c in calls} <= {"search", "set"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"\\ud83d"', '{"\\ud83d": 1}', '["a", ["\\udc00"]]', "1" * 5000, "[" * 100_000],
+    ids=["half a pair", "as a key", "deep inside", "digits", "nested"],
+)
+def test_what_no_text_or_number_can_be_is_a_fault(value: str):
+    with pytest.raises(CallError, match="is not JSON"):
+        parse_calls(
+            f'<tool_call>{{"name": "set", "arguments": {{"more": {value}}}}}</tool_call>',
+            TOOLS, "hermes",
+        )  # fmt: skip
+    with pytest.raises(CallError, match="is not a JSON object"):
+        parse_calls(glm("set", ("more", value)), TOOLS, "glm")
+
+
+def test_a_whole_surrogate_pair_is_a_character():
+    text = '<tool_call>{"name": "search", "arguments": {"q": "\\ud83d\\ude00"}}</tool_call>'
+    (call,) = parse_calls(text, TOOLS, "hermes")
+    assert call.arguments == {"q": "\U0001f600"}

@@ -8,6 +8,7 @@ Its channel is standard input and output.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
@@ -26,6 +27,9 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
+    # What runs here may send it any signal, and the kernel keeps only deadly ones from a first
+    # process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     serve(source, sink, Place(sys.argv[1], alone=True, watch_disk="watch-disk" in sys.argv[2:]))
 

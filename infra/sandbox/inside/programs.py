@@ -45,6 +45,7 @@ def become(
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.closerange(len(streams), 1 << 16)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # its agent ignores it
         _confine(folder, environment, limits)
         _open_streams()
         code = _python(command[1:]) if command[0] == PYTHON else _other(command)

@@ -167,6 +167,14 @@ def test_a_command_ends_with_all_that_it_started(programs: Sandbox) -> None:
     assert programs.exec(["no-such-program"]).exit_code == 127
 
 
+def test_a_command_cannot_end_its_agent_by_a_signal(programs: Sandbox) -> None:
+    for signal in ("INT", "TERM", "HUP", "KILL"):
+        told = programs.exec(["sh", "-c", f"kill -{signal} 1; sleep 0.2; echo alive"])
+        assert told.stdout == "alive\n", signal
+    waits = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')"
+    assert "KeyboardInterrupt" in python(programs, waits).stderr, "a command's own is as ever"
+
+
 def test_a_fork_bomb_of_programs_is_ended(programs: Sandbox) -> None:
     bomb = "import os, time\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     told = programs.exec(["python", "-c", bomb])

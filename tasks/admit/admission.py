@@ -22,7 +22,7 @@ from curricula.admissible import Admissible
 from engines.rollout.protocols import Judge
 from engines.types import Environment, Message, Problem
 from infra.config import Config
-from infra.errors import InputError
+from infra.errors import InputError, TributaryError
 from tasks.admit.play import Played, play
 from tasks.admit.policies import NOTHING, Policy, act_at_random, looks, say, words_of
 
@@ -40,7 +40,7 @@ CAUSES: Mapping[str, str] = {
     "random": "random actions score",
     "leak": "its prompt or a tool shows the solution",
     "slow": "an episode takes too long",
-    "broken": "the environment or its judge failed",
+    "broken": "the curriculum, the environment or its judge failed",
 }
 """by `Cause`: why a problem is refused"""
 
@@ -133,10 +133,17 @@ class _Inspector:
     ) -> None:
         self._environment, self._judge = environment, judge
         self._problem, self._bounds, self._turns = problem, bounds, turns
-        self._solution = curriculum.solution(problem)
-        self._secrets = [secret for secret in curriculum.secrets(problem) if secret]
+        self._curriculum = curriculum
 
     async def refusals(self) -> list[Refusal]:
+        try:
+            self._solution = self._curriculum.solution(self._problem)
+            self._secrets = [s for s in self._curriculum.secrets(self._problem) if s]
+        except TributaryError:
+            raise
+        except Exception as error:  # the curriculum's own code, of this problem
+            said = f"its solution cannot be had: {type(error).__name__}: {error}"
+            return [Refusal("broken", said)]
         try:
             solved = [await self._play(say(self._solution)) for _ in range(2)]
             idle = await self._play(lambda _: NOTHING)

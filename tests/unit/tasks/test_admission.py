@@ -217,3 +217,17 @@ def test_the_command_admits_problems_of_the_coding_curriculum(
     assert _run(str(recipe), "--count", "4", "--to", str(tmp_path / "none/x.jsonl")) == 2
     assert "is no folder to write to" in " ".join(capsys.readouterr().err.split())
     assert (code, "4 of 4 problems are admitted" in said.out + said.err) == (0, True)
+
+
+async def test_a_problem_whose_solution_cannot_be_had_is_refused_alone() -> None:
+    class Missing(Planted):
+        def solution(self, problem: Problem) -> Sequence[Message]:
+            if problem.id == "doors/1":
+                raise KeyError("answer")
+            return super().solution(problem)
+
+    house = Missing()
+    judge = Rubric([Term("doors", 1.0, True, house)])
+    found = await admit(house, house, judge, house.problems("rl", 3, 0))
+    said = "its solution cannot be had: KeyError: 'answer'"
+    assert [finding.reasons for finding in found] == [[], [said], []]

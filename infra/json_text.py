@@ -1,4 +1,5 @@
-"""JSON as people wrote it: orjson makes floats of whole numbers that have more than 64 bits."""
+"""JSON whose numbers may be of any size: orjson makes floats of whole numbers of more than 64 bits,
+and refuses to write them."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ def parse_json(text: bytes) -> Any:
     return json.loads(text) if _MAYBE_LARGE.search(text) else value
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: Any, *, sort_keys: bool = False) -> bytes:
     """Raises TypeError for a value that is no JSON."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
-        try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except ValueError as error:  # NaN, or a lone surrogate
-            raise TypeError(str(error)) from error
+        pass  # it may hold a large number, or half a surrogate pair
+    try:
+        written = json.dumps(value, sort_keys=sort_keys, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:  # NaN
+        raise TypeError(str(error)) from error
+    return written.encode()

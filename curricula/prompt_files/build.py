@@ -20,9 +20,9 @@ from engines.types import Split
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
-from infra.data_files.json_text import json_bytes, parse_json
 from infra.data_files.tally import RowTally
 from infra.errors import InputError
+from infra.json_text import json_bytes, parse_json
 
 SPLITS: tuple[Split, ...] = ("sft", "rl", "distill", "heldout")
 _ORDER = ("heldout", "auto", "train")

@@ -27,9 +27,9 @@ from curricula.prompt_files.spec import PromptFiles
 from engines.types import Split
 from infra.code.digest import digest_of
 from infra.data_files.files import find_files, fingerprint, modified
-from infra.data_files.json_text import parse_json
 from infra.errors import InputError
 from infra.home import home
+from infra.json_text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np

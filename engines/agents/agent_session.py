@@ -12,9 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias
-
-import orjson
+from typing import Any, TypeAlias
 
 from engines.agents.appended import appended_ids
 from engines.agents.limits import SessionLimits
@@ -27,8 +25,11 @@ from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.drivers.session_host import Turn as HostTurn
 from engines.types import Message, Problem, Rollout, Status, Tool
 from infra.errors import InfrastructureError, InputError
+from infra.json_text import json_bytes
 
 Messages: TypeAlias = tuple[Message, ...]
+_DELIVERY_S = 5.0
+"""for answers that are on their way to a client when the session ends"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,15 @@ class _Begun:
     kept: int
     """tokens of the line that stay if the turn does not"""
     begin: int
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A request."""
+
+    task: asyncio.Task[Any] | None
+    is_sampled: bool = False
+    """whether its answer is on its way to the client"""
 
 
 class AgentSession:
@@ -64,7 +74,9 @@ class AgentSession:
         self._record = SessionRecord(host.temperature)
         self._lines: list[TokenSession] = []
         self._begun = 0
-        self._under_way = 0
+        self._under_way: list[_UnderWay] = []
+        self._in_use: list[TokenSession] = []
+        """lines of turns under way"""
         self._sampling = 0
         self._freed = asyncio.Event()
         self._answers: dict[str, Messages] = {}
@@ -79,11 +91,14 @@ class AgentSession:
         Raises Refusal.
         """
         self._admit()
-        self._under_way += 1
+        under_way = _UnderWay(asyncio.current_task())
+        self._under_way.append(under_way)
         turn: Turn | None = None
+        begun: _Begun | None = None
         try:
             begun = self._begin(request)
             made, turn = await self._sample(begun, request)
+            under_way.is_sampled = True
             yield _answer(made, turn)
         except InfrastructureError as error:
             self.lost = error
@@ -94,7 +109,23 @@ class AgentSession:
                 self._record.not_delivered(turn)
             raise
         finally:
-            self._under_way -= 1
+            self._under_way.remove(under_way)
+            if begun is not None:
+                self._in_use.remove(begun.line)
+
+    async def close(self) -> None:
+        """Refuse all requests from now on, and give up those under way. `finish` comes after it."""
+        self.over.set()
+        delivering = {each.task for each in self._under_way if each.task and each.is_sampled}
+        sampling = {each.task for each in self._under_way if each.task and not each.is_sampled}
+        for task in sampling:
+            task.cancel()
+        if delivering:
+            await asyncio.wait(delivering, timeout=_DELIVERY_S)
+        for task in delivering:
+            task.cancel()
+        if tasks := sampling | delivering:
+            await asyncio.wait(tasks)
 
     def count(self, request: Request) -> int:
         """Tokens of the prompt that a request would have. Raises Refusal."""
@@ -121,6 +152,8 @@ class AgentSession:
             reason = end.reason or "the harness had no answer of the policy"
             return self._host.finish(End(Status.FAILED, reason), [], [], files=files)
         last = self.tree.turns[-1]
+        if last.cut_off is not None and end.status is Status.COMPLETED:
+            end = last.cut_off
         assert last.line is not None
         lines = [line for line in self._lines if line is not last.line and line.num_generated]
         lines.append(last.line)
@@ -130,7 +163,7 @@ class AgentSession:
 
     def _admit(self) -> None:
         self._refuse_if_over()
-        if self._under_way >= self._limits.parallel:
+        if len(self._under_way) >= self._limits.parallel:
             at_once = f"{self._limits.parallel} requests at the same time are the limit"
             raise Refusal(429, f"{at_once} of a session; wait for an answer", "rate_limit_exceeded")
         if self._begun >= self._limits.turns:
@@ -158,6 +191,7 @@ class AgentSession:
             raise Refusal(400, said, "context_length_exceeded")
         self._out_of_context = False
         line, kept = self._line(base, ids)
+        self._in_use.append(line)
         turn = (place.turn, context, meanings)
         return _Begun(*turn, kind, problem, line, kept, len(line.tokens))
 
@@ -166,7 +200,8 @@ class AgentSession:
         if base.is_last_of_line and base.line is not None:
             base.line.extend(ids)
             return base.line, base.end
-        if sum(line.num_generated > 0 for line in self._lines) >= self._limits.samples:
+        branches = sum(line.num_generated > 0 or line in self._in_use for line in self._lines)
+        if branches >= self._limits.samples:
             self._end(End(Status.TRUNCATED, f"limit of {self._limits.samples} branches"))
             self._refuse_if_over()
         line = self._host.open([*base.tokens.tolist(), *ids])
@@ -195,6 +230,7 @@ class AgentSession:
 
     async def _sample(self, begun: _Begun, request: Request) -> tuple[HostTurn, Turn]:
         """The turn, as the last one of its line. Raises Refusal, and what the host raises."""
+        turn: Turn | None = None
         try:
             made = await self._host_turn(begun)
             if made.said is None:
@@ -202,16 +238,18 @@ class AgentSession:
                 self._end(made.end)
                 self._refuse_if_over()
             assert made.said is not None
+            turn = self.tree.add(
+                begun.parent, begun.context, begun.meanings, made.said.message(), begun.line,
+                begun.kept, begun.begin,
+            )  # fmt: skip
+            turn.cut_off = made.end if _is_truncated(made) else None
+            self._record.note(turn, begun.kind, request)
         except BaseException as error:
-            begun.line.cut(begun.kept)
+            if turn is None or not self.tree.remove(turn):
+                begun.line.cut(begun.kept)
             if isinstance(error, asyncio.CancelledError):
                 self._record.aborted()
             raise
-        said = made.said.message()
-        turn = self.tree.add(
-            begun.parent, begun.context, begun.meanings, said, begun.line, begun.kept, begun.begin
-        )
-        self._record.note(turn, begun.kind, request)
         if made.end is not None and made.end.status is Status.MALFORMED:
             self._end(made.end)
             self._refuse_if_over()
@@ -254,6 +292,10 @@ def _answer(made: HostTurn, turn: Turn) -> Answer:
     )
 
 
+def _is_truncated(made: HostTurn) -> bool:
+    return made.end is not None and made.end.status is Status.TRUNCATED
+
+
 def _judged(last: Turn) -> list[Message]:
     """What was said after the first prompt, up to this turn."""
     first, *others = last.path()
@@ -264,4 +306,4 @@ def _judged(last: Turn) -> list[Message]:
 def _signature(tools: Sequence[Tool]) -> bytes:
     """Equal for the same tools."""
     said = [[tool.name, tool.description, tool.schema] for tool in tools]
-    return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+    return json_bytes(said, sort_keys=True)

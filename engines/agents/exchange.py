@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 import orjson
@@ -19,6 +20,8 @@ from engines.agents.agent_session import AgentSession
 from engines.agents.limits import GatewayLimits
 from engines.agents.wire.request import Answer, Refusal, Request
 from engines.agents.wire.wire_format import WireFormat
+
+_log = logging.getLogger(__name__)
 
 _WHOLE = b"application/json"
 _STREAM = b"text/event-stream; charset=utf-8"
@@ -62,6 +65,12 @@ class Exchange:
                 await self._unless_gone(session, request)
             except Refusal as refusal:
                 await self._refuse(refusal)
+            except (_ClientGone, ClientDisconnect):
+                raise
+            except Exception as error:
+                _log.exception("a request of a harness could not be answered")
+                said = f"the gateway cannot answer this: {type(error).__name__}: {error}"
+                await self._refuse(Refusal(500, said, "server_error"))
 
     async def count(self) -> None:
         """Answer it with the number of tokens that it has (Anthropic)."""
@@ -103,10 +112,13 @@ class Exchange:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and self._is_sent:
                 await asyncio.wait({work})
+            is_given_up = work.cancelled() and not self._is_sent
         finally:
             for task in (work, gone):
                 task.cancel()
             await asyncio.wait({work, gone})
+        if is_given_up:
+            raise Refusal(400, "this session is over: its harness has ended", "session_over")
         if not work.cancelled():
             work.result()
 

@@ -94,6 +94,7 @@ class Harness:
                 end, files = await self._run(problem, session, address, key)
             finally:
                 gateway.close(key)
+                await session.close()
         answer = files.pop(self._answer_file, None) if self._answer_file else None
         return session.finish(end, files, answer)
 

@@ -65,6 +65,7 @@ class LibraryDriver:
                 end, files = await self._ended(reference, session, f"http://{address}", key)
             finally:
                 gateway.close(key)
+                await session.close()
         return session.finish(end, files)
 
     async def _ended(

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeAlias
 
-import orjson
-
 from engines.types import Json, Message
+from infra.json_text import json_bytes
 
+_EXACT = 2**53
+"""whole numbers up to this are told apart by everybody who reads JSON"""
 Meaning: TypeAlias = tuple[str, str, tuple[tuple[str, bytes], ...]]
 """role, normal text, and the calls: name and arguments as canonical JSON"""
 
@@ -53,21 +54,31 @@ def drift_of(sampled: Message, sent: Message) -> frozenset[Drift]:
     if (sampled.reasoning or "").strip() != (sent.reasoning or "").strip():
         found.add(Drift.THOUGHT)
     pairs = zip(sampled.tool_calls, sent.tool_calls, strict=True)
-    if any(orjson.dumps(a.arguments) != orjson.dumps(b.arguments) for a, b in pairs):
+    if any(json_bytes(a.arguments) != json_bytes(b.arguments) for a, b in pairs):
         found.add(Drift.KEY_ORDER)
     return frozenset(found)
 
 
+def _normal_number(value: float) -> Json:
+    """A whole one as such, whatever the text was; a large one as the float that some make of it."""
+    if abs(value) < _EXACT:
+        return int(value) if value == int(value) else value
+    try:
+        return float(value)
+    except OverflowError:
+        return str(value)
+
+
 def _canonical(arguments: dict[str, Json]) -> bytes:
-    return orjson.dumps(_normal(arguments), option=orjson.OPT_SORT_KEYS)
+    return json_bytes(_normal(arguments), sort_keys=True)
 
 
 def _normal(value: Json) -> Json:
     """JSON with one form for each text and number: white space in arguments has a meaning."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _normal_number(value)
     if isinstance(value, list):
         return [_normal(item) for item in value]
     if isinstance(value, dict):

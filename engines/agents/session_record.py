@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import orjson
-
 from engines.agents.trajectory import Kind, Turn
 from engines.agents.wire.request import Request
 from engines.rollout.drivers.session import TokenSession
 from engines.types import Json, Message
+from infra.json_text import json_bytes
 
 SESSION = "session"
 """where a sample's metadata have its turns"""
@@ -104,4 +103,4 @@ class SessionRecord:
 
 
 def _call(name: str, arguments: Mapping[str, Json]) -> str:
-    return f"{name}({orjson.dumps(arguments).decode()})"
+    return f"{name}({json_bytes(arguments).decode()})"

@@ -20,6 +20,7 @@ import numpy as np
 
 from engines.agents.meaning import Drift, Meaning, drift_of, meaning_of, normal_text
 from engines.rollout.drivers.session import TokenSession
+from engines.rollout.drivers.session_host import End
 from engines.types import Message, Tokens
 
 _MOST_REMEMBERED = 1 << 25
@@ -58,6 +59,8 @@ class Turn:
     begin: int
     end: int
     """of its own tokens in the line"""
+    cut_off: End | None = None
+    """what cut it off before it was done"""
     children: list[Turn] = field(default_factory=list["Turn"])
     drift: set[Drift] = field(default_factory=set[Drift])
     """how it came back, in all requests so far"""

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.files import DataFile, local_copy, open_file
-from infra.data_files.json_text import parse_json
 from infra.errors import InputError, TributaryError
+from infra.json_text import parse_json
 
 CHUNK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

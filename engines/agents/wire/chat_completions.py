@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import orjson
 from pydantic import Field
 
 from engines.agents.wire.parts import (
@@ -23,6 +22,7 @@ from engines.agents.wire.parts import (
 )
 from engines.agents.wire.request import MODEL, Answer, Refusal, Request
 from engines.types import Json, Message, Tool
+from infra.json_text import json_bytes
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed",
@@ -114,7 +114,7 @@ class ChatCompletions:
 
     def reply(self, answer: Answer) -> bytes:
         choice = {"index": 0, "message": _said(answer), "logprobs": None}
-        return orjson.dumps(
+        return json_bytes(
             {
                 **self._head(answer, "chat.completion"),
                 "choices": [choice | {"finish_reason": _finish(answer)}],
@@ -146,7 +146,7 @@ class ChatCompletions:
         yield b"data: [DONE]\n\n"
 
     def error(self, refusal: Refusal) -> bytes:
-        return orjson.dumps({"error": openai_error(refusal)})
+        return json_bytes({"error": openai_error(refusal)})
 
     def error_event(self, refusal: Refusal) -> bytes:
         return event({"error": openai_error(refusal)})

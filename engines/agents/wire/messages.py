@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import orjson
 from pydantic import Field
 
 from engines.agents.wire.parts import (
@@ -21,6 +20,7 @@ from engines.agents.wire.parts import (
 )
 from engines.agents.wire.request import MODEL, Answer, Refusal, Request
 from engines.types import Json, Message, Tool, ToolCall
+from infra.json_text import json_bytes
 
 _ASKED = (
     "temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "tool_choice", "thinking",
@@ -100,7 +100,7 @@ class Messages:
     def reply(self, answer: Answer) -> bytes:
         message = self._message(answer, _blocks(answer))
         message |= {"stop_reason": _stop(answer), "usage": _usage(answer, answer.new_tokens)}
-        return orjson.dumps(message)
+        return json_bytes(message)
 
     def events(self, answer: Answer, request: Request) -> Iterator[bytes]:
         def named(kind: str, **data: Any) -> bytes:
@@ -118,7 +118,7 @@ class Messages:
         yield named("message_stop")
 
     def error(self, refusal: Refusal) -> bytes:
-        return orjson.dumps(_error(refusal))
+        return json_bytes(_error(refusal))
 
     def error_event(self, refusal: Refusal) -> bytes:
         return event(_error(refusal), "error")

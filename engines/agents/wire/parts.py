@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engines.agents.wire.request import Refusal
 from engines.types import Json, ParameterKind, Tool, ToolCall
+from infra.json_text import json_bytes
 
 _KINDS: Mapping[str, ParameterKind] = {
     "string": "string",
@@ -104,7 +105,7 @@ def call_of(name: str, arguments: str, where: str) -> ToolCall:
 
 
 def arguments_text(call: ToolCall) -> str:
-    return orjson.dumps(call.arguments).decode()
+    return json_bytes(call.arguments).decode()
 
 
 def asked_of(model: BaseModel, names: Sequence[str]) -> dict[str, Json]:
@@ -121,4 +122,4 @@ def pieces(text: str) -> Iterator[str]:
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    return head + b"data: " + json_bytes(data) + b"\n\n"

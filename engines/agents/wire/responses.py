@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-import orjson
-
 from engines.agents.wire.chat_completions import openai_error
 from engines.agents.wire.parts import (
     Part,
@@ -24,6 +22,7 @@ from engines.agents.wire.parts import (
 )
 from engines.agents.wire.request import MODEL, Answer, Refusal, Request
 from engines.types import Message, Tool, ToolCall
+from infra.json_text import json_bytes
 
 _ASKED = (
     "temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning",
@@ -97,7 +96,7 @@ class Responses:
         return f"resp_{answer.number}"
 
     def reply(self, answer: Answer) -> bytes:
-        return orjson.dumps(self._response(answer, "completed"))
+        return json_bytes(self._response(answer, "completed"))
 
     def events(self, answer: Answer, request: Request) -> Iterator[bytes]:
         numbers = count()
@@ -120,7 +119,7 @@ class Responses:
         yield named(last, response=done)
 
     def error(self, refusal: Refusal) -> bytes:
-        return orjson.dumps({"error": openai_error(refusal)})
+        return json_bytes({"error": openai_error(refusal)})
 
     def error_event(self, refusal: Refusal) -> bytes:
         said = {"type": "error", "code": refusal.code, "message": refusal.message, "param": None}

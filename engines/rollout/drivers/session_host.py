@@ -183,35 +183,36 @@ class SessionHost:
     async def _write_on(self, session: TokenSession, most: int, is_last: bool) -> Finish:
         seed = self._next_seed(session)
         in_vain = 0
-        while True:
-            generation = await self._sampled(session, most, seed, is_last)
-            most -= len(generation.token_ids)
-            if generation.finish != "abort":
-                return generation.finish
-            if most < 1:
-                return "length"
-            in_vain = 0 if len(generation.token_ids) else in_vain + 1
-            if in_vain == _INTERRUPTIONS:
-                return "abort"
-            await asyncio.sleep(_PAUSE_S * in_vain)
+        self._promised += most  # also between interruptions: nobody else may take it
+        try:
+            while True:
+                generation = await self._sampled(session, most, seed, is_last)
+                most -= len(generation.token_ids)
+                self._promised -= len(generation.token_ids)
+                if generation.finish != "abort":
+                    return generation.finish
+                if most < 1:
+                    return "length"
+                in_vain = 0 if len(generation.token_ids) else in_vain + 1
+                if in_vain == _INTERRUPTIONS:
+                    return "abort"
+                await asyncio.sleep(_PAUSE_S * in_vain)
+        finally:
+            self._promised -= most
 
     async def _sampled(
         self, session: TokenSession, most: int, seed: int, is_last: bool
     ) -> Generation:
-        self._promised += most
-        try:
-            return await session.turn(
-                Sampling(
-                    max_new_tokens=most,
-                    temperature=self._attempt.temperature,
-                    stop_token_ids=self.chat.stop_token_ids,
-                    seed=seed,
-                    is_last=is_last,
-                    route=self._attempt.route,
-                )
+        return await session.turn(
+            Sampling(
+                max_new_tokens=most,
+                temperature=self._attempt.temperature,
+                stop_token_ids=self.chat.stop_token_ids,
+                seed=seed,
+                is_last=is_last,
+                route=self._attempt.route,
             )
-        finally:
-            self._promised -= most
+        )
 
     def _next_seed(self, session: TokenSession) -> int:
         """Of the session's next turn, whatever the other sessions do meanwhile."""

@@ -185,3 +185,26 @@ def check_tokens(session: AgentSession, script: Script) -> None:
         serials = (-sample.logprobs[trained]).astype(int).tolist()
         found += zip(serials, sample.tokens[trained].tolist(), strict=True)
     assert sorted(found) == sorted(script.sampled.items())
+
+
+@pytest.mark.parametrize("path", [CHAT, ANTHROPIC, RESPONSES])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_with_a_large_number_is_delivered(path: str, streamed: bool) -> None:
+    session = session_of(Script(lambda prompt: f'!mul {{"a": {10**30}, "b": 6.022e23}}'))
+    body = {"input": "hello"} if path == RESPONSES else HELLO
+    async with served(session) as (url, key):
+        said = await post(url, key, path, {**body, "stream": streamed})
+    assert said.status_code == 200
+    assert str(10**30) in said.text.replace("\\", "")
+    assert len(session.finish(DONE, {}).samples) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_fault_of_our_own_is_an_error_of_the_format(streamed: bool) -> None:
+    session = session_of(Script(lambda prompt: "!mul {no json", delay_s=0.1))
+    async with served(session, GatewayLimits(silence_s=0.02)) as (url, key):
+        said = await post(url, key, ANTHROPIC, {**HELLO, "stream": streamed})
+    assert said.status_code == (200 if streamed else 500)
+    assert '"type":"error"' in said.text
+    assert "the gateway cannot answer this: JSONDecodeError" in said.text
+    assert not session.tree.turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,10 +12,20 @@ import pytest
 from engines.agents.agent_session import AgentSession
 from engines.agents.limits import SessionLimits
 from engines.agents.meaning import Drift, drift_of, meaning_of
+from engines.agents.wire.parts import arguments_text, call_of
 from engines.agents.wire.request import Answer, Refusal, Request
-from engines.rollout.drivers.session_host import End
-from engines.types import Message, Rollout, Status, Tool, ToolCall
-from tests.parts.agent_parts import Script, session_of
+from engines.rollout.drivers.session_host import End, SessionHost
+from engines.types import (
+    Generation,
+    Message,
+    Rollout,
+    Sampling,
+    Status,
+    TokenIds,
+    Tool,
+    ToolCall,
+)
+from tests.parts.agent_parts import PROBLEM, Script, TextChat, attempt_of, session_of
 
 pytestmark = pytest.mark.unit
 
@@ -275,3 +286,108 @@ async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_r
     async with session.turn(Request((Message("user", "more"),), previous="r1")):
         pass
     assert kinds(session.finish(DONE, {})) == ["first", "continued", "retry"]
+
+
+async def test_the_last_turn_that_was_cut_off_is_no_whole_answer() -> None:
+    session = session_of(counting(), SessionLimits(turn_tokens=10))
+    first = await ask(session, USER)
+    assert (rollout := session.finish(DONE, {})).status is Status.TRUNCATED
+    assert rollout.transcript.reason == "token budget"
+    failed = End(Status.FAILED, "exit code 1")
+    assert session.finish(failed, {}).status is Status.FAILED
+
+    numbers = iter(["much too long", "short"])
+    session = session_of(Script(lambda prompt: next(numbers)), SessionLimits(turn_tokens=10))
+    first = await ask(session, USER)
+    await ask(session, USER, first, USER)
+    assert session.finish(DONE, {}).status is Status.COMPLETED, "a later one was not"
+
+
+async def test_branches_under_way_count() -> None:
+    session = session_of(counting(), SessionLimits(samples=2, turn_tokens=50))
+    asked = [ask(session, Message("user", f"task {n}")) for n in range(6)]
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(each, Message) for each in ended) == 2
+    assert all("limit of 2 branches" in str(each) for each in ended if isinstance(each, Refusal))
+    assert len(session.finish(DONE, {}).samples) == 2
+
+
+async def test_turns_under_way_are_given_up_before_a_session_is_finished() -> None:
+    session = session_of(script := counting(), SessionLimits(turn_tokens=100))
+    first = await ask(session, USER)
+    script.delay_s = 60.0
+    task = asyncio.create_task(ask(session, USER, first, Message("tool", "secret")))
+    await asyncio.sleep(0.01)
+    await session.close()
+    assert task.done()
+    assert (task.cancelled(), script.cancelled) == (True, 1)
+    rollout = session.finish(DONE, {})
+    assert texts(rollout) == [["<think>why</think>answer 1"]]
+    assert "secret" not in rollout.transcript.raw
+    with pytest.raises(Refusal, match="its harness has ended"):
+        await ask(session, USER)
+
+
+async def test_an_answer_on_its_way_is_delivered_before_a_session_is_finished() -> None:
+    session = session_of(counting())
+
+    async def slowly() -> None:
+        async with session.turn(Request((USER,))):
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(slowly())
+    await asyncio.sleep(0.02)
+    await session.close()
+    assert (task.done(), task.cancelled()) == (True, False)
+    assert texts(session.finish(DONE, {})) == [["<think>why</think>answer 1"]]
+
+
+async def test_an_interrupted_turn_keeps_its_part_of_the_budget() -> None:
+    """Two turns of 60 tokens, of which an engine interrupts the first, and a budget of 100."""
+    script = Script(lambda prompt: "x" * 200)
+    calls = 0
+
+    async def generate(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        nonlocal calls
+        calls += 1
+        is_first = calls == 1
+        most = 0 if is_first else sampling.max_new_tokens
+        made = await script.generate(prompt_ids, replace(sampling, max_new_tokens=most))
+        return replace(made, finish="abort") if is_first else made
+
+    host = SessionHost(generate, TextChat(), attempt_of(PROBLEM, max_new_tokens=100))
+    session = AgentSession(host, PROBLEM, SessionLimits(turn_tokens=60))
+    await asyncio.gather(ask(session, USER), ask(session, Message("user", "other")))
+    rollout = session.finish(DONE, {})
+    assert calls == 3, "it was interrupted while the other began"
+    assert sum(sample.num_trained_tokens for sample in rollout.samples) == 100
+
+
+@pytest.mark.parametrize("number", ["6.022e23", str(10**30), str(2**60 + 1), "12.0", "1" * 300])
+async def test_a_call_with_a_number_of_any_size_is_followed_by_its_result(number: str) -> None:
+    script = Script(lambda prompt: "done" if "tool>" in prompt else f'!mul {{"a": {number}}}')
+    session = session_of(script)
+    said = await ask(session, USER)
+    # As it comes back over HTTP, where a large number is read as a float.
+    (call,) = said.tool_calls
+    back = replace(said, tool_calls=(call_of("mul", arguments_text(call), ""),))
+    await ask(session, USER, back, Message("tool", "2"))
+    rollout = session.finish(DONE, {})
+    assert kinds(rollout) == ["first", "continued"]
+    assert len(rollout.samples) == 1
+
+
+async def test_a_turn_that_cannot_be_kept_is_not_trained() -> None:
+    session = session_of(counting())
+    first = await ask(session, USER)
+    note, session._record.note = session._record.note, _fails
+    with pytest.raises(ZeroDivisionError):
+        await ask(session, USER, first, Message("tool", "a"))
+    session._record.note = note
+    await ask(session, USER, first, Message("tool", "b"))
+    rollout = session.finish(DONE, {})
+    assert [text[-8:] for text in texts(rollout)[0]] == ["answer 1", "answer 3"]
+
+
+def _fails(*_: object) -> None:
+    raise ZeroDivisionError

@@ -295,14 +295,15 @@ class StageCheckpoints:
         self._store.write(f"{self._place}/{kind}/{number:08d}/{name}", data)
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
-        """All that attempts noted under these numbers, by number, then oldest first."""
+        """All that attempts noted under these numbers, in the order in which they did."""
         names = self._store.listdir(f"{self._place}/{kind}")
         wanted = [n for n in names if first <= int(n) and (last is None or int(n) <= last)]
         folders = [f"{self._place}/{kind}/{name}" for name in wanted]
         with ThreadPoolExecutor(_READERS) as readers:
             listed = readers.map(self._store.listdir, folders)
-            paths = [f"{f}/{n}" for f, inside in zip(folders, listed, strict=True) for n in inside]
-            return list(readers.map(self._store.read, paths))
+            places = [(n, f) for f, inside in zip(folders, listed, strict=True) for n in inside]
+            places.sort(key=lambda place: _attempt_and_count(place[0]))
+            return list(readers.map(self._store.read, [f"{f}/{n}" for n, f in places]))
 
     def _place_of(self, step: int) -> str:
         """Of this attempt's checkpoint."""
@@ -347,6 +348,12 @@ class StageCheckpoints:
             for number in self._store.listdir(f"{self._place}/{kind}"):
                 if int(number) < first:
                     self._store.delete_tree(f"{self._place}/{kind}/{number}")
+
+
+def _attempt_and_count(note: str) -> tuple[int, int]:
+    """Example: a0002-000013 is the 13th note of the second attempt."""
+    attempt, count = note.removeprefix("a").split("-")
+    return int(attempt), int(count)
 
 
 def _step_and_attempt(name: str) -> tuple[int, int]:

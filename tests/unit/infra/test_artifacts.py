@@ -200,7 +200,7 @@ def test_notes_stay_while_a_kept_checkpoint_may_need_them(store: Store, tmp_path
     second = StageCheckpoints(store, "rl", DIGEST, 2, tmp_path / "scratch")
     second.note("rollouts", 40, b"c40")
     assert second.notes("rollouts", 0, 30) == [b"a25", b"b25", b"a30", b"b30"]
-    assert second.notes("rollouts", 40) == [b"a40", b"b40", b"c40", b"a45", b"b45"]
+    assert second.notes("rollouts", 40) == [b"a40", b"b40", b"a45", b"b45", b"c40"]
     assert second.notes("rollouts", 46) == []
     assert second.notes("takes", 1) == [b"t1", b"t2", b"t3", b"t4"], "they stay"
 

@@ -105,7 +105,8 @@ class BackgroundSampler:
         self.trained += 1
         self._is_training = False
         for rolling in list(self._rolling.values()):
-            if self.policy.version - rolling.version > self.buffer.max_staleness:
+            is_too_old = self.policy.version - rolling.version > self.buffer.max_staleness
+            if is_too_old and not rolling.task.done():  # or its end is dealt with already
                 rolling.task.cancel()
                 self._gave_up(rolling.ticket.number)
         self._admit()

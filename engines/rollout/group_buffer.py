@@ -40,13 +40,16 @@ class GroupBuffer:
 
     def take(self, recorded: Sequence[int] | None = None) -> list[Group]:
         """The groups of the next step, at most `groups_per_step`: the oldest tickets, or those that
-        the take log has `recorded`, if all of them wait.
+        the take log has `recorded`, if all of them wait and none is too old.
 
         Raises AssertionError for a group that must not be trained on any more.
         """
         by_ticket = {group.ticket: group for group in self._waiting}
         if recorded is not None and by_ticket.keys() >= set(recorded):
             taken = [by_ticket[number] for number in recorded]
+            if not all(map(self.is_fresh, taken)):  # this attempt goes another way
+                self.drop_stale()
+                taken = self._next()
         else:
             taken = self._next()
         for group in taken:

@@ -19,11 +19,13 @@ from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
 from engines.rollout.records.turn_journal import TicketTurns
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
+from infra.cancelling import is_told_to_end
 from infra.errors import InfrastructureError
 from infra.timeline import JUDGES, span
 
 _CANCEL_S = 5.0
 """what a driver may take to end when it is told to"""
+_CANCELLED = "it waited for a task of its own that was cancelled"
 
 
 class Roller:
@@ -91,6 +93,10 @@ class Roller:
             made: Any = await _in_time(run, sessions, domain.driver_timeout_s)
         except InfrastructureError:
             raise
+        except asyncio.CancelledError:
+            if is_told_to_end():
+                raise
+            return _failed(sessions, f"driver: {_CANCELLED}")
         except Exception as error:  # its fault is data
             return _failed(sessions, f"driver: {type(error).__name__}: {error}")
         if not isinstance(made, Rollout) or made.id != attempt.rollout_id:
@@ -151,8 +157,14 @@ async def _judge(domain: LiveDomain, rollout: Rollout) -> None:
         return
     if rollout.status in (Status.FAILED, Status.ABORTED):
         return
-    with span(JUDGES, rollout.id):
-        judgement = await domain.judge.judge(rollout.transcript)
+    try:
+        with span(JUDGES, rollout.id):
+            judgement = await domain.judge.judge(rollout.transcript)
+    except asyncio.CancelledError:
+        if is_told_to_end():
+            raise
+        _write(rollout.samples, reason=f"judge: {_CANCELLED}", status=Status.FAILED)
+        return
     reason = judgement.reason or rollout.transcript.reason
     if fault := _turns_fault(rollout.samples, judgement.turns):
         reason = fault

@@ -207,7 +207,9 @@ async def _until_stopped(
         task.cancel()
     try:
         return await task
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
+        if not stop.requested:
+            raise RuntimeError("the stage waited for a task that was cancelled") from error
         raise Stopped("stopped between two steps; the last checkpoint continues it") from None
 
 

@@ -26,6 +26,7 @@ from engines.rollout.workers.messages import (
     RollRequest,
 )
 from engines.types import Generation, Sampling, TokenIds
+from infra.cancelling import is_told_to_end
 from infra.errors import TributaryError
 
 _CANCEL_S = 5.0
@@ -127,6 +128,10 @@ class RolloutWorker:
             )
         except TributaryError as raised:
             error = raised
+        except asyncio.CancelledError:
+            if is_told_to_end():
+                raise
+            error = TributaryError("a task that the rollouts waited for was cancelled")
         except Exception as raised:  # it may not pickle, and its class may not exist there
             error = TributaryError(f"{type(raised).__name__}: {raised}")
         self._over.append(RequestOver(request.number, sum(recovered), error))

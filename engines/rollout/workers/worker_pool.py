@@ -24,6 +24,7 @@ from engines.rollout.records.turn_journal import TicketTurns
 from engines.rollout.workers.assigned_group import AssignedGroup
 from engines.rollout.workers.messages import News, WorkerHandle, WorkerLost
 from engines.types import Problem, Rollout
+from infra.cancelling import is_told_to_end
 from infra.errors import EngineError, InputError
 
 MAX_TRIES = 3
@@ -67,6 +68,8 @@ class _Place:
     groups: dict[int, AssignedGroup] = field(default_factory=dict[int, AssignedGroup])
     """by the numbers of their requests"""
     turns_under_way: int = 0
+    news: asyncio.Future[News] | None = None
+    """what the worker is asked for"""
     losses: int = 0
     """since a group was finished here"""
 
@@ -203,7 +206,13 @@ class WorkerPool:
     async def _listen(self, place: _Place, worker: WorkerHandle) -> None:
         """Take up what it tells, until it is lost."""
         while place.worker is worker:
-            news = await worker.news(self._servers.must_wait())
+            place.news = asyncio.ensure_future(worker.news(self._servers.must_wait()))
+            try:
+                news = await place.news
+            except asyncio.CancelledError:
+                if is_told_to_end():
+                    raise
+                return  # lost: nothing waits for its news any more
             if place.worker is worker:
                 self._take(place, news)
             if (refusal := self._servers.refusal) is not None:
@@ -230,6 +239,8 @@ class WorkerPool:
             return
         _log.warning("rollout worker %d was lost: %s", place.position, error)
         place.worker, place.losses = None, place.losses + 1
+        if place.news is not None:  # it may keep silent for long
+            place.news.cancel()
         self._last_loss = str(error)
         self._count_turns(place, 0)
         groups, place.groups = list(place.groups.values()), {}

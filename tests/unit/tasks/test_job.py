@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,10 @@ from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
 from tasks.durable.claims import Claims, End
 from tasks.durable.identity import stage_identity
-from tasks.durable.job import EXIT_FAILED, main
+from tasks.durable.job import EXIT_FAILED, _until_stopped, main
 from tasks.durable.protocol import JobInput, job_path
 from tasks.sft.spec import SftSpec
-from tasks.stage import Resources, StageResources
+from tasks.stage import Resources, StageResources, StopFlag
 
 pytestmark = pytest.mark.unit
 
@@ -93,3 +94,14 @@ def test_a_job_of_another_identity_than_the_plans_runs_nothing(
     end = _end_of_job(store, model)
     assert end.error == "InputError"
     assert "nothing was run" in end.message
+
+
+async def test_a_body_that_a_cancelled_task_ends_was_not_stopped(tmp_path: Path) -> None:
+    async def body() -> dict[str, float]:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+        return {}
+
+    with pytest.raises(RuntimeError, match="waited for a task that was cancelled"):
+        await _until_stopped(body(), StopFlag())

@@ -6,12 +6,15 @@ import asyncio
 
 import pytest
 
+from engines.rollout.background_sampler import _Rolling
+from engines.rollout.drivers.conversation import Conversation
 from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.metrics import step_metrics
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.records.packed import unpack_samples
 from infra.errors import EngineError, InputError
 from tests.parts.loop_parts import Notes, Parts
+from tests.parts.rollout_parts import domain
 
 pytestmark = pytest.mark.unit
 
@@ -225,3 +228,37 @@ async def test_open_tickets_of_a_checkpoint_are_rolled_first(tmp_path):
     assert other.sampler.first_open == 1
     results = await other.run(5, first=3)
     assert results[0].groups[0].ticket == 1
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "requeue"])
+async def test_a_ticket_that_finished_at_the_last_moment_is_not_given_up_as_well(on_stale):
+    """Its task is done, and the loop has not heard so yet, when the policy has its next version."""
+    parts = Parts(by_seed, max_staleness=1, on_stale=on_stale)
+    sampler, ticket = parts.sampler, parts.producer.source.draw(1)[0]
+    task = asyncio.create_task(asyncio.sleep(0))
+    await task
+    sampler._rolling[ticket.number] = _Rolling(ticket, 0, task)
+    parts.policy.version = 2
+    sampler.step_done()
+    assert (sampler._sampled.stale, sampler._open) == (0, [])
+
+
+@pytest.mark.parametrize("k", [0, 1])
+async def test_a_driver_that_waits_for_a_task_it_cancelled_costs_its_rollout_alone(k):
+    class Cancels(Conversation):
+        async def run(self, problem, sessions):
+            if problem.id.endswith("/1"):
+                task = asyncio.create_task(asyncio.sleep(60))
+                await asyncio.sleep(0)
+                task.cancel()
+                await task
+            return await super().run(problem, sessions)
+
+    cancels = domain("d", float, driver=Cancels(None))
+    parts = Parts(by_seed, max_staleness=k, domains=[cancels], oversample=2.0)
+    results = await parts.run(2)
+    rolled = [group for result in results for group in result.sampled.groups]
+    (group,) = [group for group in rolled if group.ticket == 1]
+    said = "driver: it waited for a task of its own that was cancelled"
+    assert {sample.reason for sample in group.samples} == {said}
+    assert [len(result.groups) for result in results] == [4, 4]

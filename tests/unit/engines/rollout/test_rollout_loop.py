@@ -7,6 +7,7 @@ import pytest
 from engines.algorithms.spec import Algorithm
 from engines.rollout.loop import fill
 from engines.rollout.metrics import step_metrics
+from engines.rollout.producer import Sampled
 from infra.errors import EngineError
 from tests.parts.loop_parts import Parts, informative
 
@@ -161,3 +162,15 @@ async def test_before_each_update_the_trainer_is_as_the_last_step_left_it():
         await parts.run(5, before_update=before_update)
     assert updates == [0, 1, 2]
     assert len(parts.trainer.trained) == 2
+
+
+async def test_a_recorded_take_that_is_too_old_by_now_is_not_repeated():
+    """As where an attempt goes another way than the one before it, and skips no update."""
+    parts = Parts(informative(), max_staleness=1)
+    await fill(parts.producer)
+    tickets = [group.ticket for group in parts.buffer._waiting]
+    parts.policy.version = 2
+    newer = parts.producer.source.draw(2)
+    for ticket in newer:
+        parts.producer.emit(*await parts.producer.roll_and_filter(ticket), Sampled())
+    assert [group.ticket for group in parts.buffer.take(tickets)] == [t.number for t in newer]

@@ -18,7 +18,7 @@ from engines.rollout.workers.worker import RolloutWorker
 from engines.rollout.workers.worker_pool import MAX_LOSSES, MAX_TRIES, WorkerPool
 from engines.sglang.in_flight import InFlight
 from engines.types import AssistantTurn, Message, Problem, Rollout, Sampling, Step
-from infra.errors import EngineError, InputError
+from infra.errors import EngineError, InputError, TributaryError
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, Policy, domain, producer_of, roller
 
@@ -326,3 +326,36 @@ async def test_turns_of_an_earlier_attempt_are_not_sampled_by_workers() -> None:
         assert sampled.groups == (await fill(whole)).groups
         assert sampled.recovered_tokens > 0
         assert bench.handles[0].client.answered == 12 - 6
+
+
+async def test_a_silent_worker_is_replaced_as_soon_as_its_loss_is_seen() -> None:
+    """Who sends it a group sees it; its news would come after minutes."""
+    bench = Bench(blocked=False)
+    async with bench.pool(1) as pool:
+        (first,) = bench.handles
+        silent = asyncio.Event()
+
+        async def news(is_changing: bool) -> News:
+            silent.set()
+            await asyncio.sleep(600)
+            raise WorkerLost("no answer")
+
+        async def roll(request: RollRequest) -> None:
+            raise WorkerLost("connection reset")
+
+        first.news, first.roll = news, roll
+        await silent.wait()
+        assert await asyncio.wait_for(group(pool), 5) == await rolled_here()
+        assert (len(bench.handles), first.ended) == (2, True)
+
+
+async def test_a_request_that_a_cancelled_task_ends_is_over() -> None:
+    bench = Bench(blocked=False)
+
+    async def cancelled(*_: object, **__: object) -> None:
+        raise asyncio.CancelledError
+
+    async with bench.pool(1) as pool:
+        bench.handles[0].worker._roller.roll_group = cancelled
+        with pytest.raises(TributaryError, match="waited for was cancelled"):
+            await asyncio.wait_for(group(pool), 5)

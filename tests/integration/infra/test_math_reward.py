@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from curricula.reasoning import Reasoning
+from curricula.registry import build
 from engines.types import Message, Problem, Status, Transcript
 from rewards.math import Math
 from rewards.math_judge import MathJudge, TookTooLong
@@ -40,6 +42,63 @@ def judge():
 )
 async def test_answers_are_compared_as_mathematics(judge, gold, answer, is_equal):
     assert await judge.equal(gold, answer) is is_equal
+
+
+@pytest.fixture(scope="module")
+def reward(judge):
+    made = Math(time_limit=20.0)
+    made._judge = judge
+    return made
+
+
+async def verdict(reward: Math, gold: str, answer: str) -> float:
+    problem = Problem("p", "reasoning", (), {"answer": gold})
+    said = Message("assistant", f"\\boxed{{{answer}}}")
+    return (await reward(Transcript(problem, (said,), Status.COMPLETED, 9))).score
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        *[("42", each) for each in ("42", "+42", "042", "42.0", "$42$", "x = 42", "12+30=42")],
+        ("12", r"12\text{ cm}"),
+        *[("1234", each) for each in ("1,234", "1 234", r"1{,}234", r"1.234\times 10^3")],
+        ("1000000", "10^6"),
+        *[("1/2", each) for each in ("1/2", r"\frac{1}{2}", r"\dfrac{2}{4}", "0.5", "50%")],
+        *[("3/2", each) for each in ("1 1/2", r"1\frac{1}{2}", "1.5")],
+        ("0.5", "1/2"),
+        ("-5", "-5"),
+        ("x+1", "1+x"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+    ],
+)
+async def test_a_number_may_be_written_in_many_ways(reward, gold, answer):
+    assert await verdict(reward, gold, answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        *[("42", each) for each in ("12+30", "6*7", r"6\times7", "52-10", "84/2", r"\frac{84}{2}")],
+        *[("42", each) for each in ("6(7)", "42=12+30", "40, 42", "2+40=", "4 2", "")],
+        *[("8", each) for each in ("2^3", "{2}^{3}", r"\sqrt{64}", r"\lfloor8.5\rfloor")],
+        ("120", "5!"),
+        ("1/2", "1/4+1/4"),
+        ("1/2", r"\frac{1}{4}+\frac14"),
+        ("11/2", "1 1/2"),
+        ("12", "1 2"),
+    ],
+)
+async def test_a_sum_that_is_left_open_is_no_answer(reward, gold, answer):
+    assert await verdict(reward, gold, answer) == 0.0
+
+
+@pytest.mark.parametrize("level", sorted(Reasoning.levels))
+async def test_a_question_is_no_answer_to_itself(reward, level):
+    curriculum = build("reasoning", {"levels": [level]})
+    for problem in curriculum.problems("heldout", 30, seed=1):
+        (question,) = [m.content for m in problem.messages if m.role == "user"]
+        assert await verdict(reward, problem.reference["answer"], question) == 0.0, question
 
 
 async def test_many_questions_at_once_get_their_own_answers(judge):
@@ -94,7 +153,7 @@ def test_a_pickled_judge_starts_its_own_worker():
 
 
 async def test_an_endless_answer_scores_zero_with_its_reason():
-    problem = Problem("p", "reasoning", (), {"answer": "2"})
+    problem = Problem("p", "reasoning", (), {"answer": r"\sqrt{2}"})
     answer = Message("assistant", rf"\boxed{{{ENDLESS}}}")
     verdict = await Math(time_limit=1.0)(Transcript(problem, (answer,), Status.COMPLETED, 9))
     assert verdict.score == 0.0

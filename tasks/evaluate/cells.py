@@ -136,7 +136,8 @@ async def roll_cells(
                 samples=cell.samples,
                 temperature=cell.temperature,
                 kept=kept,
-                label=f"{cell.model} {cell.kind}",
+                # two domains of one curriculum have the same problems, and other verdicts
+                label=f"{cell.model} {cell.domain.name} {cell.kind}",
             )
             for cell in cells
         ]

@@ -137,6 +137,35 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     assert rows[0].prompt == "<0>"
 
 
+async def test_domains_of_one_curriculum_keep_their_own_rollouts_when_resumed(tmp_path):
+    judges = {"a": lambda _: 1.0, "b": lambda answer: float(answer == "3")}
+    domains = [replace(live(n, s), curriculum=Counting("a")) for n, s in judges.items()]
+    cells = cells_of(spec(), "m", domains)
+
+    async def rolled(policy):
+        return await roll_cells(roller(policy), cells, await kept(tmp_path), Gallery(CharChat()))
+
+    whole = await rolled(Policy(lambda prompt, _: prompt[1:-1]))
+    assert [(r.domain, r.kind, r.score) for r in whole] == [
+        ("a", "score", 1.0),
+        ("a", "greedy", 1.0),
+        ("b", "score", 0.25),
+    ]
+    nothing_new = Policy(lambda *_: "x")
+    assert await rolled(nothing_new) == whole
+    assert nothing_new.calls == []
+
+
+async def test_the_seeds_of_a_problem_are_the_same_in_every_domain(tmp_path):
+    policy = Policy(lambda prompt, _: prompt[1:-1])
+    domains = [replace(live(n), curriculum=Counting("a")) for n in ("a", "b")]
+    cells = cells_of(spec(home={}), "m", domains)
+    await roll_cells(roller(policy), cells, await kept(tmp_path), Gallery(CharChat()))
+    seeds = sorted(sampling.seed for _, sampling in policy.calls)
+    assert seeds[::2] == seeds[1::2]
+    assert len(set(seeds)) == 8
+
+
 async def test_tokens_of_other_weights_are_refused(tmp_path):
     with pytest.raises(EngineError, match=r"from weights \[0\] while 2 were loaded"):
         await sample_rollouts(

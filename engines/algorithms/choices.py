@@ -370,7 +370,8 @@ class Kl(PartWithCode):
     place: Literal["loss", "reward"] = "loss"
     """a term of the loss, or of each token's reward"""
     unbiased: bool = False
-    """in the loss: times the ratio to the old policy, so that later mini-batches stay exact"""
+    """in the loss, with k1 or k3: times the ratio to the old policy, so that later mini-batches
+    stay exact"""
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -119,6 +119,11 @@ def _terms(algorithm: Algorithm) -> Iterator[str]:
             "kl.estimator: the gradient of k1 as a loss is zero on average; choose k2 or k3, set"
             " unbiased, or set place to reward"
         )
+    if kl.place == "loss" and kl.estimator == "k2" and kl.unbiased:
+        yield (
+            "kl.unbiased: the gradient of k2 times the ratio is not the KL's; set estimator to k1"
+            " or k3, or leave unbiased out"
+        )
 
 
 def stale_doubts(algorithm: Algorithm) -> Iterator[str]:

@@ -28,8 +28,10 @@ def kl_estimate(logprobs_R: Tensor, reference_R: Tensor, estimator: Estimator) -
 def unbiased_kl(
     logprobs_R: Tensor, old_logprobs_R: Tensor, reference_R: Tensor, estimator: Estimator
 ) -> Tensor:
-    """[R] ratio to the old policy x estimate: the gradient through the ratio makes it the KL's
-    for samples of the old policy too (DeepSeek-V3.2, arXiv 2512.02556).
+    """[R] ratio to the old policy x estimate (DeepSeek-V3.2, arXiv 2512.02556).
+
+    The gradient through the ratio makes that of k1 and k3 the KL's, for samples of the old policy
+    too. That of k2 becomes ratio x (d^2 / 2 + d), another divergence's: `refusals` refuses it.
 
     Example: ratio 2 and k3 0.1931 -> 0.3863.
     """

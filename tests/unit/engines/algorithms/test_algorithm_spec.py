@@ -156,6 +156,7 @@ WEIGHT = {"correction": {"weight": {}}}
         ({"kl": {"place": "reward"}}, "coef is 0"),
         ({"kl": {"coef": 0.1, "place": "reward", "unbiased": True}}, "kl.unbiased"),
         ({"kl": {"coef": 0.1, "estimator": "k1"}}, "kl.estimator"),
+        ({"kl": {"coef": 0.1, "estimator": "k2", "unbiased": True}}, "set estimator to k1 or k3"),
         ({"preset": "opd", "kl": {"coef": 0.1, "place": "reward"}}, "kl.place"),
     ],
 )
@@ -176,6 +177,8 @@ def test_what_does_not_go_together_is_refused_with_the_reason(
         {"kl": {"coef": 0.1}},
         {"kl": {"coef": 0.1, "estimator": "k1", "place": "reward"}},
         {"kl": {"coef": 0.1, "estimator": "k1", "unbiased": True}},
+        {"kl": {"coef": 0.1, "estimator": "k2"}},
+        {"kl": {"coef": 0.1, "unbiased": True}},
     ],
 )
 def test_what_goes_together_is_not_refused(written: dict[str, object]) -> None:

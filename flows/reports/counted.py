@@ -9,7 +9,7 @@ from typing import Any
 from flows.reports.stage_view import StageView
 from tasks.admit.admission import CAUSES
 
-_SFT = ("sequences", "too_long", "without_thinking")
+_SFT = ("sequences", "too_long", "without_thinking", "unrendered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,13 @@ def _sequences(metrics: Mapping[str, float]) -> list[Count]:
     packed, *rest = (int(metrics.get(name, 0)) for name in _SFT)
     if not packed:
         return []
-    too_long, without_thinking = rest
-    total = packed + too_long
+    too_long, without_thinking, unrendered = rest
+    total = packed + too_long + unrendered
     return [
         Count("used", packed, total, True),
         Count("of them without thinking", without_thinking, total, True),
         Count("left out: too long", too_long, total),
+        Count("left out: the chat template does not render it", unrendered, total),
     ]
 
 

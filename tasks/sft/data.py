@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from engines.rollout.records.dataset import DistilledRow
     from tasks.sft.spec import SftSpec
 
+_NAMED = 5
+"""conversations left out that are named"""
+
 
 @dataclass(frozen=True, slots=True)
 class SftData:
@@ -31,12 +34,17 @@ class SftData:
     too_long: int = 0
     without_thinking: int = 0
     """thinking samples repeated with the thinking removed"""
+    unrendered: Sequence[str] = ()
+    """conversations left out, as the chat template does not write them as they were said: which,
+    and why"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
     """A conversation with its tokens, either as an expert sampled it or as the template writes."""
 
+    rollout: tuple[str, str, int]
+    """expert, problem and sample: the same for all branches of a rollout"""
     problem: Problem
     turns: tuple[Message, ...]
     sequence: TokenSequence
@@ -51,22 +59,30 @@ def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path]) -> SftData
 
     shape = model_shape(read_config(model))
     chat = Chat.load(model)
+    unrendered: list[str] = []
     if spec.curriculum is not None:
         source = f"curriculum {spec.curriculum.name}"
-        solved = list(_demonstrations(spec, chat, inputs.get(ADMITTED)))
+        solved = list(_demonstrations(spec, chat, inputs.get(ADMITTED), unrendered))
     else:
         source = "distilled dataset"
         solved = list(_distilled(chat, inputs.get("data")))
-    bare = _without_thinking(solved, chat, spec.settings.nothink_share, spec.seed)
-    sequences = [s.sequence for s in [*solved, *bare]]
+    bare = _without_thinking(solved, chat, spec.settings.nothink_share, spec.seed, unrendered)
+    sequences = [*(s.sequence for s in solved), *bare]
     usable = [s for s in sequences if len(s.tokens) <= shape.max_positions]
     if not any(sum(s.loss_mask) for s in usable):
+        why = f"; {said_of_unrendered(unrendered)}" if unrendered else ""
         raise InputError(
             f"the {source} gives no sequence to train on: {len(sequences)} were made, "
             f"{len(sequences) - len(usable)} of them longer than the model's "
-            f"{shape.max_positions} tokens"
+            f"{shape.max_positions} tokens{why}"
         )
-    return SftData(usable, source, len(sequences) - len(usable), len(bare))
+    return SftData(usable, source, len(sequences) - len(usable), len(bare), unrendered)
+
+
+def said_of_unrendered(unrendered: Sequence[str]) -> str:
+    """How many there are, and the first of them with the reason."""
+    first = "; ".join(unrendered[:_NAMED])
+    return f"{len(unrendered)} conversations cannot be rendered and were left out: {first}"
 
 
 def batches_for_steps(
@@ -91,15 +107,20 @@ def batches_for_steps(
     ]
 
 
-def _demonstrations(spec: SftSpec, chat: Chat, admitted: Path | None) -> Iterator[_Solved]:
+def _demonstrations(
+    spec: SftSpec, chat: Chat, admitted: Path | None, unrendered: list[str]
+) -> Iterator[_Solved]:
     from curricula.registry import build
 
     assert spec.curriculum is not None
     curriculum = build(spec.curriculum.name, spec.curriculum.options)
     if admitted is not None:
         curriculum = resolve("admitted problems", ONLY_ADMITTED, {})(curriculum, admitted)
-    for shown in draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed):
-        yield _solved(chat, shown.problem, shown.turns)
+    drawn = draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed)
+    for place, shown in enumerate(drawn):
+        sequence = _rendered(chat, shown.problem, shown.turns, unrendered)
+        if sequence is not None:
+            yield _Solved(("", shown.problem.id, place), shown.problem, shown.turns, sequence)
 
 
 def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
@@ -113,7 +134,9 @@ def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
         if row.expert not in checked:
             _check_same_format(chat, row)
             checked.add(row.expert)
-        yield _Solved(row.problem, row.turns, TokenSequence(row.tokens, row.loss_mask))
+        rollout = (row.expert, row.problem.id, row.sample_index)
+        sequence = TokenSequence(row.tokens, row.loss_mask)
+        yield _Solved(rollout, row.problem, row.turns, sequence)
 
 
 def _check_same_format(chat: Chat, row: DistilledRow) -> None:
@@ -127,23 +150,33 @@ def _check_same_format(chat: Chat, row: DistilledRow) -> None:
 
 
 def _without_thinking(
-    solved: Sequence[_Solved], chat: Chat, share: float, seed: int
-) -> list[_Solved]:
-    """A share of the thinking samples once more, rendered with thinking off."""
-    thinking = [s for s in solved if s.problem.thinking]
+    solved: Sequence[_Solved], chat: Chat, share: float, seed: int, unrendered: list[str]
+) -> list[TokenSequence]:
+    """A share of the thinking rollouts once more, rendered with thinking off."""
+    # each branch has its rollout's whole conversation: once is enough
+    thinking = list({s.rollout: s for s in solved if s.problem.thinking}.values())
     if not thinking or share == 0:
         return []
     chat.require_thinking_switch()
     chosen = random.Random(f"{seed}/nothink").sample(thinking, round(share * len(thinking)))
-    return [
-        _solved(
+    rendered = [
+        _rendered(
             chat,
             replace(s.problem, thinking=False),
             tuple(replace(turn, reasoning=None) for turn in s.turns),
+            unrendered,
         )
         for s in chosen
     ]
+    return [sequence for sequence in rendered if sequence is not None]
 
 
-def _solved(chat: Chat, problem: Problem, turns: tuple[Message, ...]) -> _Solved:
-    return _Solved(problem, turns, TokenSequence(*chat.training_ids(problem, turns)))
+def _rendered(
+    chat: Chat, problem: Problem, turns: tuple[Message, ...], unrendered: list[str]
+) -> TokenSequence | None:
+    """None where the template does not write it as it was said; `unrendered` then says why."""
+    try:
+        return TokenSequence(*chat.training_ids(problem, turns))
+    except InputError as error:
+        unrendered.append(f"problem {problem.id}: {error}")
+        return None

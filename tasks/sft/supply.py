@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engines.batching import TokenSequence
 from infra.hooks import resolve
-from tasks.sft.data import SftData, batches_for_steps, load_data
+from tasks.sft.data import SftData, batches_for_steps, load_data, said_of_unrendered
 from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext
 
@@ -69,6 +69,9 @@ class ListSupply:
                 " than the model's context and were left out"
             )
 
+        if data.unrendered:
+            reporter.warn(f"{data.source}: {said_of_unrendered(data.unrendered)}")
+
     def batches(self, start: int, stop: int) -> Batches:
         sequences = self._data.sequences
         indices = batches_for_steps(len(sequences), self._size, self._seed, start, stop)
@@ -88,4 +91,5 @@ class ListSupply:
             "sequences": float(len(self._data.sequences)),
             "too_long": float(self._data.too_long),
             "without_thinking": float(self._data.without_thinking),
+            "unrendered": float(len(self._data.unrendered)),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from curricula.registry import build
 from engines.chat import Chat
 from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
-from engines.types import Message, Problem
+from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
 from tasks.sft.data import batches_for_steps, load_data
 from tasks.sft.spec import SftSpec
+from tasks.sft.supply import ListSupply
 from tasks.stage import ADMITTED
 from tests.parts.chat_parts import problem, random_base
+from tests.parts.stage_parts import ListReporter
 
 pytestmark = pytest.mark.unit
 
@@ -115,7 +118,8 @@ def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path
 
 def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, tmp_path: Path):
     chat = Chat.load(model)
-    rows = [row(chat, problem(f"{n}+30", thinking=True), ANSWER) for n in range(10, 18)]
+    asked = {n: replace(problem(f"{n}+30", thinking=True), id=f"p/{n}") for n in range(10, 18)}
+    rows = [row(chat, each, ANSWER) for each in asked.values()]
     rows += [row(chat, problem("color of ant"), (Message("assistant", "red"),))]
     data = load_data(sft(nothink_share=0.25), model, {"data": dataset(tmp_path, rows)})
     assert (len(data.sequences), data.without_thinking) == (11, 2)
@@ -124,6 +128,70 @@ def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, t
         assert text.endswith("<|assistant|><think></think>\\boxed{42}<|endoftext|>")
         trained = [t for t, m in zip(sequence.tokens, sequence.loss_mask, strict=True) if m]
         assert chat.decode(trained) == "\\boxed{42}<|endoftext|>"
+
+
+UNFINISHED = (*ANSWER, Message("tool", "color red"))
+
+
+def test_a_conversation_that_cannot_be_rendered_without_thinking_is_left_out_alone(
+    model: Path, tmp_path: Path
+):
+    chat = Chat.load(model)
+    rows = [row(chat, replace(problem(thinking=True), id=f"p/{n}"), ANSWER) for n in range(3)]
+    rows[1] = replace(rows[1], turns=UNFINISHED)
+    spec, inputs = sft(nothink_share=1.0), {"data": dataset(tmp_path, rows)}
+    data = load_data(spec, model, inputs)
+    assert [s.tokens for s in data.sequences[:3]] == [r.tokens for r in rows]
+    assert (len(data.sequences), data.without_thinking) == (5, 2)
+    (said,) = data.unrendered
+    assert said.startswith("problem p/1: ")
+    reporter = ListReporter()
+    supply = ListSupply(spec, data)
+    supply.report(reporter, "sft")
+    assert supply.summary()["unrendered"] == 1
+    (warned,) = reporter.warnings
+    assert warned.startswith("distilled dataset: 1 conversations cannot be rendered and were left")
+
+
+class SomeUnfinished:
+    """Every problem's solution but the first ends with a tool's turn."""
+
+    def __init__(self, finished: int = 1) -> None:
+        self._finished = finished
+
+    def problems(self, split: Split, count: int, seed: int, start: int = 0) -> list[Problem]:
+        return [replace(problem(), id=f"p/{n}") for n in range(start, start + count)]
+
+    def demonstrations(self, count: int, seed: int) -> list[Demonstration]:
+        turns = [ANSWER] * self._finished + [UNFINISHED] * (count - self._finished)
+        asked = [replace(p, thinking=True) for p in self.problems("sft", count, seed)]
+        return [Demonstration(p, t) for p, t in zip(asked, turns, strict=True)]
+
+    def environment(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("finished", [1, 0])
+def test_demonstrations_that_cannot_be_rendered_are_left_out_unless_all_are(
+    model: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+):
+    monkeypatch.setattr("curricula.registry.build", lambda *_: SomeUnfinished(finished))
+    written = {**sft(demonstrations=3).model_dump(), "curriculum": {"name": "reasoning"}}
+    spec = SftSpec.model_validate(written)
+    if finished:
+        data = load_data(spec, model, {})
+        assert (len(data.sequences), len(data.unrendered)) == (1, 2)
+    else:
+        with pytest.raises(InputError, match=r"3 conversations cannot be rendered.*problem p/0"):
+            load_data(spec, model, {})
+
+
+def test_a_rollout_of_several_branches_comes_again_once(model: Path, tmp_path: Path):
+    chat = Chat.load(model)
+    whole = [row(chat, replace(problem(thinking=True), id=f"p/{n}"), ANSWER) for n in range(2)]
+    branches = [replace(r, tokens=[*r.tokens]) for r in whole for _ in range(3)]
+    data = load_data(sft(nothink_share=1.0), model, {"data": dataset(tmp_path, branches)})
+    assert (len(data.sequences), data.without_thinking) == (8, 2)
 
 
 def test_sequences_longer_than_the_models_context_are_counted_and_left_out(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.chat import Chat
+from engines.chat.checksum import format_checksum
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
@@ -33,6 +34,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     first = context.inputs[spec.domains[0].name]
     rows: list[DistilledRow] = []
     counts: dict[str, dict[str, int]] = {}
+    formats: dict[str, str] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
         parts = await open_sampling(
@@ -44,7 +46,9 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         for position, domain in enumerate(domains):
             kept = await KeptRollouts.open(parts.journal, position)
             recovered += len(kept.known)
-            work = _sample(spec, context, parts, domain, kept)
+            chat = Chat.load(context.inputs[domain.name])
+            formats[domain.name] = format_checksum(chat)
+            work = _sample(spec, context, parts, domain, kept, chat)
             rollouts = await unless_stopped(context, work)
             tokens += sum(r.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
@@ -55,7 +59,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             kept, counts[domain.name] = await task
             rows += [_row(context, domain.name, r, s) for r in kept for s in r.samples]
     _check_counts(context, counts)
-    write_dataset(context.out / DATA_FILE, rows)
+    write_dataset(context.out / DATA_FILE, rows, formats)
     (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
     return {
         "rows": float(len(rows)),
@@ -73,13 +77,14 @@ async def _sample(
     parts: SamplingParts,
     domain: LiveDomain,
     kept: KeptRollouts,
+    chat: Chat,
 ) -> list[Rollout]:
     """All rollouts of a domain from its expert, whose weights become the fleet's `kept.version`."""
     model: Path = context.inputs[domain.name]
     settings = spec.settings
     if kept.version > 0:
         await parts.fleet.load(model, kept.version)
-    roller = await parts.rollers.of(model, Chat.load(model))
+    roller = await parts.rollers.of(model, chat)
     groups = await sample_rollouts(
         roller,
         domain,

@@ -125,27 +125,33 @@ def _demonstrations(
 
 def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
     """Tokens as the experts sampled them; text is not tokenised again."""
-    from engines.rollout.records.dataset import read_dataset
+    from engines.rollout.records.dataset import read_dataset, read_formats
 
     if dataset is None:
         raise InputError("supervised training needs a `curriculum` or the input `data`")
-    checked: set[str] = set()
+    formats, checked = read_formats(dataset), set[str]()
     for row in read_dataset(dataset):
         if row.expert not in checked:
-            _check_same_format(chat, row)
+            _check_same_format(chat, row, formats.get(row.expert))
             checked.add(row.expert)
         rollout = (row.expert, row.problem.id, row.sample_index)
         sequence = TokenSequence(row.tokens, row.loss_mask)
         yield _Solved(rollout, row.problem, row.turns, sequence)
 
 
-def _check_same_format(chat: Chat, row: DistilledRow) -> None:
-    prompt = chat.prompt_ids(row.problem)
-    if row.tokens[: len(prompt)] != prompt:
+def _check_same_format(chat: Chat, row: DistilledRow, checksum: str | None) -> None:
+    """By the checksum of the chat that sampled it. A dataset without one is not `distill`'s: there
+    a row must begin with its problem's prompt, as those of the driver `conversation` do."""
+    from engines.chat.checksum import format_checksum
+
+    prompt = chat.prompt_ids(row.problem) if checksum is None else []
+    is_same = checksum in (None, format_checksum(chat)) and row.tokens[: len(prompt)] == prompt
+    if not is_same:
+        differs = f": the prompt of {row.problem.id} differs" if checksum is None else ""
         raise InputError(
             f"the dataset's samples of expert {row.expert} were made with another tokenizer or "
-            f"chat template than this model's: the prompt of {row.problem.id} differs. Experts and "
-            "the unified model must start from the same base"
+            f"chat template than this model's{differs}. Experts and the unified model must start "
+            "from the same base"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from engines.types import Message, Problem
 from infra.errors import InputError
 
 DATA_FILE = "data.parquet"
+_FORMATS = "chat_formats"
+"""key of the file's metadata"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,13 @@ class DistilledRow:
     rewards: dict[str, float]
 
 
-def write_dataset(path: Path, rows: Sequence[DistilledRow]) -> None:
-    """Write rows as Parquet; ids are int32, masks int8, structures JSON text."""
+def write_dataset(
+    path: Path, rows: Sequence[DistilledRow], formats: Mapping[str, str] | None = None
+) -> None:
+    """Write rows as Parquet; ids are int32, masks int8, structures JSON text.
+
+    `formats` says what each expert's tokens mean: its chat's `format_checksum`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,17 +62,30 @@ def write_dataset(path: Path, rows: Sequence[DistilledRow]) -> None:
         "problem": pa.array([dump_problem(r.problem) for r in rows], pa.string()),
         "turns": pa.array([dump_turns(r.turns) for r in rows], pa.string()),
     }
-    pq.write_table(pa.table(columns), path)
+    known = {_FORMATS: json.dumps(dict(formats or {}), sort_keys=True)}
+    pq.write_table(pa.table(columns, metadata=known), path)
 
 
 def read_dataset(path: Path) -> list[DistilledRow]:
     """Rows of a file, or of the `data.parquet` in a folder. Raises InputError if it has none."""
     import pyarrow.parquet as pq
 
+    return [_row(raw) for raw in pq.read_table(_file_of(path)).to_pylist()]
+
+
+def read_formats(path: Path) -> dict[str, str]:
+    """The `format_checksum` of each expert that the dataset knows one of; raises as above."""
+    import pyarrow.parquet as pq
+
+    metadata: Mapping[bytes, bytes] = pq.read_schema(_file_of(path)).metadata or {}
+    return json.loads(metadata.get(_FORMATS.encode(), b"{}"))
+
+
+def _file_of(path: Path) -> Path:
     file = path / DATA_FILE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"no distilled dataset at {file}: expected {DATA_FILE}")
-    return [_row(raw) for raw in pq.read_table(file).to_pylist()]
+    return file
 
 
 def _row(raw: dict[str, Any]) -> DistilledRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from curricula.registry import build
 from engines.chat import Chat
+from engines.chat.checksum import format_checksum
 from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Demonstration, Message, Problem, Split
@@ -21,7 +23,7 @@ from tasks.sft.data import batches_for_steps, load_data
 from tasks.sft.spec import SftSpec
 from tasks.sft.supply import ListSupply
 from tasks.stage import ADMITTED
-from tests.parts.chat_parts import problem, random_base
+from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, chat_folder, problem, random_base
 from tests.parts.stage_parts import ListReporter
 
 pytestmark = pytest.mark.unit
@@ -55,8 +57,10 @@ def row(chat: Chat, asked: Problem, turns: tuple[Message, ...]) -> DistilledRow:
     )
 
 
-def dataset(folder: Path, rows: list[DistilledRow]) -> Path:
-    write_dataset(folder / DATA_FILE, rows)
+def dataset(
+    folder: Path, rows: list[DistilledRow], formats: Mapping[str, str] | None = None
+) -> Path:
+    write_dataset(folder / DATA_FILE, rows, formats)
     return folder
 
 
@@ -211,6 +215,42 @@ def test_a_dataset_of_another_tokenizer_is_refused(model: Path, tmp_path: Path):
     foreign.tokens[0] += 1
     with pytest.raises(InputError, match=r"another tokenizer or chat template.*p/1"):
         load_data(sft(), model, {"data": dataset(tmp_path, [foreign])})
+
+
+def test_a_row_may_begin_with_a_prompt_of_its_driver_if_its_chat_was_the_same(
+    model: Path, tmp_path: Path
+):
+    chat = Chat.load(model)
+    asked = problem()
+    own = replace(asked, messages=(Message("system", "rules of the program"), *asked.messages))
+    of_harness = replace(row(chat, own, (Message("assistant", "red"),)), problem=asked)
+    same = dataset(tmp_path, [of_harness], {"reasoning-rl": format_checksum(chat)})
+    assert load_data(sft(), model, {"data": same}).sequences[0].tokens == of_harness.tokens
+    with pytest.raises(InputError, match=r"the prompt of p/1 differs"):
+        load_data(sft(), model, {"data": dataset(tmp_path, [of_harness])})
+
+
+def test_a_dataset_of_another_chat_is_refused_whatever_its_rows_begin_with(
+    model: Path, tmp_path: Path
+):
+    sampled = row(Chat.load(model), problem(), (Message("assistant", "red"),))
+    other = Chat.load(chat_folder(tmp_path / "other", LLAMA, LLAMA_TOKENS, "<|eot|>"))
+    folder = dataset(tmp_path, [sampled], {"reasoning-rl": format_checksum(other)})
+    with pytest.raises(InputError, match=r"expert reasoning-rl were made with another tokenizer"):
+        load_data(sft(), model, {"data": folder})
+
+
+def test_the_checksum_of_a_chat_follows_its_tokenizer_and_template(tmp_path: Path):
+    def checksum(name: str, template: str, tokens: list[str]) -> str:
+        return format_checksum(
+            Chat.load(chat_folder(tmp_path / name, template, tokens, tokens[-1]))
+        )
+
+    one = checksum("one", LLAMA, LLAMA_TOKENS)
+    assert checksum("same", LLAMA, LLAMA_TOKENS) == one
+    assert checksum("ids", LLAMA, ["<|pad|>", *LLAMA_TOKENS]) != one
+    assert checksum("template", LLAMA.replace("| trim", ""), LLAMA_TOKENS) == one
+    assert checksum("header", LLAMA.replace("\\n\\n", "\\n"), LLAMA_TOKENS) != one
 
 
 def test_an_empty_dataset_is_refused(model: Path, tmp_path: Path):

@@ -20,7 +20,8 @@ from engines.types import Group
 from infra.errors import TrainingStopped
 from tasks.offline.spec import ROLLOUTS, OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
-from tasks.stage import StageContext, require_inputs
+from tasks.rl.spec import RlSettings
+from tasks.stage import Reporter, StageContext, require_inputs
 
 
 async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
@@ -34,6 +35,7 @@ async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
         _that_teach, context.inputs[ROLLOUTS], "spread" in settings.algorithm.needs
     )
     context.reporter.dataset(ROLLOUTS, len(groups), str(context.inputs[ROLLOUTS]))
+    settings = _at_most(len(groups), settings, context.reporter)
     per_step = settings.problems_per_step
     async with AsyncExitStack() as stack:
         training = await TrainingOnSaved.begin(stack, settings, spec.seed, context, teachers={})
@@ -48,6 +50,15 @@ async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
         "groups_unused": float(unused),
         "passes": settings.steps * per_step / len(groups),
     }
+
+
+def _at_most(groups: int, settings: RlSettings, reporter: Reporter) -> RlSettings:
+    """With steps of no more groups than there are: none is in a step twice."""
+    wanted = settings.problems_per_step
+    if wanted <= groups:
+        return settings
+    reporter.warn(f"only {groups} groups can teach: a step trains on all of them, not on {wanted}")
+    return settings.model_copy(update={"problems_per_step": groups})
 
 
 def _that_teach(artifact: Path, needs_spread: bool) -> tuple[list[Group], int]:

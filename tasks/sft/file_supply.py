@@ -46,7 +46,8 @@ class FileSupply:
     def __init__(self, batch_size: int, stream: MixedStream) -> None:
         self._size = batch_size
         self._stream = stream
-        self._warned = 0
+        self._warned = [0] * len(stream.streams)
+        """rows left out that were told of, by stream"""
 
     def report(self, reporter: Reporter, stage: str) -> None:
         rows = sum(stream.num_rows for stream in self._stream.streams)
@@ -57,9 +58,10 @@ class FileSupply:
         return [[self._stream.take() for _ in range(self._size)] for _ in range(start, stop)]
 
     def warnings(self) -> Iterator[str]:
-        named = [line for stream in self._stream.streams for line in stream.counts.named]
-        yield from (f"left out: {line}" for line in named[self._warned :])
-        self._warned = len(named)
+        for number, stream in enumerate(self._stream.streams):
+            named = stream.counts.named
+            yield from (f"left out: {line}" for line in named[self._warned[number] :])
+            self._warned[number] = len(named)
 
     def save(self, folder: Path) -> None:
         (folder / _POSITION_FILE).write_text(json.dumps(self._stream.position))
@@ -67,7 +69,7 @@ class FileSupply:
     def restore(self, folder: Path) -> None:
         position: dict[str, Any] = json.loads((folder / _POSITION_FILE).read_text())
         self._stream.continue_from(position)
-        self._warned = sum(len(stream.counts.named) for stream in self._stream.streams)
+        self._warned = [len(stream.counts.named) for stream in self._stream.streams]
 
     def summary(self) -> Mapping[str, float]:
         """Of the first epoch of every source: each row counts once."""

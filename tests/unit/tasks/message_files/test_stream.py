@@ -27,6 +27,7 @@ from tasks.message_files import stream
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
+from tasks.sft.file_supply import FileSupply
 from tests.parts.chat_parts import LLAMA, LLAMA_TOKENS, QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
@@ -263,3 +264,24 @@ def test_rows_that_share_words_with_what_is_held_out_are_left_out_and_not_bad(
     assert counts.named == [
         "a.jsonl:5: shares 'question ten of twelve' with test/10, which is held out"
     ]
+
+
+def test_every_row_left_out_is_told_of_once_whichever_source_it_is_of(
+    renderer: Renderer, tmp_path: Path
+):
+    sources = [
+        MessageFiles(
+            files=[write_jsonl(tmp_path / f"{name}.jsonl", [*map(row, range(12)), *["{"] * 4])],
+            max_bad_share=1.0,
+        )
+        for name in "ab"
+    ]
+    found = mixed(renderer, tmp_path, *sources)
+    supply = FileSupply(1, found)
+    said: list[str] = []
+    for step in range(30):
+        supply.batches(step, step + 1)
+        said += supply.warnings()
+    named = [line for each in found.streams for line in each.counts.named]
+    assert len(named) == 8
+    assert sorted(said) == sorted(f"left out: {line}" for line in named)

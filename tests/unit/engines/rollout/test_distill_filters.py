@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
-from engines.rollout.records.duplicates import duplicates, jaccard
+from engines.rollout.records.duplicates import duplicates, jaccard, shingles_of
 from engines.rollout.records.filters import has_loop, sift
 from engines.types import Message, Problem, Rollout, Status, Tool, ToolCall, Transcript
 from infra.errors import InputError
@@ -108,7 +109,45 @@ def test_a_long_text_with_one_changed_token_is_a_near_copy():
 
 
 def test_jaccard_is_intersection_over_union():
-    assert jaccard(frozenset([b"a", b"b", b"c"]), frozenset([b"b", b"c", b"d"])) == 0.5
+    assert jaccard(np.array([1, 2, 3], np.uint64), np.array([2, 3, 4], np.uint64)) == 0.5
+
+
+def by_sets(sequences, threshold):
+    """Whether each is a copy, by comparing sets of shingles with every earlier kept sequence."""
+    kept, seen, copies = [], set(), []
+    for tokens in map(tuple, sequences):
+        shingles = {tokens[i : i + 5] for i in range(len(tokens) - 4)} if len(tokens) > 15 else None
+        similar = shingles is not None and any(
+            len(shingles & other) / len(shingles | other) >= threshold for other in kept
+        )
+        copies.append(tokens in seen or similar)
+        seen.add(tokens)
+        if shingles is not None and not copies[-1]:
+            kept.append(shingles)
+    return copies
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("threshold", [0.9, 0.95, 1.0])
+def test_hashed_shingles_find_what_sets_of_shingles_find(seed, threshold):
+    draw = np.random.default_rng(seed)
+    texts = [draw.integers(0, 150_000, draw.integers(3, 400)) for _ in range(12)]
+    texts.append(np.tile([7, 8, 9], 60))
+    sequences = []
+    for _ in range(150):
+        text = texts[draw.integers(len(texts))].astype(np.int32).copy()
+        changed = draw.integers(0, len(text), draw.integers(0, 4))
+        text[changed] = draw.integers(0, 150_000, len(changed))
+        sequences.append(text)
+    wanted = by_sets(sequences, threshold)
+    assert 20 < sum(wanted) < 140
+    assert duplicates(sequences, threshold=threshold) == wanted
+
+
+def test_shingles_take_eight_bytes_a_token_at_most():
+    shingles = shingles_of(np.arange(1000) % 300)
+    assert shingles.dtype == np.uint64
+    assert len(shingles) == 300
 
 
 def test_a_dataset_reads_back_as_it_was_written(tmp_path):

@@ -18,8 +18,8 @@ from infra.errors import InputError, StorageError, TributaryError
 PREFIX = "hf:"
 _REPO = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WANTED = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md"]
-"""of a model's files; weights in other formats and files in folders are not downloaded"""
+MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md"]
+"""of a model's files; other formats and files in folders are neither downloaded nor pushed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,10 @@ def snapshot(text: str) -> Path:
     with explained(str(name)):
         return Path(
             snapshot_download(
-                name.repo, revision=name.revision, allow_patterns=_WANTED, ignore_patterns=["*/*"]
+                name.repo,
+                revision=name.revision,
+                allow_patterns=MODEL_FILES,
+                ignore_patterns=["*/*"],
             )
         )
 

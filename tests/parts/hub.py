@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,9 +31,12 @@ class Repo:
     is_gated: bool = False
     messages: list[str] = field(default_factory=list)
 
-    def commit(self, files: dict[str, bytes], message: str = "") -> str:
+    def commit(
+        self, files: dict[str, bytes], message: str = "", deleted: Container[str] = ()
+    ) -> str:
         before = self.commits[self.head] if self.commits else {}
-        content = {**before, **files}
+        kept = {path: data for path, data in before.items() if path not in deleted}
+        content = {**kept, **files}
         sums = sorted((path, hashlib.sha1(data).hexdigest()) for path, data in content.items())
         name = hashlib.sha1(repr((len(self.commits), sums)).encode()).hexdigest()
         self.commits[name] = content
@@ -258,6 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return
         files: dict[str, bytes] = {}
+        deleted: list[str] = []
         message = ""
         for line in map(json.loads, body.splitlines()):
             value = line["value"]
@@ -267,7 +271,9 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.hub.uploads[value["oid"]]
-        commit = found.commit(files, message)
+            elif line["key"] == "deletedFile":
+                deleted.append(value["path"])
+        commit = found.commit(files, message, deleted)
         url = f"{self.hub.url}/{repo}/commit/{commit}"
         self._json({"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""})
 

@@ -12,6 +12,7 @@ from flows.recipe import Recipe
 from flows.running.hub_models import pinned_arguments, pinned_recipe, recipe_as_on_record
 from infra.errors import InputError, StorageError
 from infra.hub import hub_name, pinned, snapshot
+from infra.hub_upload import upload_model
 from tasks.base.import_folder import import_model
 from tasks.durable.identity import folder_fingerprint
 from tasks.model_folder.report import report_model
@@ -89,6 +90,25 @@ def test_the_commit_is_what_enters_the_digest(hub: Hub, base: Path) -> None:
     second = hub.repos["org/small"].commit({"README.md": b"new"})
     assert folder_fingerprint(f"hf:org/small@{first}")["commit"] == first
     assert folder_fingerprint(f"hf:org/small@{second}")["commit"] == second
+
+
+def test_a_push_leaves_no_weights_of_an_earlier_one(
+    hub: Hub, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.add_folder("lab/agent", base)
+    others = {".gitattributes": b"lfs", "gguf/agent.gguf": b"q4", "onnx/config.json": b"{}"}
+    hub.repos["lab/agent"].commit(others)
+    sharded = {
+        name: name.encode() for name in ("model-1.safetensors", "model.safetensors.index.json")
+    }
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    for name, data in sharded.items():
+        (pushed / name).write_bytes(data)
+    upload_model(pushed, "hf:lab/agent", "Upload it", is_public=False)
+    repo = hub.repos["lab/agent"]
+    assert repo.commits[repo.head] == {**others, **sharded}
 
 
 def test_a_run_on_record_keeps_its_commit(hub: Hub, base: Path) -> None:

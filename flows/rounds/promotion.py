@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.distill_rounds import DISTILL, FLOW
-from flows.plan import PlannedStage
+from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
 from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.settings import RoundsSettings
@@ -23,7 +23,7 @@ class Round(Config):
     """A round as the evaluation saw it; outcomes are 0 to 1."""
 
     number: int
-    """0 is the expert before its first round"""
+    """0 is the expert before its first round, or the base where nothing before that trains"""
     model: str
     """what scores call its last model"""
     stage: str
@@ -61,15 +61,16 @@ def rounds_by(
 
 
 def rounds_in(plan: Sequence[PlannedStage], expert: str) -> list[PlannedStage]:
-    """The last stage of each round that makes a model, in order; first the one before any round."""
-    parts: list[list[PlannedStage]] = [[]]
+    """The stage of the newest model at the end of each round, by the round's number; 0 is before
+    any round, where nothing but the base may be made."""
+    ends = [stage for stage in plan if stage.name == BASE]
     for stage in plan:
         if stage.expert == expert:
             if stage.kind == DISTILL:
-                parts.append([])
+                ends.append(ends[-1])
             if stage.scored_as:
-                parts[-1].append(stage)
-    return [part[-1] for part in parts if part]
+                ends[-1] = stage
+    return ends
 
 
 def judge(
@@ -83,12 +84,13 @@ def judge(
     """
     judged: list[Round] = []
     for number, stage in enumerate(last):
-        own = outcomes.get(stage.scored_as)
+        model = stage.scored_as or stage.name
+        own = outcomes.get(model)
         if own is None:
             break
         low, high = interval(own)
         found = Round(
-            number=number, model=stage.scored_as, stage=stage.name,
+            number=number, model=model, stage=stage.name,
             score=mean(own), low=low, high=high,
         )  # fmt: skip
         best = best_of_rounds(judged)

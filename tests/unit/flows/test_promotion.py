@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from flows.distill_rounds import plan_distill_rounds
@@ -40,6 +43,27 @@ def judged(*outcomes: list[float], **settings: object) -> list[Round]:
 def test_a_round_ends_with_its_last_model() -> None:
     assert [stage.name for stage in last(2)] == ["agent-rl", "agent-rl-2", "agent-rl-3"]
     assert [stage.scored_as for stage in last(2)] == ["agent-rl", "agent-rl-2", "agent"]
+
+
+@pytest.mark.parametrize("admits", [[], [{"admit": {"problems": {"rl": 8, "distill": 256}}}]])
+def test_a_path_that_begins_with_a_round_is_compared_with_the_base(admits: list[Any]) -> None:
+    recipe = load_recipe("cpu-smoke")
+    path = recipe.model_dump(mode="json")["experts"]["agent"]["path"]
+    changed = json.dumps([*admits, "distill", *path])
+    recipe = load_recipe("cpu-smoke", [f"experts.agent.path={changed}"])
+
+    def end_of_series(rounds: int) -> str:
+        stages = rounds_in(plan_distill_rounds(recipe, "agent", rounds), "agent")
+        assert stages[0].name == "base"
+        named = dict.fromkeys(["base", *(stage.scored_as for stage in stages[1:])], FIRST)
+        settings = RoundsSettings(most=2)
+        found = judge(stages, named, settings)
+        assert [each.number for each in found] == list(range(rounds + 1))
+        assert found[0].model == "base"
+        return why_over(found, settings)
+
+    assert end_of_series(1) == ""
+    assert "2 rounds are done, and `rounds.most` is 2" in end_of_series(2)
 
 
 def test_a_round_is_promoted_if_its_gain_is_surely_above_the_margin() -> None:

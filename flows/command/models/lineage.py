@@ -18,6 +18,9 @@ from infra.store.manifest import Manifest
 
 _FILES = ("hooks", "data", "files")
 """fields of a recipe that list files"""
+_SERVED = "served.model"
+_FOLDERS = ("folder", _SERVED)
+"""fields that name a model, a stage or a folder; a name without a `/` is its own last part"""
 _SERVERS = ("external",)
 """fields of a recipe that list addresses"""
 
@@ -120,21 +123,23 @@ def recipe_for_strangers(recipe: Recipe) -> dict[str, Any]:
     """What its author wrote, without paths and addresses of the machines that it ran on: those are
     their owner's business."""
     where = {"storage", "tracking", "resources"}
-    told = _without_places(recipe.model_dump(mode="json", exclude_defaults=True, exclude=where))
-    folder = recipe.base.folder
-    if folder is not None and not is_hub_name(folder):
-        told["base"] = {"folder": _last_part(folder)}
-    return told
+    return _without_places(recipe.model_dump(mode="json", exclude_defaults=True, exclude=where))
 
 
-def _without_places(value: Any, key: str = "") -> Any:
-    """Of the user's own files the names alone, of servers nothing."""
+def _without_places(value: Any, field: str = "") -> Any:
+    """Of the user's own files and folders the names alone, of servers nothing."""
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k not in _SERVERS}
-        return {k: _without_places(v, k) for k, v in kept.items()}
+        kept = {key: item for key, item in value.items() if key not in _SERVERS}
+        return {
+            key: _without_places(item, _SERVED if (field, key) == ("served", "model") else key)
+            for key, item in kept.items()
+        }
     if isinstance(value, list):
-        return [_without_places(each, key) for each in value]
-    return _last_part(value) if key in _FILES and isinstance(value, str) else value
+        return [_without_places(each, field) for each in value]
+    if not isinstance(value, str):
+        return value
+    is_folder = field in _FOLDERS and not is_hub_name(value)
+    return _last_part(value) if is_folder or field in _FILES else value
 
 
 def _last_part(place: str) -> str:

@@ -273,9 +273,15 @@ def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(
 def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path) -> None:
     chats = {"files": ["/data/me/chats/*.jsonl"]}
     prompts = {"sources": {"files": ["s3://secret/prompts.jsonl"], "columns": {"prompt": "ask"}}}
+    options = {"prompt": "{answer}", "pattern": "([0-9])"}
+    models = {"own": "/data/me/judge", "hub": "hf:org/judge", "made": "own-sft"}
+    judges = [
+        {"name": "judge", "options": options, "served": {"model": model, "role": role}}
+        for role, model in models.items()
+    ]
     domain = {
         "curriculum": {"name": "files", "options": prompts},
-        "rewards": [{"name": "exact", "outcome": True}],
+        "rewards": [{"name": "exact", "outcome": True}, *judges],
         "max_new_tokens": 16,
     }
     rl = {"steps": 4, "optimizer": {"lr": 1e-6}, "fleet": {"external": ["http://10.0.0.7:30000"]}}
@@ -286,12 +292,17 @@ def test_a_recipe_for_strangers_names_no_place_of_its_owners_machines(home: Path
             "base": {"folder": "/data/me/model"},
             "experts": {"own": {"domain": domain, "path": [{"sft": sft}, {"rl": rl}]}},
             "hooks": ["/data/me/mine.py"],
+            "lm_eval": {"tasks": ["mine"], "folder": "/data/me/tasks"},
         },
         "a test",
     )
     told = recipe_for_strangers(recipe)
     assert told["base"] == {"folder": "model"}
     assert told["hooks"] == ["mine.py"]
+    assert told["lm_eval"]["folder"] == "tasks"
+    rewards = told["experts"]["own"]["domain"]["rewards"]
+    asked = [reward["served"]["model"] for reward in rewards if "served" in reward]
+    assert asked == ["judge", "hf:org/judge", "own-sft"]
     assert "*.jsonl" in (text := json.dumps(told))
     assert '{"prompt": "ask"}' in text
     for private in ("/data/me", "s3://secret", "10.0.0.7"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -23,16 +23,29 @@ SHIPPED = Path(__file__).parent / "recipes"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key written twice and reads `2e-3` as a number."""
+    """YAML that refuses a key written twice, a key that is no scalar and an alias within what it
+    names, and reads `2e-3` as a number."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        line = self.peek_event().start_mark.line + 1
+        node = super().compose_node(parent, index)
+        if node is not None and node.end_mark is None:  # it is still being read
+            raise InputError(f"line {line}: an alias stands within what it names; write it out")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key = cast("Hashable", self.construct_object(key_node, deep=True))
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, Hashable):
+                raise InputError(
+                    f"line {line}: a mapping or a list is no key; if `{{{{ ... }}}}` is meant as"
+                    " text, put it in quotes"
+                )
             if key in seen:
-                line = key_node.start_mark.line + 1
                 raise InputError(f"line {line}: `{key}` is written twice; keep one of them")
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -46,7 +59,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """Raises YAMLError, and InputError for a key that is there twice."""
+    """Raises YAMLError, and InputError that names the line for a key or an alias that is wrong."""
     try:
         return yaml.load(text, _Loader)
     except ValueError as error:  # a day that does not exist, e.g. 2024-13-45

@@ -72,6 +72,31 @@ def test_two_experts_of_one_name_are_refused(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("name: {{ run }}", "line 2: a mapping or a list is no key"),
+        ("? [a, b]", "line 2: a mapping or a list is no key"),
+        ("experts: &e {agent: *e}", "line 2: an alias stands within what it names"),
+        ("data: &d [*d]", "line 2: an alias stands within what it names"),
+    ],
+)
+def test_yaml_of_which_no_recipe_can_be_made_is_refused_with_its_line(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(f"seed: 7\n{line}\n")
+    with pytest.raises(InputError, match=said):
+        load_recipe(str(path))
+
+
+def test_a_change_that_is_no_yaml_value_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"--set seed=.*: the value is not YAML: line 1: a mapping"
+    ):
+        load_recipe("cpu-smoke", ["seed={{x}}"])
+
+
 def test_an_unknown_recipe_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean `cpu-demo`"):
         load_recipe("cpu-dmeo")

@@ -19,6 +19,7 @@ from engines.sglang.serving.parsers import Parsers, parsers_of
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
+from flows.load import parse_yaml
 from infra.access import is_loopback, key_path, required_key
 from infra.errors import InputError
 from infra.home import home
@@ -44,7 +45,10 @@ class ServeOptions:
     root: str
 
     def fleet(self, model: str) -> ServedFleet:
-        """Of each model that it names."""
+        """Of each model that it names. Raises InputError that names an option."""
+        for option, number in (("--servers", self.servers), ("--tp", self.tp)):
+            if number < 1:
+                raise InputError(f"{option} {number}: give a whole number of at least 1")
         return ServedFleet(
             model=model,
             servers=self.servers,
@@ -154,7 +158,11 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"--sglang {text}: write it as NAME=VALUE, e.g. context_length=8192")
-        passed[name] = yaml.safe_load(value)
+        try:
+            passed[name] = parse_yaml(value)
+        except (yaml.YAMLError, InputError) as error:
+            said = " ".join(str(error).split())
+            raise InputError(f"--sglang {text}: the value is not YAML: {said}") from None
     return passed
 
 

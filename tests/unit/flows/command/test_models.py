@@ -265,6 +265,9 @@ def test_serve_refuses_what_cannot_be_served_before_it_starts_anything(
         (("agent-rl", "--api-key-from", "UNSET_KEY"), "UNSET_KEY: that variable is not set"),
         (("agent-rl", "--host", "0.0.0.0"), "needs a key"),
         (("agent-rl", "--sglang", "nonsense"), "write it as NAME=VALUE"),
+        (("agent-rl", "--sglang", "x=[1"), "--sglang x=[1: the value is not YAML"),
+        (("agent-rl", "--servers", "0"), "--servers 0: give a whole number of at least 1"),
+        (("agent-rl", "--tp", "0"), "--tp 0: give a whole number of at least 1"),
     ):
         assert command("serve", *arguments) == 2, arguments
         assert told in capsys.readouterr().err.replace("\n", " ")

@@ -24,17 +24,22 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+def put_script(folder: Path) -> dict[str, str]:
+    """The script in its folder; -> the environment that Slurm would run it in."""
+    shutil.copy(SOURCE_ROOT / "infra/slurm/run.sbatch", folder)
+    return os.environ | {
+        "PATH": f"{folder}/bin:{os.environ['PATH']}", "NOTES": str(folder / "notes"),
+        "SLURM_JOB_ID": "7", "TRIBUTARY_HOME": str(folder / "home"),
+    }  # fmt: skip
+
+
 def test_a_job_is_put_back_into_the_queue_once_its_stack_is_down(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     until_cancelled = 'for i in $(seq 600); do test -e "$NOTES.end" && exit; sleep .1; done'
     does = f'test "$1" != cancel || touch "$NOTES.end"\ntest "$1" != run || {until_cancelled}\n'
     script(tmp_path / ".venv/bin/tributary", does)
     script(tmp_path / "bin/scontrol", "")
-    shutil.copy(SOURCE_ROOT / "infra/slurm/run.sbatch", tmp_path)
-    env = os.environ | {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NOTES": str(notes), "SLURM_JOB_ID": "7",
-        "TRIBUTARY_HOME": str(tmp_path / "home"),
-    }  # fmt: skip
+    env = put_script(tmp_path)
     job = subprocess.Popen(["bash", "run.sbatch", "recipe.yaml"], cwd=tmp_path, env=env)
     try:
         until(lambda: notes.is_file() and "tributary run" in notes.read_text(), 30)
@@ -50,3 +55,23 @@ def test_a_job_is_put_back_into_the_queue_once_its_stack_is_down(tmp_path: Path)
         "tributary down",
         "scontrol requeue 7",
     ]
+
+
+@pytest.mark.parametrize(
+    ("on_record", "does"),
+    [
+        ("slurm-7-20260101-000000-ab12.json", "tributary resume slurm-7"),
+        ("slurm-77-20260101-000000-ab12.json", "tributary run recipe.yaml --name slurm-7"),
+    ],
+)
+def test_a_job_that_was_put_back_resumes_its_run_once_it_has_one(
+    on_record: str, does: str, tmp_path: Path
+) -> None:
+    script(tmp_path / ".venv/bin/tributary", "")
+    (tmp_path / "home/runs").mkdir(parents=True)
+    (tmp_path / "home/runs" / on_record).touch()
+    env = put_script(tmp_path) | {"SLURM_RESTART_COUNT": "1"}
+    command = ["bash", "run.sbatch", "recipe.yaml"]
+    subprocess.run(command, cwd=tmp_path, env=env, timeout=30, check=True)
+    said = (tmp_path / "notes").read_text().splitlines()
+    assert said == ["tributary up", does, "tributary down"]

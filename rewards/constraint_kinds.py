@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from infra.errors import InputError
 from rewards.text import sentences_of, words_of
 
 Check = Callable[..., bool]
@@ -42,9 +43,14 @@ def length(reply: str, **bounds: Any) -> bool:
 
 def case(reply: str, *, case: Literal["lower", "upper", "title"]) -> bool:
     """Every word in lower case, upper case, or with only its first letter upper."""
-    test = {"lower": str.islower, "upper": str.isupper, "title": str.istitle}[case]
+    test = {"lower": str.islower, "upper": str.isupper, "title": _is_title}[case]
     found = words_of(reply)
     return bool(found) and all(test(word) for word in found)
+
+
+def _is_title(word: str) -> bool:
+    """Unlike `str.istitle`, also of `Don't`, which is one word."""
+    return word[0].istitle() and not any(letter.isupper() for letter in word[1:])
 
 
 def starts_with(reply: str, *, text: str) -> bool:
@@ -63,20 +69,29 @@ def each_starts_with(reply: str, *, text: str) -> bool:
 
 def keyword(reply: str, *, word: str, at_least: int = 1, at_most: int | None = None) -> bool:
     """The reply contains the word, as often as required."""
-    count = [found.lower() for found in words_of(reply)].count(word.lower())
+    (wanted,) = _lower([word])
+    count = [found.lower() for found in words_of(reply)].count(wanted)
     return within(count, at_least=at_least, at_most=at_most)
 
 
 def forbidden(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains none of the words."""
     found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found.isdisjoint(word.lower() for word in words)
+    return bool(found) and found.isdisjoint(_lower(words))
 
 
 def allowed_words(reply: str, *, words: Sequence[str]) -> bool:
     """The reply contains no other words."""
     found = {word.lower() for word in words_of(reply)}
-    return bool(found) and found <= {word.lower() for word in words}
+    return bool(found) and found <= set(_lower(words))
+
+
+def _lower(words: Sequence[str]) -> list[str]:
+    """In lower case. Raises InputError for what no reply can have as one word."""
+    for word in words:
+        if words_of(word) != [word]:
+            raise InputError(f"{word!r} is not one word; a word is a run of letters, e.g. `don't`")
+    return [word.lower() for word in words]
 
 
 def no_letter(reply: str, *, letter: str) -> bool:

@@ -64,8 +64,11 @@ def _parse(reply: str) -> Any:
             raise ValueError("duplicate key")
         return dict(pairs)
 
+    def no_number(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON, although Python's parser takes it")
+
     try:
-        return json.loads(reply, object_pairs_hook=unique)
+        return json.loads(reply, object_pairs_hook=unique, parse_constant=no_number)
     except (ValueError, RecursionError):
         return None
 

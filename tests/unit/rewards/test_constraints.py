@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.types import Message, Problem, Status, Transcript
+from infra.errors import InputError
 from rewards.constraints import ALL_KINDS, Constraints, obeys
 
 pytestmark = pytest.mark.unit
@@ -18,6 +19,8 @@ CASES = [
     ("case", {"case": "lower"}, "big cat!", "Big cat!"),
     ("case", {"case": "upper"}, "BIG CAT", "BIG Cat"),
     ("case", {"case": "title"}, "Big Cat", "BIG Cat"),
+    ("case", {"case": "title"}, "Don't Stop", "Don'T Stop"),
+    ("case", {"case": "title"}, "A Cat", "A cat"),
     ("starts_with", {"text": "ca"}, "cat", "act"),
     ("ends_with", {"text": "!"}, "cat!", "cat! "),
     ("each_starts_with", {"text": "c"}, "cat, Cup", "cat, hat"),
@@ -50,6 +53,10 @@ CASES = [
     ("json", {}, "3", '{"a": 1, "a": 2}'),
     ("json_keys", {"keys": ["a", "b"]}, '{"b": 1, "a": 2}', '{"a": 1}'),
     ("json_keys", {"keys": ["a"]}, '{"a": 1}', "[1]"),
+    ("json", {}, "-1e9", "NaN"),
+    ("json", {}, '["NaN"]', "-Infinity"),
+    ("json", {}, '{"a": 1}', '{"a": NaN}'),
+    ("json_keys", {"keys": ["a"]}, '{"a": "NaN"}', '{"a": NaN}'),
 ]
 
 
@@ -62,6 +69,18 @@ def test_a_verifier_tells_a_reply_that_obeys_from_one_that_does_not(kind, parame
 def test_every_verifier_is_tested_and_there_are_twelve_or_more():
     assert {case[0] for case in CASES} == set(ALL_KINDS)
     assert len(ALL_KINDS) >= 12
+
+
+@pytest.mark.parametrize("word", ["ice cream", "C3PO", "well-known", ""])
+def test_a_word_that_no_reply_can_have_as_one_is_an_error(word):
+    for rule in (
+        {"kind": "keyword", "word": word},
+        {"kind": "forbidden", "words": ["dog", word]},
+        {"kind": "allowed_words", "words": ["dog", word]},
+    ):
+        with pytest.raises(InputError, match=f"'{word}' is not one word"):
+            obeys(f"a {word}", rule)
+    assert obeys("I don't", {"kind": "keyword", "word": "Don't"})
 
 
 def test_an_unknown_constraint_is_an_error_and_no_verdict():

@@ -15,6 +15,7 @@ from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
 BUSY_SECONDS = 30.0
+Body = dict[str, Any] | list[dict[str, Any]]
 
 
 def furnish(stack: Stack) -> None:
@@ -56,7 +57,7 @@ def ask(
     stack: Stack,
     method: str,
     path: str,
-    body: dict[str, Any] | None = None,
+    body: Body | None = None,
     there_already: bool = False,
 ) -> httpx.Response:
     """One request to the server's API, whose answer is no refusal; with `there_already` it may be
@@ -71,7 +72,7 @@ def ask(
 
 
 def _asked(
-    stack: Stack, method: str, path: str, body: dict[str, Any] | None, there_already: bool
+    stack: Stack, method: str, path: str, body: Body | None, there_already: bool
 ) -> httpx.Response:
     # On SQLite the server turns a write away while another one is going on.
     for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):

@@ -1,7 +1,8 @@
-"""The schedules that someone switched on: to register a deployment switches them off, so they are
-written down before, and restored after.
+"""The schedules of the deployments. To register a deployment switches off those that `prefect.yaml`
+names, and deletes all of them if one was made without a slug. So they are written down before, and
+restored after.
 
-$TRIBUTARY_HOME/prefect/schedules-on.json    there from before a registration until all are restored
+$TRIBUTARY_HOME/prefect/schedules.json    there from before a registration until all are restored
 """
 
 from __future__ import annotations
@@ -15,64 +16,91 @@ from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
 
 
-class SwitchedOn(Config):
-    """One schedule that is on, as it was made."""
+class Schedule(Config):
+    """One schedule, as it was made."""
 
     deployment: str
-    slug: str
+    id: str
+    slug: str | None
+    """None: someone made it on the page without one"""
+    active: bool
     schedule: dict[str, Any]
     parameters: dict[str, Any]
+    max_scheduled_runs: int | None
+
+    def is_same(self, other: Schedule) -> bool:
+        """Whether both are one schedule; it has a new id once it was deleted and restored."""
+        if self.deployment != other.deployment or self.slug != other.slug:
+            return False
+        made, its = (self.schedule, self.parameters), (other.schedule, other.parameters)
+        return self.slug is not None or self.id == other.id or made == its
 
 
 class _Note(Config):
     database: str
     """that the schedules are in"""
-    schedules: list[SwitchedOn]
+    schedules: list[Schedule]
 
 
 def note_schedules(stack: Stack) -> None:
-    """Write down which are on now. Those that an interrupted registration left written down stay
-    so: it may have switched them off. Raises InfrastructureError when the server refuses it."""
-    on = {(each.deployment, each.slug): each for each in _noted(stack)}
-    on |= {(each.deployment, each.slug): each for each in _switched_on(stack)}
-    note = _Note(database=stack.database, schedules=list(on.values()))
+    """Write down those that there are. What an interrupted registration left written down stays so
+    unless it is there as it was: it may have switched it off or deleted it. Raises
+    InfrastructureError when the server refuses it."""
+    now = _schedules(_deployments(stack))
+    lost = [
+        noted
+        for noted in _noted(stack)
+        if not any(noted.is_same(each) and (each.active or each.slug is None) for each in now)
+    ]
+    known = [each for each in now if not any(each.is_same(noted) for noted in lost)]
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
+    note = _Note(database=stack.database, schedules=[*lost, *known])
     draft.write_text(note.model_dump_json(indent=1))
     draft.replace(path)
 
 
 def restore_schedules(stack: Stack) -> None:
-    """Switch on what is written down, as it was made, and forget it. Raises InfrastructureError
-    when the server refuses it."""
-    noted = {(each.deployment, each.slug): each for each in _noted(stack)}
-    for deployment, schedule in _schedules(stack) if noted else ():
-        if before := noted.get((deployment["name"], schedule["slug"])):
-            path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-            made = {"schedule": before.schedule, "parameters": before.parameters}
-            ask(stack, "PATCH", path, {"active": True, **made})
+    """Make again what is written down and gone, switch on what is off, and forget it. Raises
+    InfrastructureError when the server refuses it."""
+    noted = _noted(stack)
+    deployments = _deployments(stack) if noted else []
+    ids = {deployment["name"]: deployment["id"] for deployment in deployments}
+    now = _schedules(deployments)
+    for before in noted:
+        if before.deployment in ids:
+            found = next((each for each in now if before.is_same(each)), None)
+            _restore(stack, f"/deployments/{ids[before.deployment]}/schedules", before, found)
     _path().unlink(missing_ok=True)
 
 
-def _switched_on(stack: Stack) -> list[SwitchedOn]:
+def _restore(stack: Stack, path: str, before: Schedule, now: Schedule | None) -> None:
+    made = {"schedule": before.schedule, "parameters": before.parameters, "active": before.active}
+    if now is None:
+        more = {"slug": before.slug, "max_scheduled_runs": before.max_scheduled_runs}
+        ask(stack, "POST", path, [{**made, **more}])
+    elif before.active and before.slug is not None:  # registration touches no other that it leaves
+        ask(stack, "PATCH", f"{path}/{now.id}", made)
+
+
+def _deployments(stack: Stack) -> list[dict[str, Any]]:
+    return ask(stack, "POST", "/deployments/filter", {}).json()
+
+
+def _schedules(deployments: list[dict[str, Any]]) -> list[Schedule]:
     return [
-        SwitchedOn(
-            deployment=deployment["name"], slug=schedule["slug"],
-            schedule=schedule["schedule"], parameters=schedule["parameters"],
+        Schedule(
+            deployment=deployment["name"], id=each["id"], slug=each["slug"] or None,
+            active=each["active"], schedule=each["schedule"], parameters=each["parameters"],
+            max_scheduled_runs=each["max_scheduled_runs"],
         )
-        for deployment, schedule in _schedules(stack)
-        if schedule["active"] and schedule["slug"]
+        for deployment in deployments
+        for each in deployment["schedules"]
     ]  # fmt: skip
 
 
-def _schedules(stack: Stack) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each with its deployment."""
-    deployments = ask(stack, "POST", "/deployments/filter", {}).json()
-    return [(each, schedule) for each in deployments for schedule in each["schedules"]]
-
-
-def _noted(stack: Stack) -> list[SwitchedOn]:
+def _noted(stack: Stack) -> list[Schedule]:
     try:
         note = _Note.model_validate_json(_path().read_text())
     except FileNotFoundError:
@@ -81,4 +109,4 @@ def _noted(stack: Stack) -> list[SwitchedOn]:
 
 
 def _path() -> Path:
-    return home() / "prefect" / "schedules-on.json"
+    return home() / "prefect" / "schedules.json"

@@ -1,4 +1,4 @@
-"""Schedules that are on stay on, also when `up` is interrupted while it registers deployments."""
+"""Schedules stay as they were made, also when `up` is interrupted while it registers them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ pytestmark = pytest.mark.unit
 
 WEEKLY: dict[str, Any] = {
     "id": "s1", "slug": "weekly", "active": True, "schedule": {"cron": "0 6 * * 1"},
-    "parameters": {"expert": "agent"},
+    "parameters": {"expert": "agent"}, "max_scheduled_runs": None,
 }  # fmt: skip
+HOURLY: dict[str, Any] = {
+    "id": "p1", "slug": None, "active": True, "schedule": {"interval": 3600.0},
+    "parameters": {"expert": "general"}, "max_scheduled_runs": 3,
+}  # fmt: skip
+"""as someone adds one on Prefect's page"""
 DEPLOYMENTS: list[dict[str, Any]] = [{"id": "d1", "name": "distill-rounds", "schedules": [WEEKLY]}]
 
 
@@ -34,17 +39,25 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
 
     class Api(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            known = self.path == "/api/deployments/filter"
-            self._answer(200 if known else 404, deployments if known else {})
+            body = self._body()
+            if self.path == "/api/deployments/filter":
+                self._answer(200, deployments)
+            elif self.path == "/api/deployments/d1/schedules":
+                schedules = deployments[0]["schedules"]
+                schedules += [{"id": f"new{len(schedules)}", **each} for each in body]
+                self._answer(201, {})
+            else:
+                self._answer(404, {})
 
         def do_PATCH(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             assert self.path == "/api/deployments/d1/schedules/s1"
-            deployments[0]["schedules"][0].update(body)
+            deployments[0]["schedules"][0].update(self._body())
             self._answer(200, {})
 
+        def _body(self) -> Any:
+            return json.loads(self.rfile.read(int(self.headers["content-length"])))
+
         def _answer(self, status: int, body: Any) -> None:
-            self.rfile.read(int(self.headers["content-length"])) if self.command == "POST" else b""
             text = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(text)))
@@ -68,6 +81,16 @@ def switch_off(deployments: Any) -> None:
     deployments[0]["schedules"][0].update(active=False, parameters={})
 
 
+def register(deployments: Any) -> None:
+    """As it does where one schedule has no slug: all go, and those of `prefect.yaml` are made."""
+    weekly = {**WEEKLY, "active": False, "parameters": {}}
+    deployments[0]["schedules"] = [weekly]
+
+
+def without_ids(deployments: Any) -> list[dict[str, Any]]:
+    return [{**each, "id": ""} for each in deployments[0]["schedules"]]
+
+
 def test_what_was_on_is_on_again(server: tuple[Stack, Any]) -> None:
     stack, deployments = server
     note_schedules(stack)
@@ -87,6 +110,50 @@ def test_an_interrupted_registration_loses_no_schedule(server: tuple[Stack, Any]
     note_schedules(stack)
     restore_schedules(stack)
     assert not deployments[0]["schedules"][0]["active"]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("slug", [None, "mine"])
+def test_a_schedule_that_someone_added_is_made_again(
+    server: tuple[Stack, Any], slug: str | None, is_on: bool
+) -> None:
+    stack, deployments = server
+    deployments[0]["schedules"].append({**HOURLY, "slug": slug, "active": is_on})
+    before = without_ids(deployments)
+    note_schedules(stack)
+    register(deployments)
+    restore_schedules(stack)
+    assert without_ids(deployments) == before
+
+
+def test_an_added_schedule_is_made_again_once_wherever_up_is_interrupted(
+    server: tuple[Stack, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, deployments = server
+    deployments[0]["schedules"].append(dict(HOURLY))
+    before = without_ids(deployments)
+    note_schedules(stack)  # and here `up` is killed
+    note_schedules(stack)
+    register(deployments)  # here too
+    note_schedules(stack)
+    register(deployments)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            restore_schedules(stack)
+    note_schedules(stack)
+    register(deployments)
+    restore_schedules(stack)
+    assert without_ids(deployments) == before
+    deployments[0]["schedules"].pop()  # by a person, this time
+    note_schedules(stack)
+    register(deployments)
+    restore_schedules(stack)
+    assert without_ids(deployments) == before[:1]
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_note_of_another_database_is_no_note(server: tuple[Stack, Any]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from curricula.prompt_files.curriculum import Files
+from engines.draws import draw_problems
 from infra.home import home
 
 pytestmark = pytest.mark.unit
@@ -44,3 +45,16 @@ def test_a_folder_of_which_a_part_was_removed_is_made_again(tmp_path: Path):
         (kept / name).unlink()
         assert Files(sources={"files": [file]}).counts[0].read == 4
         assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_a_reference_of_many_digits_is_kept_digit_by_digit(tmp_path: Path):
+    answer, file = 2**100, tmp_path / "a.jsonl"
+    rows = [
+        {"question": "2^100?", "answer": answer},
+        {"question": "?", "answer": {"sum": [answer]}},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = Files(sources={"files": [str(file)], "split": "train"}, shares={"heldout": 0})
+    found = [problem.reference for problem in draw_problems(made, "rl", 2, seed=0)]
+    assert {"answer": str(answer)} in found
+    assert {"sum": [str(answer)]} in found

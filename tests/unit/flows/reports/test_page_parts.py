@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -21,12 +20,11 @@ from flows.reports.outcome import outcome_of
 from flows.reports.page import spans_of
 from flows.reports.rendering import data_block, p_text, seconds_text
 from flows.reports.report import Gain, Report
-from flows.reports.reproduce import origin_of
 from flows.reports.samples import sample_set
 from flows.reports.score_cells import MEAN, score_tables
 from flows.reports.seconds import seconds_of
 from flows.reports.stage_view import StageView
-from flows.running.records import RunHead, RunState, StageRecord
+from flows.running.records import RunState, StageRecord
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event
 from infra.trace_file import Trace
@@ -382,28 +380,3 @@ def test_data_cannot_end_its_element() -> None:
 def test_times_and_probabilities_are_short() -> None:
     assert list(map(seconds_text, (0.42, 245, 7800))) == ["0.4 s", "4 min 5 s", "2 h 10 min"]
     assert (p_text(0.0341), p_text(0.0001)) == ("p = 0.034", "p < 0.001")
-
-
-@pytest.mark.parametrize(
-    ("flow", "arguments", "command"),
-    [
-        ("post-train", {}, "tributary run cpu-smoke.yaml"),
-        (
-            "expert",
-            {"name": "agent", "stages": {"until_stage": "agent-sft", "force_stages": ["base"]}},
-            "tributary run cpu-smoke.yaml --expert agent --until agent-sft --force base",
-        ),
-        (
-            "distill-rounds",
-            {"expert": "agent", "rounds": 1, "after": 2},
-            "tributary rounds cpu-smoke.yaml --expert agent --rounds 3",
-        ),
-        ("replay", {"stage": "agent-rl"}, "tributary replay agent-rl --run r"),
-    ],
-)
-def test_a_run_is_made_again_by_the_command_that_did_its_stages(
-    flow: str, arguments: dict[str, Any], command: str
-) -> None:
-    recipe = load_recipe("cpu-smoke")
-    head = RunHead(run="r", flow=flow, arguments=arguments, recipe={}, created=0.0)
-    assert command in origin_of(head, recipe, []).commands

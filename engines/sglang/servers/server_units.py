@@ -25,7 +25,8 @@ from engines.sglang.servers.place import Place, architecture
 from engines.sglang.servers.remote_slot import RemoteSlot
 from engines.sglang.servers.slots import ServerSlots, Slot
 from engines.sglang.spec import FleetSpec
-from infra.errors import EngineError, InputError, OutOfMemory
+from infra.all_of import all_or_first_error
+from infra.errors import EngineError, InputError, LeaseLost, OutOfMemory
 
 _ASK_EVERY_S = 5.0
 _LOOK_S = 0.05
@@ -115,6 +116,19 @@ class _Fleet:
     places: dict[str, Place] = field(default_factory=dict[str, Place])
 
 
+@dataclass(slots=True, eq=False)
+class _Order:
+    """What a holder asked for, until its last thread ends."""
+
+    lease: Lease
+    is_void: bool = False
+    """the lease ended: what was begun runs to its end, and nothing more is begun"""
+
+    def check(self) -> None:
+        if self.is_void:
+            raise LeaseLost(f"the lease of {self.lease.holder} ended while its servers started")
+
+
 class ServerUnits:
     """The servers of the cluster; see `Units`."""
 
@@ -124,6 +138,7 @@ class ServerUnits:
         self._fleets: dict[str, _Fleet] = {}
         self._restarting: set[str] = set()
         """slots at which a thread works"""
+        self._orders: set[_Order] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self.restarts = 0
 
@@ -173,38 +188,66 @@ class ServerUnits:
         """The parent of servers runs already; what a server has to be, only a lease knows."""
 
     async def prepare(self, lease: Lease, terms: ServerTerms | HeldParts) -> ServerUse:
-        """Raises EngineError with the end of a log if a server does not come up or refuses."""
-        if isinstance(terms, HeldParts):
-            return await self._hold(lease, terms.parts)
-        known = self._fleets.pop(lease.id, None)  # nobody repairs it meanwhile
+        """Raises EngineError with the end of a log if a server does not come up or refuses.
+
+        No thread can be stopped: its slots count as worked at until it ends, also after a cancel.
+        """
+        order = _Order(lease)
+        self._orders.add(order)
+        work = asyncio.create_task(self._carry_out(order, terms))
+        work.add_done_callback(lambda _: self._orders.discard(order))
+        return await asyncio.shield(work)
+
+    async def _carry_out(self, order: _Order, terms: ServerTerms | HeldParts) -> ServerUse:
+        lease = order.lease
+        fleet = self._fleets.get(lease.id)
+        if isinstance(terms, ServerTerms):  # in both cases nobody repairs it meanwhile
+            self._fleets.pop(lease.id, None)
+        elif fleet is not None:
+            fleet.parts = frozenset()
         await self._until_restarted(lease.units)
+        order.check()
+        self._restarting.update(lease.units)
+        try:
+            if isinstance(terms, ServerTerms):
+                return await self._serve(order, terms, fleet)
+            return await self._hold(order, terms.parts, fleet)
+        finally:
+            self._restarting.difference_update(lease.units)
+
+    async def _serve(self, order: _Order, terms: ServerTerms, known: _Fleet | None) -> ServerUse:
+        lease = order.lease
         if known is not None:  # its holder does not know which GPUs were chosen for it
             terms = replace(terms, own_gpus=known.terms.own_gpus)
         places = {name: terms.place(index) for index, name in enumerate(lease.units)}
         for name, place in places.items():  # a host may have joined since the last lease
             await asyncio.to_thread(self._slots.settle, name, place, stays=known is not None)
+            order.check()
         router = await asyncio.to_thread(
             self._slots.prepare, places, terms.spec, terms.model, terms.version
         )
+        order.check()
         self._fleets[lease.id] = _Fleet(terms, terms.version, places=places)
         return ServerUse(router.url, tuple(self._slots[name].url for name in lease.units))
 
-    async def _hold(self, lease: Lease, parts: frozenset[ServerPart]) -> ServerUse:
-        if (fleet := self._fleets.get(lease.id)) is None:
+    async def _hold(
+        self, order: _Order, parts: frozenset[ServerPart], fleet: _Fleet | None
+    ) -> ServerUse:
+        if fleet is None:
             raise EngineError("the servers of this lease serve nothing that could sleep or wake")
-        fleet.parts = frozenset()  # nobody repairs it meanwhile
-        await self._until_restarted(lease.units)
-        slots = [self._slots[name] for name in lease.units]
+        names, terms = order.lease.units, fleet.terms
+        slots = [self._slots[name] for name in names]
         before = await asyncio.to_thread(_held_bytes, slots)
-        terms = fleet.terms
-        await asyncio.gather(
-            *(
+        order.check()
+        await all_or_first_error(
+            [
                 asyncio.to_thread(slot.hold, parts, terms.spec, terms.model, place)
                 for slot, place in zip(slots, fleet.places.values(), strict=True)
-            )
+            ]
         )
         after = await asyncio.to_thread(_held_bytes, slots)
-        router = await asyncio.to_thread(self._slots.router, lease.units)
+        router = await asyncio.to_thread(self._slots.router, names)
+        order.check()
         if parts == SERVER_PARTS:
             fleet.down.clear()
             await asyncio.to_thread(router.set_servers, [slot.url for slot in slots])
@@ -214,6 +257,8 @@ class ServerUnits:
 
     def end_lease(self, lease: Lease) -> None:
         self._fleets.pop(lease.id, None)
+        for each in self._orders:
+            each.is_void = each.is_void or each.lease.id == lease.id
 
     async def give_back(self, name: str, is_clean: bool) -> None:
         """A server stays as it is: the next lease makes it usable, or replaces it. But one that may

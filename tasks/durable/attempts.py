@@ -10,6 +10,7 @@ if we cannot query the job, when its heartbeat has not changed for a minute.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from infra.errors import BAD_INPUT, OutOfMemory, StageFailed
+from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
 from infra.processes.memory import kernel_kills
 from infra.processes.secret_file import hand_over, withdraw
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
@@ -49,6 +50,7 @@ RETRY_GROWTH = 5.0
 LONGEST_RETRY_SECONDS = 60.0
 TAIL_LINES = 15
 JOB_LOST = "JobLost"
+_log = logging.getLogger(__name__)
 
 
 class StageStopped(Exception):
@@ -295,8 +297,11 @@ def _vigil(place: RunPlace, claims: Claims, claim: Claim) -> Generator[None]:
             # None: it has not begun, or the store does not answer
             bound = place.silent_seconds if latest else place.begin_seconds
             if time.monotonic() - changed > bound:
-                place.launcher.stop(claim.owner.job)
-                return
+                try:
+                    place.launcher.stop(claim.owner.job)
+                    return
+                except TributaryError as error:
+                    _log.warning("job %s hangs and is not stopped yet: %s", claim.owner.job, error)
 
     threading.Thread(target=watch, name="vigil", daemon=True).start()
     try:

@@ -66,9 +66,13 @@ def main(root: str, job: str) -> int:
 
     def give_up(error: StageStalled) -> None:
         """Nothing of this process can be relied on, so it ends as if it had been killed."""
-        claims.finish(given.attempt, _failed(error, error.retryable, error.exit_code))
-        shutil.rmtree(work_path(job), ignore_errors=True)
-        os._exit(EXIT_FAILED)
+        try:
+            claims.finish(given.attempt, _failed(error, error.retryable, error.exit_code))
+            shutil.rmtree(work_path(job), ignore_errors=True)
+        except Exception:  # who follows the job sees its end all the same
+            traceback.print_exc()
+        finally:
+            os._exit(EXIT_FAILED)
 
     with (
         _swept(),

@@ -46,9 +46,13 @@ def watchdog(
 
 def stalled(job: str, bound: float) -> StageStalled:
     """The error, with the file that has the stacks of all processes."""
+    try:
+        stacks = str(dump_stacks(job))
+    except Exception as error:  # a full disk must not keep the stage from its end
+        stacks = f"could not be written down ({type(error).__name__}: {error})"
     return StageStalled(
         f"no step, rollout or checkpoint of job {job} was finished within {bound:.0f} s: a process "
-        f"hangs, or is far slower than that. What each process was doing: {dump_stacks(job)}. It "
+        f"hangs, or is far slower than that. What each process was doing: {stacks}. It "
         "continues from its last checkpoint; raise resources' `stall_seconds` if its steps"
         " take that "
         "long"

@@ -7,15 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from infra.errors import EngineError
+from infra.store.artifacts import ArtifactStore
 from infra.store.store import Store
-from tasks.durable.claims import Claims, End
+from tasks.durable.attempts import RunPlace, _vigil
+from tasks.durable.claims import Claims, End, Owner
 from tasks.durable.identity import stage_identity
 from tasks.durable.job import EXIT_FAILED, EXIT_STOPPED
+from tasks.durable.launch import LocalLauncher
 from tasks.durable.protocol import JobInput, job_path
 from tasks.sft.spec import SftSpec
 from tasks.stage import Pulse, Resources, StageResources
@@ -27,7 +32,7 @@ DIGEST = stage_identity(SPEC, {}).digest
 # A job whose body is one of these; the engines have none that hangs when asked to.
 JOB = """
 import asyncio, subprocess, sys, time
-from tasks.durable import job
+from tasks.durable import job, watchdog
 
 async def judge():
     await asyncio.get_running_loop().create_future()
@@ -46,6 +51,13 @@ async def hang(spec, context):
         time.sleep(60)  # the event loop as well
     finally:
         child.kill()
+
+async def hang_without_disk(spec, context):
+    def fail(*_):
+        raise OSError("no space left")
+
+    job.Claims.finish = watchdog.dump_stacks = fail
+    time.sleep(60)
 
 async def wait(spec, context):
     print("waits", flush=True)
@@ -103,6 +115,46 @@ def test_a_stage_that_stands_still_ends_with_the_stacks_of_all_its_processes(
     assert "in rollout" in waiting, "a coroutine that no thread runs"
     assert "in judge" in waiting, "what it waits in"
     assert not list((tmp_path / "home" / "work").iterdir())
+
+
+def test_it_ends_also_where_its_stacks_and_its_end_cannot_be_written(tmp_path: Path) -> None:
+    process, claims = _start(tmp_path, "hang_without_disk", 2.0)
+    try:
+        assert process.wait(60) == EXIT_FAILED
+    finally:
+        process.kill()
+    assert claims.end_of(1) is None
+    said = (tmp_path / "log").read_text()
+    assert "What each process was doing: could not be written down (OSError: no space left)" in said
+
+
+class _Launcher(LocalLauncher):
+    """Its jobs only hang; to stop one fails the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.stopped = threading.Event()
+
+    def stop(self, job: str) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise EngineError("the cluster's head does not answer")
+        self.stopped.set()
+
+
+def test_a_job_that_hangs_is_stopped_once_its_launcher_answers(tmp_path: Path) -> None:
+    store, launcher = Store(str(tmp_path / "store")), _Launcher()
+    claims, owner = Claims(store, "sft", DIGEST), Owner(home="h", launcher="l", job="j", run="r")
+    claim = claims.take(1, owner)
+    assert claim is not None
+    place = RunPlace(
+        store, ArtifactStore(store, tmp_path), launcher, "h", "r", Resources(),
+        silent_seconds=0.12, begin_seconds=0.1,
+    )  # fmt: skip
+    with _vigil(place, claims, claim):
+        assert launcher.stopped.wait(10.0)
+    assert launcher.asked == 2
 
 
 def test_a_stage_that_is_asked_to_stop_between_two_steps_ends_soon(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import socket
+import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from infra.store.uploads import Destination, destination_of, note_elsewhere
 
 _PART_BYTES = 64 << 20
 """of a file, in one piece"""
+_ABANDONED_S = 24 * 3600.0
+"""age at which nobody works with what stands in for a folder"""
 
 
 class RankFolders:
@@ -57,7 +61,7 @@ class RankFolders:
             return folder
         work = WorkFolder(folder, own_node())
         async with _bound(timeout_s, f"{folder} on other hosts"):
-            await work.remove(others)  # what an attempt that ended left there
+            await work.make(others)
         return work
 
     async def collect(self, folder: Path, timeout_s: float) -> None:
@@ -124,12 +128,16 @@ class WorkFolder:
                     *(_there(node, _write_stand_in, self.path, name, start, part) for node in nodes)
                 )
 
+    async def make(self, nodes: Sequence[str]) -> None:
+        """An empty folder that stands in for it there."""
+        await asyncio.gather(*(_there(node, make_stand_in, self.path) for node in nodes))
+
     async def remove(self, nodes: Sequence[str]) -> None:
         """What stands in for it there."""
         await asyncio.gather(*(_there(node, _remove_stand_in, self.path) for node in nodes))
 
     async def _collect(self, node: str) -> None:
-        sizes: dict[str, int] = await _there(node, _stand_in_sizes, self.path)
+        sizes: dict[str, int] = await _there(node, stand_in_sizes, self.path)
         for name, size in sizes.items():
             for start in range(0, max(size, 1), _PART_BYTES):
                 part = await _there(node, _read_stand_in, self.path, name, start)
@@ -138,14 +146,21 @@ class WorkFolder:
 
 
 def other_nodes(addresses: Sequence[str]) -> list[str]:
-    """Ray's names of the hosts with these addresses, without this one; each once. It blocks."""
+    """Ray's names of the hosts with these addresses, without this one; each once. It blocks.
+
+    Raises EngineError if one of them is lost: what ranks wrote there is missing.
+    """
     import ray
 
-    if set(addresses) <= {ray.util.get_node_ip_address()}:
+    others = set(addresses) - {ray.util.get_node_ip_address()}
+    if not others:
         return []
     by_address = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
-    found = {by_address[address] for address in addresses if address in by_address}
-    return sorted(found - {own_node()})
+    if lost := sorted(others - by_address.keys()):
+        raise EngineError(
+            f"host {', '.join(lost)} of the ranks is lost, with what they wrote there"
+        )
+    return sorted({by_address[address] for address in others} - {own_node()})
 
 
 async def _there(node: str, function: Any, *arguments: Any) -> Any:
@@ -159,8 +174,30 @@ def _stand_in(path: Path) -> Path:
     return home() / "cache" / "work" / hashlib.sha256(str(path).encode()).hexdigest()[:24]
 
 
-def _stand_in_sizes(path: Path) -> dict[str, int]:
-    return _sizes(_stand_in(path))
+def make_stand_in(path: Path) -> None:
+    """What stands in for it here, empty; others that killed jobs left go."""
+    folder = _stand_in(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for other in folder.parent.iterdir():
+        with suppress(FileNotFoundError):  # its job has just removed it
+            if other.stat().st_mtime < time.time() - _ABANDONED_S:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def stand_in_sizes(path: Path) -> dict[str, int]:
+    """Bytes by file of what stands in for it here. Raises EngineError if it is gone."""
+    return _sizes(_existing_stand_in(path))
+
+
+def _existing_stand_in(path: Path) -> Path:
+    folder = _stand_in(path)
+    if not folder.is_dir():
+        raise EngineError(
+            f"{folder} on host {socket.gethostname()}, which stands in for {path}, is gone: what"
+            " ranks wrote there is lost"
+        )
+    return folder
 
 
 def _read_stand_in(path: Path, name: str, start: int) -> bytes:
@@ -173,8 +210,9 @@ def _write_stand_in(path: Path, name: str, start: int, part: bytes) -> None:
 
 def upload_stand_in(path: Path, destination: Destination) -> list[FileRecord]:
     """What stands in for it here, put into the store; it stays, as Ray does a task whose answer it
-    lost once more, and the second answer is the one that counts."""
-    return destination.upload(_stand_in(path))
+    lost once more, and the second answer is the one that counts. Raises EngineError if it is gone.
+    """
+    return destination.upload(_existing_stand_in(path))
 
 
 def _remove_stand_in(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,10 +15,10 @@ import pytest
 
 from engines.devices.cluster import on_node
 from engines.devices.folders import RankFolders, other_nodes, upload_stand_in
-from infra.errors import StorageError
+from infra.errors import EngineError, StorageError
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
-from infra.store.uploads import Destination, destination_of, note_destination
+from infra.store.uploads import Destination, destination_of, forget_notes, note_destination
 from tests.parts.machine import until
 from tests.parts.ray_parts import own_ray
 from tests.parts.s3_services import moto
@@ -37,18 +38,24 @@ def second_node(head: str, home: Path) -> Generator[None]:
     env = os.environ | {"TRIBUTARY_HOME": str(home), "PYTHONPATH": str(Path.cwd())}
     node = subprocess.Popen([*ray, *start, "--block", "--disable-usage-stats"], env=env)
     try:
-        until(lambda: bool(other_nodes([ADDRESS])), seconds=WAIT_S)
+        until(lambda: has_joined(ADDRESS), seconds=WAIT_S)
         yield
     finally:
         node.terminate()
         node.wait(WAIT_S)
 
 
+def has_joined(address: str) -> bool:
+    try:
+        return bool(other_nodes([address]))
+    except EngineError:
+        return False
+
+
 def written_there(folder: Any, content: bytes) -> None:
     """A rank on the other host writes its part of a checkpoint."""
 
     def write(folder: Any, name: str, content: bytes) -> None:
-        folder.here().mkdir(parents=True, exist_ok=True)
         (folder.here() / name).write_bytes(content)
 
     there(write, folder, SHARD, content)
@@ -104,3 +111,10 @@ async def test_a_host_puts_its_part_of_a_checkpoint_into_the_store_itself(
             with pytest.raises(StorageError, match="no-such-bucket"):
                 await folders.collect(folder / "trainer", WAIT_S)
             assert list(other_home.rglob(SHARD)), "it is not lost"
+
+            shutil.rmtree(other_home / "cache" / "work")
+            for is_stored in (True, False):
+                if not is_stored:
+                    forget_notes(folder)
+                with pytest.raises(EngineError, match=r"stands in for .* is gone"):
+                    await folders.collect(folder / "trainer", WAIT_S)

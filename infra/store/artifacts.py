@@ -235,6 +235,8 @@ class StageCheckpoints:
         self._notes = 0
         self._begun = ""
         """the place that `begin` has emptied"""
+        self._damaged: set[str] = set()
+        """names of checkpoints that `latest` found damaged: they do not count as kept"""
 
     def begin(self, step: int, folder: Path) -> None:
         """What other hosts write of `folder` they put into the store from now on, where `save` will
@@ -267,6 +269,7 @@ class StageCheckpoints:
             step=step, attempt=self._attempt, files=files, score=score, rollouts_from=rollouts_from
         )
         self._store.write(f"{place}/manifest.json", seal(manifest.model_dump_json()))
+        self._damaged.discard(Path(place).name)
         forget_notes(folder)
         shutil.rmtree(folder)
         self._prune()
@@ -285,6 +288,7 @@ class StageCheckpoints:
                     self._store, f"{self._place}/{name}", manifest.files, copy, None
                 )
             except CorruptArtifact as error:
+                self._damaged.add(name)
                 _log.warning("checkpoint passed over: %s", error)
         return None
 
@@ -332,7 +336,8 @@ class StageCheckpoints:
     def _prune(self) -> None:
         """Drop what the retention does not keep, with leftovers older than what it does."""
         names = self._names()
-        whole = [(name, m) for name in names if (m := self._manifest(name)) is not None]
+        sound = [name for name in names if name not in self._damaged]
+        whole = [(name, m) for name in sound if (m := self._manifest(name)) is not None]
         kept = retained(
             [KeptCheckpoint(name, m.step, m.score) for name, m in whole], self._retention
         )

@@ -222,6 +222,27 @@ def test_a_half_written_or_damaged_checkpoint_is_passed_over(
     assert "step-00000002-a1/model has another checksum" in caplog.text
 
 
+def test_a_checkpoint_that_was_found_damaged_takes_no_other_ones_place(
+    store: Store, tmp_path: Path
+) -> None:
+    def attempt(number: int) -> StageCheckpoints:
+        retention = Retention(last=1, best=True)
+        return StageCheckpoints(store, "rl", DIGEST, number, tmp_path / "scratch", retention)
+
+    place, first = f"checkpoints/rl/{DIGEST[:12]}", attempt(1)
+    first.save(5, folder(tmp_path / "step5"), score=0.9)
+    store.write(f"{place}/step-00000005-a1/model", b"x")
+    second = attempt(2)
+    assert second.latest() is None
+    for step in (1, 2):  # it began anew
+        second.save(step, folder(tmp_path / f"step{step}", str(step)), score=0.1 * step)
+        assert (second.latest() or (0, None))[0] == step
+    assert store.listdir(place) == ["step-00000002-a2", "step-00000005-a1"]
+    second.save(5, folder(tmp_path / "again"), score=0.5)
+    assert (attempt(3).latest() or (0, None))[0] == 5
+    assert store.listdir(place) == ["step-00000005-a2"]
+
+
 def test_a_committed_stage_needs_no_checkpoints(
     artifacts: ArtifactStore, store: Store, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ _SILENT_S = 60.0
 _LOOK_S = 1.0
 _REPLY_S = 30.0
 _LOG = "process-parent.log"
+_KILLED = -signal.SIGKILL
+
+
+class ParentEnded(EngineError):
+    """A process parent ended, and all its children with it."""
 
 
 class ChildProcesses:
@@ -29,7 +35,7 @@ class ChildProcesses:
     `wait_ready`.
 
     Logs go to `logs`, one file a process. `close` (or the end of this process, however it ends)
-    kills every child.
+    kills every child: of one whose parent ended, `exit_code` says that it was killed.
     """
 
     def __init__(self, logs: Path, preloaded: str = "") -> None:
@@ -38,6 +44,10 @@ class ChildProcesses:
         self.logs = logs
         self._lock = threading.Lock()
         self._is_ready = False
+        self._owed = 0
+        """replies to requests that were sent"""
+        self._abandoned: list[int] = []
+        """children whose pid came too late for whoever wanted them"""
         with (logs / _LOG).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engines.devices.process_parent", preloaded],
@@ -47,6 +57,9 @@ class ChildProcesses:
                 start_new_session=True,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
+        assert self._process.stdout is not None
+        # Without a buffer: a line in one is nothing that `select` sees.
+        self._replies = FileIO(self._process.stdout.fileno(), closefd=False)
 
     @property
     def is_alive(self) -> bool:
@@ -68,15 +81,18 @@ class ChildProcesses:
 
     def exit_code(self, pid: int) -> int | None:
         """None while the child runs."""
-        return self._ask({"do": "status", "pid": pid})["exit"]
+        try:
+            return self._ask({"do": "status", "pid": pid})["exit"]
+        except ParentEnded:
+            return _KILLED
 
     def stop(self, pid: int, grace: float = 0.0) -> None:
         """End a child and all it started: SIGTERM, then SIGKILL after `grace` seconds."""
         if grace > 0:
-            self._ask({"do": "signal", "pid": pid, "signal": int(signal.SIGTERM)})
+            self._signal(pid, signal.SIGTERM)
             if self._wait_exit(pid, grace):
                 return
-        self._ask({"do": "signal", "pid": pid, "signal": int(signal.SIGKILL)})
+        self._signal(pid, signal.SIGKILL)
         if not self._wait_exit(pid, 10.0):
             raise EngineError(f"process {pid} did not end within 10 s of SIGKILL")
 
@@ -98,6 +114,10 @@ class ChildProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _signal(self, pid: int, number: int) -> None:
+        with contextlib.suppress(ParentEnded):
+            self._ask({"do": "signal", "pid": pid, "signal": int(number)})
 
     def _wait_exit(self, pid: int, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -121,30 +141,45 @@ class ChildProcesses:
 
     def _has_line(self, timeout: float) -> bool:
         """Replies are single short lines written at once, so a readable pipe holds a whole one."""
-        assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], timeout)[0])
+        return bool(select.select([self._replies], [], [], timeout)[0])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
+            if not self.is_alive:
+                raise self._gone()
             self._wait_ready(_SILENT_S)
-            assert self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
-            except OSError as error:
-                raise self._gone() from error
-            reply = self._read_line(_REPLY_S)
+            reply = self._reply_to(request)
         if "error" in reply:
             raise EngineError(
                 f"the parent of engine processes could not {request['do']}: {reply['error']}"
             )
         return reply
 
+    def _reply_to(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Its own: those to earlier requests that come too late are for nobody."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._gone() from error
+        self._owed += 1
+        deadline = time.monotonic() + _REPLY_S
+        while True:
+            reply = self._read_line(max(deadline - time.monotonic(), 0.0))
+            self._owed -= 1
+            if not self._owed:
+                break
+            self._abandoned += [reply["pid"]] if "pid" in reply else []
+        while self._abandoned:
+            pid = self._abandoned.pop()
+            self._reply_to({"do": "signal", "pid": pid, "signal": int(signal.SIGKILL)})
+        return reply
+
     def _read_line(self, timeout: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
         if not self._has_line(timeout):
-            raise self._silent(timeout)
-        line = self._process.stdout.readline()
+            raise self._silent(_REPLY_S)
+        line = self._replies.readline()
         if not line:
             raise self._gone()
         return json.loads(line)
@@ -154,8 +189,8 @@ class ChildProcesses:
             f"the parent of engine processes gave no answer in {seconds:.0f} s; {self._advice()}"
         )
 
-    def _gone(self) -> EngineError:
-        return EngineError(f"the parent of engine processes ended; {self._advice()}")
+    def _gone(self) -> ParentEnded:
+        return ParentEnded(f"the parent of engine processes ended; {self._advice()}")
 
     def _advice(self) -> str:
         path = self.logs / _LOG

@@ -59,11 +59,13 @@ class HostAgent:
         return names[device] if device < len(names) and names[device] else str(device)
 
     def children(self, preloaded: str = "") -> ChildProcesses:
-        """The parent of processes that need the module `preloaded`, or nothing; one for each."""
+        """The parent of processes that need the module `preloaded`, or nothing; one for each, a new
+        one where it died. Ask for it at each start."""
         with self._lock:
-            if preloaded not in self._children:
-                self._children[preloaded] = ChildProcesses(self._logs, preloaded)
-            return self._children[preloaded]
+            known = self._children.get(preloaded)
+            if known is None or not known.is_alive:
+                known = self._children[preloaded] = ChildProcesses(self._logs, preloaded)
+            return known
 
     def end_children(self, preloaded: str = "") -> None:
         """End a parent with all its children."""

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from io import FileIO
 from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
 from infra.cuda import has_cuda
@@ -143,11 +144,9 @@ def _execute(command: list[str]) -> None:
     os.execvp(command[0], command)
 
 
-def _converse(parent: ProcessParent, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer one line after the other until the owner closes its end.
-
-    The owner waits for each reply, so a line never hides behind another in the buffer.
-    """
+def _converse(parent: ProcessParent, requests: FileIO, replies: BinaryIO) -> None:
+    """Answer one line after the other until the owner closes its end. `requests` has no buffer: a
+    line in one is nothing that `select` sees."""
     while True:
         while not select.select([requests], [], [], REAP_S)[0]:
             parent.reap()
@@ -180,7 +179,8 @@ def main() -> None:
     replies.flush()
     parent = ProcessParent(module, preloaded)
     try:
-        _converse(parent, sys.stdin.buffer, replies)
+        with open(0, "rb", buffering=0, closefd=False) as requests:
+            _converse(parent, requests, replies)
     finally:
         parent.end()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engines.devices.host_agent import HostAgent
 from engines.devices.kinds import ServerPart
 from engines.sglang.servers.place import Place
@@ -16,8 +18,8 @@ class HostSlots:
     """What `RemoteSlot` orders; each slot by its number. A slot is used by one caller at a time."""
 
     def __init__(self, agent: HostAgent) -> None:
-        self._num_gpus = agent.num_gpus
-        self._servers = agent.children(LAUNCHER)
+        self._agent = agent
+        agent.children(LAUNCHER)  # it is ready when the first server is wanted
         self._slots: dict[int, Slot] = {}
 
     def ensure(self, index: int, spec: FleetSpec, model: FolderCopy, place: Place) -> SlotState:
@@ -67,7 +69,8 @@ class HostSlots:
 
     def _slot(self, index: int) -> Slot:
         if index not in self._slots:
-            self._slots[index] = Slot(self._servers, index, self._num_gpus)
+            servers = partial(self._agent.children, LAUNCHER)
+            self._slots[index] = Slot(servers, index, self._agent.num_gpus)
         return self._slots[index]
 
     def _server(self, index: int, pid: int) -> Server | None:

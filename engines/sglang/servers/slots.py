@@ -8,8 +8,9 @@ take a server in, far longer than new weights do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from engines.devices.child_processes import ChildProcesses
@@ -38,7 +39,8 @@ ROUTER_TRIES = 3
 class Slot:
     """A place for one server. Not for use by two threads at once."""
 
-    def __init__(self, children: ChildProcesses, index: int, num_gpus: int) -> None:
+    def __init__(self, children: Callable[[], ChildProcesses], index: int, num_gpus: int) -> None:
+        """`children` gives the running parent of servers."""
         self.name = f"server-{index}"
         self.index, self.host = index, OWN
         self.server: Server | None = None
@@ -136,7 +138,7 @@ class Slot:
         self.stop()
         self._place = place
         self.server = Server(
-            self._children,
+            self._children(),
             self.name,
             spec,
             model,
@@ -169,8 +171,8 @@ class ServerSlots:
 
     def __init__(self, agent: HostAgent) -> None:
         self._agent = agent
-        self._servers = agent.children(LAUNCHER)
-        self._programs = agent.children()
+        for preloaded in (LAUNCHER, ""):  # they are ready when the first server is wanted
+            agent.children(preloaded)
         self._slots: dict[str, Slot | RemoteSlot] = {}
         self._routers: dict[frozenset[str], Router] = {}
         self._lock = threading.Lock()
@@ -213,7 +215,7 @@ class ServerSlots:
 
     def _new_slot(self, index: int, host: Host) -> Slot | RemoteSlot:
         if host.node == OWN:
-            return Slot(self._servers, index, self._agent.num_gpus)
+            return Slot(partial(self._agent.children, LAUNCHER), index, self._agent.num_gpus)
         return RemoteSlot(self._agent.hosts, host, index)
 
     def settle(self, name: str, place: Place, *, stays: bool) -> Slot | RemoteSlot:
@@ -258,7 +260,7 @@ class ServerSlots:
                 router = self._routers.get(key)
                 if router is None or not router.is_alive:
                     label = "-".join(sorted(name.removeprefix("server-") for name in key))
-                    router = self._routers[key] = Router(self._programs, f"router-{label}")
+                    router = self._routers[key] = Router(self._agent.children(), f"router-{label}")
             try:
                 router.wait_ready()
                 return router

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engines.devices import child_processes
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
 from infra.errors import EngineError
@@ -62,7 +63,32 @@ def test_children_end_with_their_parent(children: ChildProcesses, tmp_path: Path
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     if how == "killed":
         with pytest.raises(EngineError, match="parent of engine processes ended; the end of"):
-            children.exit_code(pid)
+            children.run(["true"], tmp_path / "log")
+        assert children.exit_code(pid) == -9
+        children.stop(pid, grace=1.0)
+
+
+def test_a_late_reply_is_not_taken_for_that_to_a_later_request(
+    children: ChildProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = children.run(["sleep", "60"], tmp_path / "log")
+    parent = psutil.Process(pid).parent()
+    assert parent is not None
+    parent.suspend()
+    with monkeypatch.context() as patched:
+        patched.setattr(child_processes, "_REPLY_S", 0.1)
+        for ask in (
+            lambda: children.exit_code(pid),
+            lambda: children.run(["sleep", "50"], tmp_path / "log"),
+        ):
+            with pytest.raises(EngineError, match="gave no answer"):
+                ask()
+    parent.resume()
+    assert children.exit_code(pid) is None
+    ended = children.run(["sh", "-c", "exit 3"], tmp_path / "log")
+    until(lambda: children.exit_code(ended) is not None)
+    assert children.exit_code(ended) == 3
+    until(lambda: [child.pid for child in parent.children()] == [pid])  # nobody knew of the other
 
 
 def test_an_agent_has_one_parent_for_each_program_and_starts_it_anew(tmp_path: Path) -> None:
@@ -72,6 +98,10 @@ def test_an_agent_has_one_parent_for_each_program_and_starts_it_anew(tmp_path: P
         assert agent.children() is first
         agent.end_children()
         assert not first.is_alive
+        second = agent.children()
+        child = psutil.Process(second.run(["sleep", "60"], tmp_path / "log"))
+        child.parent().kill()  # type: ignore[union-attr]
+        until(lambda: not second.is_alive)
         assert agent.children().run(["true"], tmp_path / "log") > 0
     finally:
         agent.close()

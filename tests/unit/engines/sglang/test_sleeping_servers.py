@@ -162,7 +162,7 @@ def slot(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slot:
     monkeypatch.setattr(slots, "Server", Started)
     monkeypatch.setattr(Started, "made", [], raising=False)
     monkeypatch.setattr(Slot, "url", url)
-    return Slot(cast("Any", None), 0, num_gpus=2)
+    return Slot(lambda: cast("Any", None), 0, num_gpus=2)
 
 
 def test_a_slot_asks_only_for_what_changes(slot: Slot, engine: Engine, tmp_path: Path) -> None:

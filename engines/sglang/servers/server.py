@@ -79,15 +79,15 @@ class Server:
         start = moved = looked = time.monotonic()
         work, last = SilentWork(self.pid, self.log), EngineError("never asked")
         while (now := time.monotonic()) < min(start + _START_S, moved + _SILENT_S):
+            self._check_alive()
             try:
                 call(self.url, "/model_info", timeout=2.0)
                 self.probe(_PROBE_S)
-                return
             except EngineError as error:
                 last = error
-            if not self.is_alive:
-                text = f"server {self.name} ended while starting; {self._advice()}"
-                raise OutOfMemory(text, "server") if tells_of_memory(text) else EngineError(text)
+            else:
+                self._check_alive()  # another server may have answered, on a port that it took
+                return
             if now > looked + _LOOK_S:
                 looked, moved = now, now if work.has_moved() else moved
             time.sleep(0.03)
@@ -95,6 +95,11 @@ class Server:
             f"server {self.name} was not ready after {now - start:.0f} s, and did nothing in the"
             f" last {now - moved:.0f} s ({last}); {self._advice()}"
         )
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            text = f"server {self.name} ended while starting; {self._advice()}"
+            raise OutOfMemory(text, "server") if tells_of_memory(text) else EngineError(text)
 
     def probe(self, timeout: float = _CONTROL_S) -> None:
         """One token from the model, or the outputs of its head: proves that scheduler and weights

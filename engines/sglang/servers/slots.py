@@ -1,8 +1,8 @@
 """The servers of one host in numbered slots, and the routers before them. Knows no Ray, no leases.
 
-A slot keeps its port and its log for life; its server is replaced when it dies or when another
-architecture is wanted. A router belongs to one set of slots for good: the router needs a second to
-take a server in, far longer than new weights do.
+A slot keeps its log for life, and its port until somebody else takes it; its server is replaced
+when it dies or when another architecture is wanted. A router belongs to one set of slots for good:
+the router needs a second to take a server in, far longer than new weights do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from infra.access import listening_host, reachable
 from infra.cuda import used_bytes
 from infra.errors import EngineError
 from infra.processes.memory import tree_bytes
-from infra.processes.ports import free_ports
+from infra.processes.ports import free_ports, is_free
 
 LAUNCHER = "engines.sglang.servers.launcher"
 ROUTER_TRIES = 3
@@ -136,6 +136,8 @@ class Slot:
 
     def _start(self, spec: FleetSpec, model: Path, place: Place) -> None:
         self.stop()
+        if not is_free(self._port):
+            self._port = free_ports(1)[0]
         self._place = place
         self.server = Server(
             self._children(),

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -253,12 +253,13 @@ class DeviceOwner:
 
     async def _make_room(self, lease: Lease) -> None:
         """Have idle units on the lease's GPUs give their memory back: servers stay warm with it."""
-        asked = [
-            (pool, name)
-            for pool in self._pools.values()
-            for name in pool.free
-            if not lease.gpus.isdisjoint(pool.units.held_gpus(name))
-        ]
+
+        def in_the_way(pool: _Pool, names: Iterable[str]) -> list[str]:
+            return [x for x in names if not lease.gpus.isdisjoint(pool.units.held_gpus(x))]
+
+        while any(in_the_way(pool, pool.busy) for pool in self._pools.values()):
+            await asyncio.sleep(_LOOK_S)  # one that is given back is idle soon
+        asked = [(p, name) for p in self._pools.values() for name in in_the_way(p, p.free)]
         for pool, name in asked:
             self._occupy(pool, name, pool.units.free_memory(name))
         while any(name in pool.busy for pool, name in asked):

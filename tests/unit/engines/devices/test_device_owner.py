@@ -171,6 +171,21 @@ async def test_idle_units_on_the_gpus_of_a_lease_give_their_memory_back_first(
     assert held.freed == ["unit-1"], "it is on another GPU"
 
 
+async def test_a_unit_that_is_being_given_back_gives_its_memory_back_too(
+    owner: DeviceOwner,
+) -> None:
+    servers = await owner.lease(Request("server", 1, 1, "a", driver="alive"))
+    held = NotedUnits.made[0]
+    held.may_return.clear()
+    await owner.release("server", servers.lease_id, is_clean=True)
+    ranks = asyncio.create_task(owner.lease(Request("rank", 1, 1, "b", driver="alive")))
+    await asyncio.sleep(0.1)
+    assert not ranks.done()
+    held.may_return.set()
+    await ranks
+    assert held.freed == ["unit-0"]
+
+
 async def test_the_roles_of_a_stage_are_granted_together_or_not_at_all(owner: DeviceOwner) -> None:
     def ask(holder: str, wait_s: float = 5.0) -> list[Request]:
         return [

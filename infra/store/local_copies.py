@@ -22,17 +22,17 @@ def verified_copy(
     that was damaged since is fetched again."""
     verified, place = verified or VerifiedFiles(None), store.local_path(path)
     if place is not None:
-        verified.check(place, files, store.url(path))
+        verified.check(place, files, store.url(path), store.on_progress)
         return place
     if copy.exists():
         try:
-            verified.check(copy, files, store.url(path))
+            verified.check(copy, files, store.url(path), store.on_progress)
             return copy
         except CorruptArtifact as error:
             _log.warning("fetching a damaged copy again: %s", error)
             _remove(copy)
     _fetch(store, path, files, copy)
-    verified.check(copy, files, store.url(path))
+    verified.check(copy, files, store.url(path), store.on_progress)
     return copy
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fsspec
+from fsspec import Callback
 from fsspec.implementations.local import LocalFileSystem
 
 from infra.config import Config
@@ -25,11 +26,20 @@ from infra.home import home
 from infra.store.errors import explain, is_name_taken
 
 CHUNK_BYTES = 1 << 20
+PART_BYTES = 64 * CHUNK_BYTES
+"""of a large file, after which progress is told"""
 HOME_VARIABLE = "$TRIBUTARY_HOME"
 """in a root it means the home also where the variable is not set"""
 _PASSWORD = re.compile(r"[^/]+://[^/]*:[^/]*@")
 TRANSFERS = 8
 """files of one folder that travel side by side"""
+
+
+OnProgress: TypeAlias = Callable[[], object]
+
+
+def _ignore() -> None:
+    pass
 
 
 class FileRecord(Config):
@@ -57,6 +67,8 @@ class Store:
             self.fs, self._base = fsspec.core.url_to_fs(expanded, use_listings_cache=False)
         self.root: str = self.fs.unstrip_protocol(self._base).rstrip("/")
         self.is_local = isinstance(self.fs, LocalFileSystem)
+        self.on_progress: OnProgress = _ignore
+        """called after each file that was moved or compared, and after each part of a large one"""
 
     def read(self, path: str) -> bytes:
         """Whole content. Raises FileNotFoundError."""
@@ -149,20 +161,26 @@ class Store:
         target = self._full(f"{path}/{name}" if path else name)
         if self.is_local:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
-            digest = _copy_hashed(source, Path(target))
+            digest = _copy_hashed(source, Path(target), self.on_progress)
         else:
-            digest = file_sha256(source)
-            self.fs.put_file(str(source), target)
+            digest = file_sha256(source, self.on_progress)
+            self.fs.put_file(str(source), target, callback=self._callback())
+        self.on_progress()
         return FileRecord(path=name, size=source.stat().st_size, sha256=digest)
 
     def _download(self, path: str, file: FileRecord, dest: Path) -> None:
         target = dest / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.fs.get_file(self._full(f"{path}/{file.path}"), str(target))
+            origin = self._full(f"{path}/{file.path}")
+            self.fs.get_file(origin, str(target), callback=self._callback())
         except FileNotFoundError:
             target.unlink(missing_ok=True)
-        check_file(target, file, self.url(path))
+        check_file(target, file, self.url(path), self.on_progress)
+
+    def _callback(self) -> Callback:
+        """Tells of a transfer's progress as the backend counts it."""
+        return Callback(hooks={"progress": lambda *_, **__: self.on_progress()})
 
     def _each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with ThreadPoolExecutor(max(1, min(TRANSFERS, len(items)))) as pool:
@@ -187,20 +205,25 @@ class Store:
         return f"{getattr(self, 'root', '')}/{path}".rstrip("/")
 
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(path: Path, on_progress: OnProgress = _ignore) -> str:
+    digest = hashlib.sha256()
+    for chunk in _chunks(path, on_progress):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
-def check_file(path: Path, record: FileRecord, origin: str) -> None:
+def check_file(
+    path: Path, record: FileRecord, origin: str, on_progress: OnProgress = _ignore
+) -> None:
     """Compare a local file with its record. Raises CorruptArtifact naming it."""
     if not path.is_file():
         found = "is missing"
     elif path.stat().st_size != record.size:
         found = f"has {path.stat().st_size} bytes instead of {record.size}"
-    elif file_sha256(path) != record.sha256:
+    elif file_sha256(path, on_progress) != record.sha256:
         found = "has another checksum than its manifest says"
     else:
+        on_progress()
         return
     raise CorruptArtifact(
         f"{origin}/{record.path} {found}: it was changed or damaged after it was written, so it is "
@@ -208,14 +231,24 @@ def check_file(path: Path, record: FileRecord, origin: str) -> None:
     )
 
 
-def _copy_hashed(source: Path, target: Path) -> str:
+def _copy_hashed(source: Path, target: Path, on_progress: OnProgress) -> str:
     """Copy while hashing: the bytes are read once."""
     digest = hashlib.sha256()
-    with source.open("rb") as reader, target.open("wb") as writer:
-        while chunk := reader.read(CHUNK_BYTES):
+    with target.open("wb") as writer:
+        for chunk in _chunks(source, on_progress):
             digest.update(chunk)
             writer.write(chunk)
     return digest.hexdigest()
+
+
+def _chunks(path: Path, on_progress: OnProgress) -> Generator[bytes]:
+    done = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+            done += len(chunk)
+            if done % PART_BYTES == 0:
+                on_progress()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from infra.store.store import FileRecord, check_file
+from infra.store.store import FileRecord, OnProgress, check_file
 
 
 class VerifiedFiles:
@@ -21,13 +21,19 @@ class VerifiedFiles:
     def __init__(self, notes: Path | None) -> None:
         self._notes = notes
 
-    def check(self, folder: Path, files: Sequence[FileRecord], origin: str) -> None:
+    def check(
+        self, folder: Path, files: Sequence[FileRecord], origin: str, on_progress: OnProgress
+    ) -> None:
         """Compare `folder` with the records. Raises CorruptArtifact naming the file."""
+
+        def check(file: FileRecord) -> None:
+            check_file(folder / file.path, file, origin, on_progress)
+
         note = self._note(folder)
         known = _read(note)
         changed = [f for f in files if known.get(f.path) != _stamp(folder / f.path, f)]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda file: check_file(folder / file.path, file, origin), changed))
+            list(pool.map(check, changed))
         if note is not None and changed:
             _write(note, {f.path: _stamp(folder / f.path, f) for f in files})
 

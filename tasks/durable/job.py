@@ -62,6 +62,7 @@ def main(root: str, job: str) -> int:
     given = JobInput.model_validate_json(store.read(job_path(job)))
     claims = Claims(store, given.kind, given.digest)
     stop, pulse = StopFlag(), Pulse()
+    store.on_progress = pulse.beat  # a large model travels for longer than a stage may stand still
     signal.signal(signal.SIGTERM, lambda *_: _request(stop))
 
     def give_up(error: StageStalled) -> None:

@@ -1,7 +1,8 @@
 """The watchdog of a stage: when nothing gets on for too long, it says where everything stands.
 
-Progress is a reported step, a finished rollout or a checkpoint. Waiting for engines that others
-hold has a bound of its own and does not count.
+Progress is a reported step, a finished rollout, a checkpoint, or a file (64 MiB of a large one) on
+its way to or from the store. Waiting for engines that others hold has a bound of its own and does
+not count.
 """
 
 from __future__ import annotations

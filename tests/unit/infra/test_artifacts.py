@@ -125,7 +125,7 @@ def test_unchanged_files_are_hashed_once(
     record = commit(artifacts, folder(tmp_path / "out"))
     place = artifacts.local(record)
     hashed: list[Path] = []
-    monkeypatch.setattr("infra.store.store.file_sha256", lambda path: hashed.append(path) or "")
+    monkeypatch.setattr("infra.store.store.file_sha256", lambda path, _: hashed.append(path) or "")
     assert artifacts.local(record) == place
     assert hashed == []
     os.utime(place / "model", (1, 1))

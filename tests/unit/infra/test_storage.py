@@ -15,10 +15,39 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from infra.errors import CorruptArtifact, StorageError
+from infra.store import store as store_module
 from infra.store.errors import explain, is_name_taken
+from infra.store.local_copies import verified_copy
 from infra.store.store import Store
+from infra.store.verified import VerifiedFiles
 
 pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_transfer_tells_of_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(store_module, "PART_BYTES", 2 << 20)
+    store = Store(str(tmp_path / "store") if kind == "local" else f"memory://{tmp_path.name}")
+    told: list[int] = []
+    store.on_progress = lambda: told.append(1)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "large").write_bytes(bytes(5 << 20))
+    (source / "small").write_bytes(b"x")
+    files = store.upload_folder(source, "folder")
+    assert len(told) >= 4, "two files, and two parts of the large one"
+    told.clear()
+    store.download_folder("folder", files, tmp_path / "copy")
+    assert len(told) >= 4
+    told.clear()
+    copy = tmp_path / "verified"
+    verified_copy(store, "folder", files, copy, VerifiedFiles(tmp_path / "notes"))
+    assert len(told) >= 4
+    told.clear()
+    verified_copy(store, "folder", files, copy, VerifiedFiles(tmp_path / "notes"))
+    assert not told, "nothing has changed"
 
 
 def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ DIGEST = stage_identity(SPEC, {}).digest
 # A job whose body is one of these; the engines have none that hangs when asked to.
 JOB = """
 import asyncio, subprocess, sys, time
+from infra.store import store
 from tasks.durable import job, watchdog
 
 async def judge():
@@ -58,6 +59,21 @@ async def hang_without_disk(spec, context):
 
     job.Claims.finish = watchdog.dump_stacks = fail
     time.sleep(60)
+
+async def save_slowly(spec, context):
+    copy = store._copy_hashed
+
+    def copy_slowly(*given):
+        time.sleep(0.5)
+        return copy(*given)
+
+    store._copy_hashed, store.TRANSFERS = copy_slowly, 1
+    folder = context.scratch / "checkpoint"
+    folder.mkdir()
+    for name in "abcdefgh":
+        (folder / name).touch()
+    context.checkpoints.save(1, folder)
+    return {}
 
 async def wait(spec, context):
     print("waits", flush=True)
@@ -126,6 +142,15 @@ def test_it_ends_also_where_its_stacks_and_its_end_cannot_be_written(tmp_path: P
     assert claims.end_of(1) is None
     said = (tmp_path / "log").read_text()
     assert "What each process was doing: could not be written down (OSError: no space left)" in said
+
+
+def test_a_long_way_to_the_store_is_no_standstill(tmp_path: Path) -> None:
+    process, claims = _start(tmp_path, "save_slowly", 2.0)
+    try:
+        process.wait(60)
+    finally:
+        process.kill()
+    assert _end(claims).outcome == "done", (tmp_path / "log").read_text()
 
 
 class _Launcher(LocalLauncher):

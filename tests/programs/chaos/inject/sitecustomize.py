@@ -190,12 +190,12 @@ def disturb_store(module: Any) -> None:
             raise module.explain(_io_error(path), "write", self.url(path))
         write(self, path, data)
 
-    def torn_copy(source: Path, target: Path) -> str:
+    def torn_copy(source: Path, target: Path, on_progress: Callable[[], object]) -> str:
         if _take("torn"):
             data = source.read_bytes()
             target.write_bytes(data[: len(data) // 2])
             raise _io_error(target)
-        return copy(source, target)
+        return copy(source, target, on_progress)
 
     store.write, module._copy_hashed = torn_write, torn_copy
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +20,8 @@ from infra.errors import InputError
 
 _MARK = "Q0Q"
 """content of a placeholder turn, used to find the turn in the rendering"""
+_ASKED = Message("user", 'What is 12 + 30?\nSay "rouge", \u8272 or #f00: `color = "..."`')
+_TOOL = Tool("search", "Search the index.", {"q": "string"}, ("q",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,18 @@ class Chat:
     def num_tokens(self) -> int:
         """Size of the vocabulary with added tokens; the model's may be larger."""
         return self._tokenizer.get_vocab_size()
+
+    @property
+    def format_checksum(self) -> str:
+        """Equal for chats that write conversations in the same tokens: that of the ids of the same
+        prompts, with thinking on and off, with and without tools."""
+        prompts = [
+            self.prompt_ids(Problem("probe", "probe", (_ASKED,), tools=tools, thinking=thinking))
+            for tools in ((), (_TOOL,))
+            for thinking in (False, True)
+            if self.can_call_tools or not tools
+        ]
+        return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
 
     @property
     def vocabulary(self) -> dict[str, int]:

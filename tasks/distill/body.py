@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.chat import Chat
-from engines.chat.checksum import format_checksum
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
@@ -47,7 +46,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             kept = await KeptRollouts.open(parts.journal, position)
             recovered += len(kept.known)
             chat = Chat.load(context.inputs[domain.name])
-            formats[domain.name] = format_checksum(chat)
+            formats[domain.name] = chat.format_checksum
             work = _sample(spec, context, parts, domain, kept, chat)
             rollouts = await unless_stopped(context, work)
             tokens += sum(r.num_trained_tokens for r in rollouts)

@@ -142,10 +142,8 @@ def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
 def _check_same_format(chat: Chat, row: DistilledRow, checksum: str | None) -> None:
     """By the checksum of the chat that sampled it. A dataset without one is not `distill`'s: there
     a row must begin with its problem's prompt, as those of the driver `conversation` do."""
-    from engines.chat.checksum import format_checksum
-
     prompt = chat.prompt_ids(row.problem) if checksum is None else []
-    is_same = checksum in (None, format_checksum(chat)) and row.tokens[: len(prompt)] == prompt
+    is_same = checksum in (None, chat.format_checksum) and row.tokens[: len(prompt)] == prompt
     if not is_same:
         differs = f": the prompt of {row.problem.id} differs" if checksum is None else ""
         raise InputError(

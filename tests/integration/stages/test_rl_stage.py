@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from engines.chat import Chat
-from engines.chat.checksum import format_checksum
 from engines.rollout.records.dataset import read_dataset, read_formats
 from engines.rollout.records.gallery import read_rollouts
 from engines.rollout.records.packed_groups import pack_groups, unpack_groups
@@ -224,7 +223,7 @@ async def _distills_to_rows(root: Path, model: Path, trained: Path) -> None:
     rows = list(read_dataset(context.out))
     # a random model rarely ends its answer, and more rarely with its thought closed
     assert rows, counts
-    of_chat = format_checksum(Chat.load(model))
+    of_chat = Chat.load(model).format_checksum
     assert read_formats(context.out) == {"general": of_chat, "base": of_chat}
     for name in ("general", "base"):
         of_expert = [r for r in rows if r.expert == name]

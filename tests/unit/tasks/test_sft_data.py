@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from curricula.registry import build
 from engines.chat import Chat
-from engines.chat.checksum import format_checksum
 from engines.rollout.records.admitted_problems import AdmittedProblem, write_admitted
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.types import Demonstration, Message, Problem, Split
@@ -224,7 +223,7 @@ def test_a_row_may_begin_with_a_prompt_of_its_driver_if_its_chat_was_the_same(
     asked = problem()
     own = replace(asked, messages=(Message("system", "rules of the program"), *asked.messages))
     of_harness = replace(row(chat, own, (Message("assistant", "red"),)), problem=asked)
-    same = dataset(tmp_path, [of_harness], {"reasoning-rl": format_checksum(chat)})
+    same = dataset(tmp_path, [of_harness], {"reasoning-rl": chat.format_checksum})
     assert load_data(sft(), model, {"data": same}).sequences[0].tokens == of_harness.tokens
     with pytest.raises(InputError, match=r"the prompt of p/1 differs"):
         load_data(sft(), model, {"data": dataset(tmp_path, [of_harness])})
@@ -235,16 +234,14 @@ def test_a_dataset_of_another_chat_is_refused_whatever_its_rows_begin_with(
 ):
     sampled = row(Chat.load(model), problem(), (Message("assistant", "red"),))
     other = Chat.load(chat_folder(tmp_path / "other", LLAMA, LLAMA_TOKENS, "<|eot|>"))
-    folder = dataset(tmp_path, [sampled], {"reasoning-rl": format_checksum(other)})
+    folder = dataset(tmp_path, [sampled], {"reasoning-rl": other.format_checksum})
     with pytest.raises(InputError, match=r"expert reasoning-rl were made with another tokenizer"):
         load_data(sft(), model, {"data": folder})
 
 
 def test_the_checksum_of_a_chat_follows_its_tokenizer_and_template(tmp_path: Path):
     def checksum(name: str, template: str, tokens: list[str]) -> str:
-        return format_checksum(
-            Chat.load(chat_folder(tmp_path / name, template, tokens, tokens[-1]))
-        )
+        return Chat.load(chat_folder(tmp_path / name, template, tokens, tokens[-1])).format_checksum
 
     one = checksum("one", LLAMA, LLAMA_TOKENS)
     assert checksum("same", LLAMA, LLAMA_TOKENS) == one

@@ -96,8 +96,11 @@ class ProcessParent:
     def _signal(self, pid: int, number: int) -> None:
         self.reap()
         if pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(pid, number)
+            except ProcessLookupError:  # a young one has no group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def reap(self) -> None:
         """Take note of children that ended, however they did, and remove what they left."""

@@ -242,7 +242,7 @@ class AgentSession:
                 begun.parent, begun.context, begun.meanings, made.said.message(), begun.line,
                 begun.kept, begun.begin,
             )  # fmt: skip
-            turn.cut_off = made.end if _is_truncated(made) else None
+            turn.cut_off = self._cut_off(made, turn)
             self._record.note(turn, begun.kind, request)
         except BaseException as error:
             if turn is None or not self.tree.remove(turn):
@@ -256,6 +256,12 @@ class AgentSession:
         if self._host.tokens_left < 1 and self._sampling == 0:
             self._end(End(Status.TRUNCATED, "token budget"))
         return made, turn
+
+    def _cut_off(self, made: HostTurn, turn: Turn) -> End | None:
+        """What cut a turn off, beside the limit of one turn, which an agent may live with."""
+        if made.end is None or made.end.status is not Status.TRUNCATED:
+            return None
+        return None if turn.end - turn.begin == self._limits.turn_tokens else made.end
 
     async def _host_turn(self, begun: _Begun) -> HostTurn:
         """Sampled when the budget has tokens for it."""
@@ -290,10 +296,6 @@ def _answer(made: HostTurn, turn: Turn) -> Answer:
         prompt_tokens=turn.begin,
         new_tokens=turn.end - turn.begin,
     )
-
-
-def _is_truncated(made: HostTurn) -> bool:
-    return made.end is not None and made.end.status is Status.TRUNCATED
 
 
 def _judged(last: Turn) -> list[Message]:

@@ -289,18 +289,22 @@ async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_r
 
 
 async def test_the_last_turn_that_was_cut_off_is_no_whole_answer() -> None:
-    session = session_of(counting(), SessionLimits(turn_tokens=10))
+    session = session_of(counting(), context_length=50)
     first = await ask(session, USER)
     assert (rollout := session.finish(DONE, {})).status is Status.TRUNCATED
-    assert rollout.transcript.reason == "token budget"
+    assert rollout.transcript.reason == "context length"
     failed = End(Status.FAILED, "exit code 1")
     assert session.finish(failed, {}).status is Status.FAILED
 
-    numbers = iter(["much too long", "short"])
-    session = session_of(Script(lambda prompt: next(numbers)), SessionLimits(turn_tokens=10))
-    first = await ask(session, USER)
-    await ask(session, USER, first, USER)
-    assert session.finish(DONE, {}).status is Status.COMPLETED, "a later one was not"
+    session = session_of(counting(), SessionLimits(turn_tokens=10))
+    await ask(session, USER)
+    assert session.finish(DONE, {}).status is Status.COMPLETED, "its agent took it as it was"
+
+    texts = iter(["x" * 100, "short"])
+    session = session_of(Script(lambda prompt: next(texts)), context_length=100)
+    await ask(session, USER)
+    await ask(session, Message("user", "another task"))
+    assert session.finish(DONE, {}).status is Status.COMPLETED, "a later one was not cut off"
 
 
 async def test_branches_under_way_count() -> None:

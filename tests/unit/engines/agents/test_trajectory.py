@@ -290,7 +290,7 @@ async def test_a_remembered_conversation_goes_on_under_the_instructions_of_the_r
 
 async def test_the_last_turn_that_was_cut_off_is_no_whole_answer() -> None:
     session = session_of(counting(), context_length=50)
-    first = await ask(session, USER)
+    await ask(session, USER)
     assert (rollout := session.finish(DONE, {})).status is Status.TRUNCATED
     assert rollout.transcript.reason == "context length"
     failed = End(Status.FAILED, "exit code 1")

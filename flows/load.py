@@ -66,6 +66,15 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(str(error)) from None
 
 
+def option_value(option: str, text: str) -> Any:
+    """The value of a command's option, which is YAML. Raises InputError that names the option."""
+    try:
+        return parse_yaml(text)
+    except (yaml.YAMLError, InputError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"{option}: the value is not YAML: {said}") from None
+
+
 def shipped_recipes() -> list[str]:
     return sorted(p.stem for p in SHIPPED.glob("*.yaml"))
 
@@ -289,11 +298,7 @@ def set_field(data: dict[str, Any], change: str) -> None:
     here: Any = data
     for part in parents:
         here = _child(here, part, change)
-    try:
-        value = parse_yaml(text)
-    except (yaml.YAMLError, InputError) as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"--set {change}: the value is not YAML: {said}") from None
+    value = option_value(f"--set {change}", text)
     if isinstance(here, list):
         here, last = _holder(here, last, change)
         here[last] = value

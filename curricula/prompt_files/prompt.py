@@ -16,8 +16,8 @@ from engines.types import Json, Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
 
 PROMPTS = ("prompt", "question", "problem", "messages", "conversations")
-_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
 REFERENCES = ("reference", "answer", "ground_truth", "target")
+_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,11 @@ class Gateway:
         self._sessions[key] = session
         return key
 
-    def close(self, key: str) -> None:
-        """Its requests are refused from now on."""
+    async def close(self, key: str) -> None:
+        """Its requests are refused from now on, and those under way given up."""
         session = self._sessions.pop(key, None)
         if session is not None:
-            session.over.set()
+            await session.close()
 
     @property
     def is_idle(self) -> bool:

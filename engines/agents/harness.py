@@ -93,8 +93,7 @@ class Harness:
             try:
                 end, files = await self._run(problem, session, address, key)
             finally:
-                gateway.close(key)
-                await session.close()
+                await gateway.close(key)
         answer = files.pop(self._answer_file, None) if self._answer_file else None
         return session.finish(end, files, answer)
 

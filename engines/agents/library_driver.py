@@ -64,8 +64,7 @@ class LibraryDriver:
             try:
                 end, files = await self._ended(reference, session, f"http://{address}", key)
             finally:
-                gateway.close(key)
-                await session.close()
+                await gateway.close(key)
         return session.finish(end, files)
 
     async def _ended(

@@ -57,7 +57,7 @@ class JsonRows:
     """Lines of JSONL."""
 
     def __init__(self, text: bytes, first_line: int) -> None:
-        lines = enumerate(_lines(text, is_begin=first_line == 1), first_line)
+        lines = enumerate(_lines(text, is_start=first_line == 1), first_line)
         self._lines = [(number, line) for number, line in lines if not _is_empty(line)]
 
     def __len__(self) -> int:
@@ -141,6 +141,7 @@ def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
 
 @contextmanager
 def _readable(name: str) -> Generator[None]:
+    """Whatever reading this file raises is an InputError that names it."""
     try:
         yield
     except TributaryError:
@@ -179,15 +180,15 @@ def _line_chunks(number: int, path: Path) -> Iterator[Chunk]:
             if not text.endswith(b"\n"):
                 text += file.readline()
             num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-            rows = sum(not _is_empty(each) for each in _lines(text, is_begin=at == 0))
+            rows = sum(not _is_empty(each) for each in _lines(text, is_start=at == 0))
             if rows:
                 yield Chunk(number, at, len(text), line, rows)
             at, line = at + len(text), line + num_lines
 
 
-def _lines(text: bytes, *, is_begin: bool) -> list[bytes]:
-    """`is_begin`: of a file."""
-    return (text.removeprefix(_BYTE_ORDER_MARK) if is_begin else text).split(b"\n")
+def _lines(text: bytes, *, is_start: bool) -> list[bytes]:
+    """`is_start`: the text is the start of a file."""
+    return (text.removeprefix(_BYTE_ORDER_MARK) if is_start else text).split(b"\n")
 
 
 def _is_empty(line: bytes) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from engines.sglang.serving.endpoint import Endpoint
@@ -19,7 +18,7 @@ from engines.sglang.serving.parsers import Parsers, parsers_of
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
-from flows.load import parse_yaml
+from flows.load import option_value
 from infra.access import is_loopback, key_path, required_key
 from infra.errors import InputError
 from infra.home import home
@@ -158,11 +157,7 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"--sglang {text}: write it as NAME=VALUE, e.g. context_length=8192")
-        try:
-            passed[name] = parse_yaml(value)
-        except (yaml.YAMLError, InputError) as error:
-            said = " ".join(str(error).split())
-            raise InputError(f"--sglang {text}: the value is not YAML: {said}") from None
+        passed[name] = option_value(f"--sglang {text}", value)
     return passed
 
 

@@ -27,8 +27,8 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
-    # What runs here may send it any signal, and the kernel keeps only deadly ones from a first
-    # process.
+    # Commands may send it any signal. The kernel shields process 1 from those that it does not
+    # handle, and Python handles SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     serve(source, sink, Place(sys.argv[1], alone=True, watch_disk="watch-disk" in sys.argv[2:]))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -19,6 +16,7 @@ from engines.sglang.servers.server import Server
 from engines.sglang.servers.slots import Slot
 from engines.sglang.spec import FleetSpec
 from infra.errors import EngineError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -40,30 +38,9 @@ class EndedChildren:
 @pytest.fixture
 def taken() -> Iterator[int]:
     """The port of somebody else's server, which answers as ours would."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer({"weight_version": "0"})
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer({"output_ids": [1]})
-
-        def _answer(self, content: Any) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    answers = {"/model_info": {"weight_version": "0"}, "/generate": {"output_ids": [1]}}
+    with json_server(lambda path, body: (200, answers[path])) as port:
+        yield port
 
 
 @pytest.mark.parametrize("lives", [0, 1])

@@ -3,10 +3,7 @@ small server of our own: SGLang's gives no memory back without a GPU."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +18,7 @@ from engines.sglang.servers.slots import Slot
 from engines.sglang.spec import FleetSpec
 from engines.weight_versions import BROKEN_WEIGHTS
 from infra.errors import InputError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 NOTHING: frozenset[ServerPart] = frozenset()
@@ -68,24 +66,8 @@ def engine() -> Engine:
 
 @pytest.fixture
 def url(engine: Engine) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-            status, content = engine.answer(self.path, body)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with json_server(engine.answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_server_is_emptied_and_named_broken_before_it_gives_its_weights_back(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from engines.weights.reach import answer_reach, reaches_this_host, reads_folder
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import Target
 from infra.errors import EngineError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -30,26 +28,12 @@ Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 def served(answer: Answer) -> Iterator[Target]:
     """A server that answers with this; None: it does not know the request."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            reply = answer(body)
-            self.send_response(404 if reply is None else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps(reply).encode())
+    def replied(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        reply = answer(body)
+        return (404 if reply is None else 200), reply
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Target(f"http://127.0.0.1:{server.server_port}", 1, "0")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(replied) as port:
+        yield Target(f"http://127.0.0.1:{port}", 1, "0")
 
 
 def cut_off(body: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,0 +1,44 @@
+"""A small HTTP server of JSON, for what asks a server and needs no engine behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+Answer: TypeAlias = Callable[[str, dict[str, Any]], tuple[int, Any]]
+"""status and content for a path and a body, which is empty if the request has none"""
+
+
+@contextmanager
+def json_server(answer: Answer) -> Generator[int]:
+    """Its port, on the loopback address; it ends with the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(*answer(self.path, {}))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(*answer(self.path, json.loads(body or b"{}")))
+
+        def _send(self, status: int, content: Any) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

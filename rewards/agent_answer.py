@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from engines.types import Transcript, Verdict
+from rewards.references import reference_of
 
 
 class AgentAnswer:
@@ -13,8 +14,10 @@ class AgentAnswer:
     The reference holds `{"answer": "red", "needs": ["search"]}`.
     """
 
+    reference_keys: ClassVar = ("answer", "needs")
+
     async def __call__(self, transcript: Transcript) -> Verdict:
-        reference: Any = transcript.problem.reference
+        reference = reference_of(transcript, self.reference_keys)
         used = [call.name for message in transcript.messages for call in message.tool_calls]
         unused = [tool for tool in reference["needs"] if tool not in used]
         last = transcript.messages[-1] if transcript.messages else None

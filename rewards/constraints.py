@@ -6,11 +6,12 @@ A problem's reference holds the list: `{"constraints": [{"kind": "word_count", "
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from rewards import layout_kinds
 from rewards.constraint_kinds import KINDS, Check
+from rewards.references import reference_of
 
 ALL_KINDS: Mapping[str, Check] = {**KINDS, **layout_kinds.KINDS}
 
@@ -18,8 +19,10 @@ ALL_KINDS: Mapping[str, Check] = {**KINDS, **layout_kinds.KINDS}
 class Constraints:
     """Parts: one 0 or 1 for each constraint, by its kind."""
 
+    reference_keys: ClassVar = ("constraints",)
+
     async def __call__(self, transcript: Transcript) -> Verdict:
-        reference: Any = transcript.problem.reference
+        reference = reference_of(transcript, self.reference_keys)
         constraints: list[dict[str, Any]] = reference["constraints"]
         parts: dict[str, float] = {}
         for constraint in constraints:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
+from rewards.references import reference_of
 
 
 class Exact:
     """1 if the reply is the reference answer, or one of them where it is a list, else 0."""
+
+    reference_keys: ClassVar = ("answer",)
 
     def __init__(self, *, ignore_case: bool = False) -> None:
         """White space at the ends and its amount in between never count."""
@@ -25,6 +28,8 @@ class Regex:
 
     The last match counts, its group 1 if the pattern has one: `[Aa]nswer: (.+)`.
     """
+
+    reference_keys: ClassVar = ("answer",)
 
     def __init__(self, *, pattern: str, ignore_case: bool = False) -> None:
         try:
@@ -44,13 +49,7 @@ class Regex:
 
 
 def _compared(transcript: Transcript, said: str, ignore_case: bool) -> Verdict:
-    reference: Any = transcript.problem.reference
-    if not isinstance(reference, dict) or "answer" not in reference:
-        raise ValueError(
-            f"problem {transcript.problem.id} has no reference answer; name its column in"
-            " columns.reference"
-        )
-    gold: Any = reference["answer"]
+    gold: Any = reference_of(transcript, ("answer",))["answer"]
     allowed = [
         _normalised(each, ignore_case) for each in (gold if isinstance(gold, list) else [gold])
     ]

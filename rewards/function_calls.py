@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.back_ends.back_end import BackEnd, solved
 from infra.back_ends.calls import Call, is_same_value
 from infra.back_ends.task import task_of
 from rewards.assistant_turns import assistant_turns
+from rewards.references import reference_of
 
 
 class FunctionCalls:
@@ -19,8 +20,10 @@ class FunctionCalls:
     its calls' share of those that led on.
     """
 
+    reference_keys: ClassVar = ("task",)
+
     async def __call__(self, transcript: Transcript) -> Verdict:
-        reference: Any = transcript.problem.reference
+        reference = reference_of(transcript, self.reference_keys)
         back_end = BackEnd(task_of(reference["task"]))
         if "before" in reference:
             return _of_next_call(transcript, back_end, reference["before"])

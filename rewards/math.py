@@ -8,12 +8,13 @@ open, so where a number is asked for, the answer has to be one: `30+12` is no an
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
 from rewards.format import format_fault
 from rewards.math_judge import MathJudge, TookTooLong
+from rewards.references import reference_of
 from rewards.text import boxed
 
 MAX_ANSWER = 500
@@ -41,6 +42,8 @@ _MIXED = re.compile(r"([+-]?)(\d+)\s(\d+)/(\d+)")
 class Math:
     """1 if the reply is well formed and its one box contains the reference answer, else 0."""
 
+    reference_keys: ClassVar = ("answer",)
+
     def __init__(self, *, time_limit: float = 5.0) -> None:
         """`time_limit`: seconds that one comparison may take; then the answer counts as wrong."""
         if time_limit <= 0:
@@ -50,8 +53,7 @@ class Math:
         self._judge = MathJudge(time_limit)
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        reference: Any = transcript.problem.reference
-        gold = str(reference["answer"])
+        gold = str(reference_of(transcript, self.reference_keys)["answer"])
         if fault := format_fault(transcript):
             return Verdict(0.0, reason=fault)
         boxes = boxed(transcript.answer)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.reasoning_gym_library import load_reasoning_gym
 from rewards.format import format_fault
+from rewards.references import reference_of
 from rewards.text import boxed
 
 
@@ -19,15 +20,18 @@ class ReasoningGymScore:
     reference names the entry: `{"dataset", "config", "seed", "index"}`.
     """
 
+    reference_keys: ClassVar = ("dataset", "config", "seed", "index")
+
     async def __call__(self, transcript: Transcript) -> Verdict:
+        reference = reference_of(transcript, self.reference_keys)
         if fault := format_fault(transcript):
             return Verdict(0.0, reason=fault)
         boxes = boxed(transcript.answer)
         answer = boxes[0] if len(boxes) == 1 else transcript.answer.strip()
-        return Verdict(_score(transcript.problem.reference, answer))
+        return Verdict(_score(reference, answer))
 
 
-def _score(reference: Any, answer: str) -> float:
+def _score(reference: dict[str, Any], answer: str) -> float:
     config = json.dumps(reference["config"], sort_keys=True)
     dataset = _dataset(reference["dataset"], config, reference["seed"])
     score = dataset.score_answer(answer, entry=dataset[reference["index"]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
@@ -14,6 +14,7 @@ from infra.repositories.sandboxes import pool
 from infra.sandbox.python import DEMANDS, Demand
 from rewards.assistant_turns import assistant_turns
 from rewards.known_verdicts import KnownVerdicts
+from rewards.references import reference_of
 
 EDIT = "edit"
 """the tool whose calls are the rollout's work"""
@@ -26,6 +27,8 @@ class RepositoryTests:
     The reference holds `files`, `protected` and `checks`: `[module, function, arguments, value]`.
     """
 
+    reference_keys: ClassVar = ("files", "protected", "checks")
+
     def __init__(self, *, sandbox: Demand = "confined", once: bool = False) -> None:
         """`sandbox`: what the kernel must offer before the model's code runs. `once`: the same
         files of the same problem are judged once, and that verdict is given to all rollouts that
@@ -36,7 +39,7 @@ class RepositoryTests:
         self._known = KnownVerdicts[Judgement]() if once else None
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        reference: Any = transcript.problem.reference
+        reference = reference_of(transcript, self.reference_keys)
         original, protected = reference["files"], reference["protected"]
         if transcript.files:
             final, refused = {**original, **transcript.files}, 0

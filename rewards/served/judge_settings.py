@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from infra.config import Config, Count
-from rewards.served.prompt import prompt_fault
+from rewards.served.prompt import prompt_fault, reference_places
 
 
 class JudgeSettings(Config):
@@ -33,6 +33,11 @@ class JudgeSettings(Config):
     max_new_tokens: Count = 64
     """of the judge's answer, its thought included"""
     temperature: float = Field(default=0.0, ge=0)
+
+    @property
+    def reference_keys(self) -> tuple[str, ...]:
+        """The fields of a reference that its prompt shows; `""` for the whole of it."""
+        return reference_places(self.prompt)
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:

@@ -33,6 +33,12 @@ def prompt_fault(template: str) -> str:
     return ""
 
 
+def reference_places(template: str) -> tuple[str, ...]:
+    """The fields of a reference that a template shows; `""` for the whole of it."""
+    places = [name.partition(".") for name in _names(template)]
+    return tuple(dict.fromkeys(key for first, _, key in places if first == "reference"))
+
+
 def filled(template: str, transcript: Transcript) -> str:
     """Raises ValueError for a field that the problem's reference does not have."""
     parts: list[str] = []

@@ -1,0 +1,61 @@
+"""What a reward reads of a problem's reference, and what a reference lacks.
+
+A reward names the fields in its attribute `reference_keys`; one without that attribute declares
+nothing. A reference that is no object is its field `answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from engines.types import Json, Transcript
+from infra.errors import InputError
+from infra.hooks import resolve
+from rewards.built_in import BUILT_IN
+
+ANSWER = "answer"
+
+
+def reference_keys(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a reference that the reward `name` reads: ours, or a user's by dotted path,
+    whose module is then imported."""
+    if name == "judge":
+        from rewards.served.judge_settings import JudgeSettings
+
+        return JudgeSettings.model_validate(options).reference_keys
+    declared: Sequence[str] = getattr(resolve("reward", name, BUILT_IN), "reference_keys", ())
+    return tuple(declared)
+
+
+def reference_fault(reference: Json, keys: Sequence[str]) -> str:
+    """Which of the fields a reference lacks, in words; empty if none. `""` among the fields stands
+    for a reference of any kind."""
+    fields = _fields(reference)
+    if not any(_is_there(value) for value in fields.values()):
+        return "has no reference" if keys else ""
+    missing = [key for key in keys if key and not _is_there(fields.get(key))]
+    if not missing:
+        return ""
+    given = ", ".join(map(repr, fields))
+    return f"has a reference without {', '.join(map(repr, missing))}; it has {given}"
+
+
+def reference_of(transcript: Transcript, keys: Sequence[str]) -> dict[str, Any]:
+    """The reference of the problem, with these fields. Raises InputError where it lacks one."""
+    problem = transcript.problem
+    if fault := reference_fault(problem.reference, keys):
+        raise InputError(
+            f"problem {problem.id} {fault}; this reward reads {', '.join(filter(None, keys))} of"
+            " it. In your own files, `columns.reference` names the column"
+        )
+    return _fields(problem.reference)
+
+
+def _fields(reference: Json) -> dict[str, Any]:
+    return cast("dict[str, Any]", reference) if isinstance(reference, dict) else {ANSWER: reference}
+
+
+def _is_there(value: object) -> bool:
+    """Null and an empty text say nothing; NaN stands for null in columns of numbers."""
+    return value is not None and value != "" and value == value

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engines.types import Transcript
-from infra.processes.part_process import PartProcess
+from engines.types import Transcript, Verdict
+from infra.processes.part_process import PartProcess, PartRaised
+from rewards.verdicts import NoVerdict
 
 BUILD = "rewards.registry:build"
 
@@ -17,6 +18,11 @@ class ProcessReward:
     def __init__(self, name: str, options: Mapping[str, Any], timeout_s: float) -> None:
         self.process = PartProcess(f"reward {name!r}", BUILD, (name, dict(options)), timeout_s)
 
-    async def __call__(self, transcript: Transcript) -> Any:
-        """What the reward returned. Raises PartFailed."""
-        return await self.process.call("__call__", transcript, about=transcript.problem.id)
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        """Raises PartFailed, and NoVerdict for what is none."""
+        try:
+            return await self.process.call("__call__", transcript, about=transcript.problem.id)
+        except PartRaised as error:
+            if error.types[0] == f"{NoVerdict.__module__}.{NoVerdict.__qualname__}":
+                raise NoVerdict(error.text) from None
+            raise

@@ -12,6 +12,7 @@ from infra.errors import InputError
 from infra.hooks import check_options, construct, resolve
 from rewards.built_in import BUILT_IN
 from rewards.built_in import SERVED as SERVED_OPTIONS
+from rewards.verdicts import OwnReward, shown
 
 SERVED = frozenset(SERVED_OPTIONS)
 """they ask a served model: `rewards.served.build`"""
@@ -19,13 +20,19 @@ QUICK = frozenset(BUILT_IN) - SERVED - {"reasoning-gym", "regex"}
 """pure, or with bounds of their own: they are called where the rollout is, without a time limit;
 a pattern of the user's may search a reply for ever"""
 
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_FORMS = (
+    "Write `def reward(transcript) -> float`, or a class with `__call__(self, transcript)`; `async`"
+    " or not, and with a number, True or False, or a Verdict as its result"
+)
+
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     """The reward `name` (built in, or `module:attribute`) made with its options.
 
     A user's part is a class (or factory) whose instances are called with the transcript, or itself
-    a function `reward(transcript, **options)`; `async` or not. Raises `InputError` for anything
-    else.
+    a function `reward(transcript, **options)`; `async` or not. It returns a Verdict or its score.
+    Raises `InputError` for anything else.
     """
     if name in SERVED:
         raise InputError(f"reward {name!r} asks a served model, which only a stage has")
@@ -33,24 +40,46 @@ def build(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     options = options or {}
     if _judges(factory, options):
         check_options("reward", name, factory, options)
-        return functools.partial(factory, **options)
+        return OwnReward(_alone(name, functools.partial(factory, **options)))
     reward: Any = construct("reward", name, factory, options)
     if not callable(reward):
-        raise InputError(
-            f"reward {name!r}: {type(reward).__name__} is not a reward: it needs "
-            f"`async def __call__(self, transcript) -> Verdict`."
-        )
-    return cast("Reward", reward)
+        what = name.rpartition(":")[2]
+        is_class = inspect.isclass(factory)
+        made = f"{what} has no `__call__`" if is_class else f"{what}() made {shown(reward)}"
+        raise InputError(f"reward {name!r}: {made}, which is not a reward. {_FORMS}")
+    return cast("Reward", reward) if name in BUILT_IN else OwnReward(_alone(name, reward))
 
 
 def _judges(factory: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether it is the reward itself: a function that needs one argument beside the options."""
-    if not inspect.isfunction(factory):
+    """Whether it is the reward itself: it needs one argument beside the options."""
+    if inspect.isclass(factory):
         return False
-    parameters = list(inspect.signature(factory).parameters.values())[:1]
-    return any(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        and p.default is p.empty
-        and p.name not in options
-        for p in parameters
+    first = _parameters(factory)[:1]
+    return bool(first) and first[0].name not in options and _is_asked_for(first[0])
+
+
+def _alone(name: str, reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The reward, if it can be called with a transcript alone. Raises InputError."""
+    parameters = _parameters(reward)
+    takes_one = any(p.kind in (*_BY_PLACE, p.VAR_POSITIONAL) for p in parameters[:1])
+    missing = [p.name for p in parameters[1:] if _is_asked_for(p) or _is_asked_for(p, by_name=True)]
+    if parameters and takes_one and not missing:
+        return reward
+    why = f"needs {', '.join(missing)} as well" if missing else "takes no transcript"
+    raise InputError(
+        f"reward {name!r} {why}: it is called with the transcript alone, and everything else it"
+        f" takes is an option. {_FORMS}"
     )
+
+
+def _is_asked_for(parameter: inspect.Parameter, *, by_name: bool = False) -> bool:
+    kinds = (parameter.KEYWORD_ONLY,) if by_name else _BY_PLACE
+    return parameter.kind in kinds and parameter.default is parameter.empty
+
+
+def _parameters(called: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Of what a C extension made, one that stands for any."""
+    try:
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("transcript", inspect.Parameter.POSITIONAL_ONLY)]

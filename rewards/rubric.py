@@ -14,14 +14,16 @@ A rollout that ended otherwise is not judged: what it earns is in
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from engines.types import Reward, Status, Transcript, Verdict
 from infra.errors import InputError
 from infra.processes.part_process import PartFailed
+from rewards.verdicts import NoVerdict, verdict_by
+
+_ROUNDING = 1e-6
+"""how far an outcome may lie outside 0 to 1, as sums of short floats do; it counts as the bound"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,36 +105,34 @@ def _combined(terms: Sequence[Term], given: dict[str, Verdict], reason: str) -> 
     for term in terms:
         verdict = given.get(term.name, Verdict(0.0, reason="ran out of budget"))
         key = "outcome" if term.outcome else term.name
-        total += term.weight * verdict.score
-        breakdown[key] = float(verdict.score)
-        breakdown |= {f"{term.name}/{part}": float(v) for part, v in verdict.parts.items()}
+        score = min(1.0, max(0.0, verdict.score)) if term.outcome else verdict.score
+        total += term.weight * score
+        breakdown[key] = score
+        breakdown |= {f"{term.name}/{part}": v for part, v in verdict.parts.items()}
         reasons.append(verdict.reason)
     parts = [
         [term.weight * t for t in given[term.name].turns] for term in terms if term.name in given
     ]
-    turns = [float(sum(of_turn)) for of_turn in zip(*filter(None, parts), strict=True)]
+    turns = [sum(of_turn, 0.0) for of_turn in zip(*filter(None, parts), strict=True)]
     return RubricJudgement(total, breakdown, "; ".join(filter(None, reasons)), turns)
 
 
 async def _ask(term: Term, transcript: Transcript) -> Verdict | Exception:
     try:
-        return await term.reward(transcript)
+        return await verdict_by(term.reward, transcript)
     except Exception as error:  # of a user's code: it fails this sample only
         return error
 
 
-def verdict_fault(term: Term, verdict: object) -> str:
+def verdict_fault(term: Term, verdict: Verdict | Exception) -> str:
     """What makes this no verdict, in words; empty if it is one."""
-    if isinstance(verdict, PartFailed):
+    if isinstance(verdict, PartFailed | NoVerdict):
         return str(verdict)
-    if isinstance(verdict, BaseException):
+    if isinstance(verdict, InputError):
+        return f"cannot judge: {verdict}"
+    if isinstance(verdict, Exception):
         return f"raised {type(verdict).__name__}: {verdict}"
-    if not isinstance(verdict, Verdict):
-        return f"returned {type(verdict).__name__}, not a Verdict"
-    numbers: list[Any] = [verdict.score, *verdict.parts.values(), *verdict.turns]
-    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-        return f"returned {', '.join(map(str, numbers))}: every score must be a finite number"
-    if term.outcome and not 0 <= verdict.score <= 1:
+    if term.outcome and not -_ROUNDING <= verdict.score <= 1 + _ROUNDING:
         return f"scored {verdict.score}: an outcome must be between 0 and 1"
     return ""
 

@@ -50,11 +50,11 @@ ENVIRONMENTS: list[tuple[str, str]] = [
 ]
 REWARDS: list[tuple[str, str]] = [
     ("raises", "on a demonstration of roman/sft/0/0 raised RuntimeError: my judge is broken"),
-    ("text", "misbehaving:text returned str, not a Verdict"),
-    ("number", "misbehaving:number returned float, not a Verdict"),
-    ("nothing", "misbehaving:nothing returned NoneType, not a Verdict"),
+    ("text", "misbehaving:text returned str 'good': a reward returns its score as one number"),
+    ("number", "gives 0.5 to every demonstration and to an empty answer as well"),
+    ("nothing", "misbehaving:nothing returned None: a reward returns its score as one number"),
     ("above_one", "misbehaving:above_one scored 7.0: an outcome must be between 0 and 1"),
-    ("not_a_number", "returned nan: every score must be a finite number"),
+    ("not_a_number", "`score` is nan: every score must be a finite number"),
     ("constant", "gives 1 to every demonstration and to an empty answer as well"),
     ("half_raises", "raised RuntimeError: flaky judge (misbehaving.py, line "),
     ("plain", "gives 1 to every demonstration and to an empty answer as well"),
@@ -63,7 +63,10 @@ REWARDS: list[tuple[str, str]] = [
         "misbehaving:sleeps on a demonstration of roman/sft/0/0 did not finish within 0.5 s",
     ),
     ("leaves", "ends the process (exit code 4) (misbehaving.py, line "),
-    ("NoReward", "NoReward is not a reward: it needs `async def __call__"),
+    (
+        "NoReward",
+        "NoReward has no `__call__`, which is not a reward. Write `def reward(transcript)",
+    ),
 ]
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript
+from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript, Verdict
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.rubric import Term, turns_fault, verdict_fault
 from rewards.served.build import JUDGE
 from rewards.served.judge import question
 from rewards.served.judge_settings import JudgeSettings
+from rewards.verdicts import NoVerdict, verdict_by
 from tasks.domain import RewardTerm
 
 
@@ -82,10 +81,11 @@ def _score(
     return float(verdict.score)
 
 
-async def _asked(term: Term, transcript: Transcript) -> Any:
-    """A reward of the user's own may be a plain function."""
-    verdict: Any = term.reward(transcript)
-    return await verdict if inspect.isawaitable(verdict) else verdict
+async def _asked(term: Term, transcript: Transcript) -> Verdict | NoVerdict:
+    try:
+        return await verdict_by(term.reward, transcript)
+    except NoVerdict as error:
+        return error
 
 
 def _transcript(shown: Demonstration) -> Transcript:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+import sys
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 from engines.types import Message, Problem, Status, Transcript, Verdict
 from infra.errors import InputError
@@ -61,9 +67,18 @@ async def test_a_truncated_rollout_has_outcome_zero_and_is_still_shaped():
         (Verdict(math.nan), "finite"),
         (Verdict(math.inf), "finite"),
         (Verdict(1.0, {"part": math.nan}), "finite"),
-        (Verdict("1"), "finite"),  # type: ignore[arg-type]
-        (1.0, "returned float, not a Verdict"),
-        (None, "returned NoneType"),
+        (Verdict("1"), "`score` is str '1'"),  # type: ignore[arg-type]
+        (Verdict(np.float32("nan")), "finite"),
+        (Verdict(torch.zeros(2)), "`score` is Tensor tensor([0., 0.])"),  # type: ignore[arg-type]
+        (Verdict(1.0, {"part": None}), "`parts['part']` is None"),  # type: ignore[dict-item]
+        (Verdict(1.0, [1.0]), "`parts` is list [1.0]"),  # type: ignore[arg-type]
+        (Verdict(1.0, turns="ab"), "`turns` is str 'ab'"),
+        (math.nan, "returned nan"),
+        (None, "returned None: a reward returns its score as one number"),
+        ("good", "returned str 'good'"),
+        ({"score": 1.0}, "returned dict {'score': 1.0}"),
+        (InputError("no such thing"), "reward 'right' cannot judge: no such thing"),
+        (Verdict(1.001), "between 0 and 1"),
         (Verdict(1.5), "between 0 and 1"),
     ],
 )
@@ -72,6 +87,32 @@ async def test_a_reward_that_fails_makes_a_failed_judgement_with_its_reason(said
     assert judgement.failed
     assert judgement.reward == 0.0
     assert reason in judgement.reason
+
+
+NUMBERS = [
+    *(1, 1.0, True, np.float16(1), np.float32(1), np.float64(1), np.int64(1), np.bool_(True)),
+    *(np.array(1.0), np.array([1]), torch.tensor(1.0), torch.tensor(1), torch.tensor([True])),
+    *(torch.tensor(1.0, dtype=torch.bfloat16), torch.ones((), requires_grad=True)),
+    *(Decimal(1), Fraction(1), 1 + 1e-7),
+]
+
+
+@pytest.mark.parametrize("one", NUMBERS, ids=lambda n: f"{type(n).__name__}-{n!r}")
+@pytest.mark.parametrize("form", ["score", "part", "turn", "alone"])
+async def test_numbers_of_every_library_are_scores(one, form):
+    said = {
+        "score": Verdict(one),
+        "part": Verdict(1.0, {"part": one}),
+        "turn": Verdict(1.0, turns=[one]),
+        "alone": one,
+    }[form]
+    judgement = await _rubric(said).judge(_transcript())
+    assert not judgement.failed, judgement.reason
+    assert judgement.reward == judgement.breakdown["outcome"] == 1.0
+    assert judgement.breakdown.get("right/part", 1.0) == pytest.approx(1.0)
+    assert judgement.turns == pytest.approx([1.0] if form == "turn" else [])
+    numbers = [judgement.reward, *judgement.breakdown.values(), *judgement.turns]
+    assert {type(number) for number in numbers} == {float}
 
 
 async def test_what_turns_earned_is_weighted_and_summed():
@@ -134,9 +175,57 @@ async def always(transcript: Transcript, *, score: float = 1.0) -> Verdict:
     return Verdict(score)
 
 
-async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch):
-    import sys
+def half(transcript: Transcript) -> float:
+    return 0.5
 
+
+def no_transcript() -> float:
+    return 0.5
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str) -> float:
+    return 0.5
+
+
+class Quarter:
+    def __call__(self, transcript: Transcript) -> float:
+        return 0.25
+
+
+class Silent:
+    pass
+
+
+quarter, half_of = Quarter(), functools.partial(half)
+
+
+@pytest.mark.parametrize(
+    ("name", "score"), [("half", 0.5), ("Quarter", 0.25), ("quarter", 0.25), ("half_of", 0.5)]
+)
+async def test_a_users_reward_is_a_function_or_an_object_and_may_return_a_number(
+    monkeypatch, name, score
+):
+    monkeypatch.setitem(sys.modules, "hook_under_test", sys.modules[__name__])
+    assert await build(f"hook_under_test:{name}")(_transcript()) == Verdict(score)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_transcript", r"no_transcript\(\) made float 0.5, which is not a reward. Write `def"),
+        ("of_verl", "needs solution_str, ground_truth as well: it is called with the transcript"),
+        ("Silent", "Silent has no `__call__`, which is not a reward"),
+    ],
+)
+def test_what_cannot_be_called_with_a_transcript_is_refused_with_what_can(
+    monkeypatch, name, message
+):
+    monkeypatch.setitem(sys.modules, "hook_under_test", sys.modules[__name__])
+    with pytest.raises(InputError, match=message):
+        build(f"hook_under_test:{name}")
+
+
+async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch):
     monkeypatch.setitem(sys.modules, "hook_under_test", sys.modules[__name__])
     reward = build("hook_under_test:always", {"score": 0.25})
     assert (await reward(_transcript())).score == 0.25
@@ -155,7 +244,7 @@ async def test_a_users_async_function_is_a_reward_and_takes_options(monkeypatch)
         ("repetition", {"ngram": 0}, "ngram"),
         ("nowhere:Reward", {}, "no module 'nowhere'"),
         ("rewards.math:Maths", {}, "Did you mean 'Math'"),
-        ("builtins:dict", {}, "async def __call__"),
+        ("builtins:dict", {}, "__call__"),
     ],
 )
 def test_a_wrong_reward_is_refused_with_what_is_allowed(name, options, message):

@@ -141,7 +141,7 @@ class NoDemonstrations:
 
 class Reward:
     async def __call__(self, transcript):
-        return 0.5
+        return [0.5, 0.5]
 """
 
 
@@ -150,7 +150,7 @@ class Reward:
     [
         ("Hangs", "driver: ConnectionError: my harness is down"),
         ("NoDemonstrations", "2 were asked for, 0 came"),
-        ("Reward", "returned float, not a Verdict"),
+        ("Reward", "returned list [0.5, 0.5]: a reward returns its score as one number"),
     ],
 )
 def test_the_command_says_what_a_part_of_a_domain_breaks(

@@ -1,0 +1,106 @@
+"""Reads what a reward returned: a Verdict, or just its score, as numbers of whichever library.
+
+A reward is called with the transcript. It may be a function or an object with `__call__`, `async`
+or not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from engines.types import Transcript, Verdict
+
+_SHOWN = 80
+"""characters of a value that are quoted"""
+
+
+class NoVerdict(Exception):
+    """What a reward returned is no verdict. The text continues its name: `returned None: ...`."""
+
+
+async def verdict_by(reward: Callable[[Transcript], Any], transcript: Transcript) -> Verdict:
+    """Calls a reward and reads its verdict. Raises NoVerdict, and what the reward raises."""
+    returned = reward(transcript)
+    return verdict_of(await returned if inspect.isawaitable(returned) else returned)
+
+
+class OwnReward:
+    """A user's reward, so that its verdicts have plain numbers only."""
+
+    def __init__(self, reward: Callable[[Transcript], Any]) -> None:
+        self._reward = reward
+
+    async def __call__(self, transcript: Transcript) -> Verdict:
+        return await verdict_by(self._reward, transcript)
+
+
+def verdict_of(returned: object) -> Verdict:
+    """The same verdict with plain finite numbers. Raises NoVerdict."""
+    if not isinstance(returned, Verdict):
+        score = _number(returned)
+        if score is None:
+            raise NoVerdict(
+                f"returned {shown(returned)}: a reward returns its score as one number, True or"
+                " False, or a `Verdict` with that score"
+            )
+        return Verdict(_finite("", score))
+    given: Any = returned  # whatever a user's code put into it
+    parts: Any = {} if given.parts is None else given.parts
+    turns: Any = () if given.turns is None else given.turns
+    if not isinstance(parts, Mapping):
+        raise NoVerdict(
+            f"returned a Verdict whose `parts` is {shown(parts)}: it maps names to numbers"
+        )
+    if isinstance(turns, str | bytes | Mapping) or not isinstance(turns, Iterable):
+        raise NoVerdict(f"returned a Verdict whose `turns` is {shown(turns)}: it lists numbers")
+    return Verdict(
+        _read("score", given.score),
+        {
+            str(name): _read(f"parts[{name!r}]", value)
+            for name, value in cast("Mapping[object, object]", parts).items()
+        },
+        str(given.reason or ""),
+        tuple(
+            _read(f"turns[{at}]", value) for at, value in enumerate(cast("Iterable[object]", turns))
+        ),
+    )
+
+
+def _read(field: str, value: object) -> float:
+    number = _number(value)
+    if number is None:
+        raise NoVerdict(
+            f"returned a Verdict whose `{field}` is {shown(value)}: every score must be a finite"
+            " number"
+        )
+    return _finite(field, number)
+
+
+def _finite(field: str, number: float) -> float:
+    if not math.isfinite(number):
+        of = f"a Verdict whose `{field}` is " if field else ""
+        raise NoVerdict(f"returned {of}{number}: every score must be a finite number")
+    return number
+
+
+def _number(value: object) -> float | None:
+    """A number of Python, numpy or torch, or an array that holds just one; None for anything else.
+    Text is no number."""
+    held: Any = value
+    try:
+        if callable(getattr(held, "item", None)):
+            held = held.item()
+        return None if isinstance(held, str | bytes | bytearray) else float(held)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def shown(value: object) -> str:
+    """Its type and text, e.g. `str 'good'`."""
+    if value is None:
+        return "None"
+    said = repr(value)
+    return f"{type(value).__name__} {said if len(said) <= _SHOWN else said[:_SHOWN] + '...'}"

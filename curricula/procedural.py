@@ -64,8 +64,9 @@ class Procedural(ABC):
     def play(self, problem: Problem, plan: Sequence[Message]) -> tuple[Message, ...]:
         """The plan's turns as they come out, tool results included."""
 
-    def is_thinking(self) -> bool:
-        return False
+    def is_thinking(self) -> bool | None:
+        """Whether its problems ask for a thought; None: the model's chat template decides."""
+        return None
 
     def environment(self) -> Environment | None:
         return None

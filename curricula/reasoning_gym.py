@@ -30,12 +30,13 @@ class ReasoningGym:
         *,
         dataset: str,
         config: Mapping[str, Any] | None = None,
-        thinking: bool = False,
+        thinking: bool | None = None,
     ) -> None:
-        """`config` holds the dataset's own parameters, e.g. {"min_terms": 2, "max_terms": 3}."""
+        """`config` holds the dataset's own parameters, e.g. {"min_terms": 2, "max_terms": 3}.
+        Without `thinking` the model's chat template decides."""
         self._dataset = dataset
         self._config = dict(config or {})
-        self._thinking = check_flag("thinking", thinking)
+        self._thinking = None if thinking is None else check_flag("thinking", thinking)
         reserved = self._config.keys() & {"seed", "size"}
         if reserved:
             raise InputError(f"`config` may not set {', '.join(sorted(reserved))}: splits do.")

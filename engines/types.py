@@ -66,7 +66,8 @@ class Problem:
     """One prompt of a curriculum with what its verifier needs.
 
     `id` is stable across runs and unique within a curriculum, e.g. `reasoning/rl/add/17`.
-    `thinking` asks the chat template for a reasoning turn.
+    `thinking`: whether a thought is asked for; None leaves it to the model's chat template
+    (`engines.chat.mode`).
     """
 
     id: str
@@ -74,7 +75,7 @@ class Problem:
     messages: tuple[Message, ...]
     reference: Json = None
     tools: tuple[Tool, ...] = ()
-    thinking: bool = False
+    thinking: bool | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
 
 

@@ -18,7 +18,8 @@ def format_fault(transcript: Transcript) -> str:
     """What is wrong with the form of a reply, in words; empty if it is well formed.
 
     Well formed: the model ended its turn itself, the answer is not empty and contains no tags, and
-    each turn reasons if and only if the problem asks for thinking.
+    each turn reasons if and only if the problem asks for thinking; where it leaves that to the
+    model, a turn may reason or not.
     """
     if transcript.status is not Status.COMPLETED:
         return f"the reply is {transcript.status.value}"
@@ -27,10 +28,9 @@ def format_fault(transcript: Transcript) -> str:
     for turn in assistant_turns(transcript):
         if _TAGS.search(turn.content) or _TAGS.search(turn.reasoning or ""):
             return "the text contains tags"
-        reasons = bool((turn.reasoning or "").strip())
-        if reasons != transcript.problem.thinking:
-            is_missing = transcript.problem.thinking
-            return "reasoning is missing" if is_missing else "reasoning was not asked for"
+        reasons, asked = bool((turn.reasoning or "").strip()), transcript.problem.thinking
+        if asked is not None and reasons != asked:
+            return "reasoning is missing" if asked else "reasoning was not asked for"
     return ""
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from engines.chat.folder import ChatFolder, load_chat_folder
+from engines.chat.mode import Mode
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
 from engines.chat.training_text import TrainingText, cut
@@ -65,16 +66,25 @@ class Chat:
         return self._pieces.template.name
 
     @property
+    def mode(self) -> Mode:
+        """What decides whether the model thinks."""
+        return self._pieces.mode
+
+    def decided(self, problem: Problem) -> Problem:
+        """The problem as this model is asked it: `thinking` is decided. Raises InputError."""
+        return self.mode.decided(problem)
+
+    @property
     def is_thinking_switchable(self) -> bool:
-        """Whether the template reacts to `enable_thinking`: whether the model may be hybrid."""
+        """Whether the template has a switch for thoughts: whether the model may be hybrid."""
         return self._pieces.thinking_switchable
 
     def require_thinking_switch(self) -> None:
         """Raises InputError where the template writes the same with thinking on and off."""
         if not self.is_thinking_switchable:
             raise InputError(
-                "nothink_share needs a chat template that reacts to `enable_thinking`; this"
-                " model's does not: set nothink_share to 0"
+                "nothink_share needs a chat template that reacts to `enable_thinking` or"
+                f" `thinking`; {self.template_file} does not: set nothink_share to 0"
             )
 
     @property
@@ -134,13 +144,13 @@ class Chat:
         called = bool(turns and turns[-1].tool_calls)
         end = self._tool_turn_end if called else self._plain_turn_end
         ids = [] if end.stop is None else [end.stop]
-        ids += [*end.tail, *self._encode(self._pieces.continuation(new, problem.thinking))]
+        ids += [*end.tail, *self._encode(self._pieces.continuation(new, bool(problem.thinking)))]
         return ids[1:] if ids[0] == last_token else ids
 
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         """A turn as the policy would have written it, with its stop token, if the template has one:
         what somebody else put into its mouth. Raises InputError."""
-        ids, _ = self._split(self._encode(self._pieces.turn(turn, problem.thinking)))
+        ids, _ = self._split(self._encode(self._pieces.turn(turn, bool(problem.thinking))))
         return ids
 
     def training_ids(
@@ -154,7 +164,7 @@ class Chat:
         self._check_turns(problem, turns)
         self._check_tools(problem)
         text = self.training_text(
-            [*problem.messages, *turns], problem.tools, thinking=problem.thinking
+            [*problem.messages, *turns], problem.tools, thinking=bool(problem.thinking)
         )
         return self.masked_ids([text])[0]
 
@@ -212,7 +222,7 @@ class Chat:
         return f"a tool call ends with {token}" if called else f"{token} without a tool call"
 
     def _thought(self, problem: Problem) -> Thought:
-        header = self._pieces.opening(problem.thinking).rstrip()
+        header = self._pieces.opening(bool(problem.thinking)).rstrip()
         if header.endswith(THINK):
             return Thought.OPEN
         if header.endswith(END_THINK):

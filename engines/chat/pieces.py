@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from engines.chat.calls import CallForm
+from engines.chat.mode import OPEN_THOUGHT, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
 from engines.types import Message, Problem, ToolCall
 from infra.errors import InputError
@@ -18,8 +19,6 @@ from infra.errors import InputError
 _USER = Message("user", "u")
 _CALL = ToolCall("tool", {"key": "value"})
 _CALLER = Message("assistant", "", tool_calls=(_CALL,))
-OPEN_THOUGHT = re.compile(r"\s*<think>\s*\Z")
-"""at the end of a header: the model's turn begins inside its thought"""
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _LAST_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 
@@ -33,12 +32,13 @@ class Pieces:
             t: template.render([_USER], thinking=t, open_turn=True) for t in (False, True)
         }
         self._stand_ins: dict[tuple[bool, str | None, bool], str] = {}
+        self.mode = mode_of(template)
         self.thinking_switchable = self._openings[False] != self._openings[True]
         self.opens_thought = OPEN_THOUGHT.search(self._openings[True]) is not None
 
     def prompt(self, problem: Problem) -> str:
         return self.template.render(
-            problem.messages, tools=problem.tools, thinking=problem.thinking, open_turn=True
+            problem.messages, tools=problem.tools, thinking=bool(problem.thinking), open_turn=True
         )
 
     def opening(self, thinking: bool) -> str:
@@ -94,6 +94,8 @@ class Pieces:
 
     def thought_pads(self) -> tuple[str, str, str]:
         """What the template writes after `<think>`, before `</think>`, and after it."""
+        if self.mode.thoughts in (Thoughts.ALWAYS, Thoughts.FREE):
+            return "\n", "\n", "\n\n"
         if not self.thinking_switchable:
             return "", "", ""
         text = self.turn(Message("assistant", "C", reasoning="R"), thinking=True)

@@ -16,6 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engines.types import Message, Tool, ToolCall
 from infra.errors import InputError
 
+SWITCHES = ("enable_thinking", "thinking")
+"""variables with which templates turn thoughts on and off (DeepSeek-V3.1 and Granite: the second)
+"""
+
 
 class ChatTemplate:
     """Jinja text of a model folder. `name` is the file it comes from; messages begin with it.
@@ -25,7 +29,7 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, name: str, variables: Mapping[str, Any]) -> None:
-        self.name = name
+        self.name, self.text = name, text
         self._variables = dict(variables)
         try:
             self._template = _environment(_Generation).from_string(text)
@@ -44,19 +48,21 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        thinking: bool = False,
+        thinking: bool | None = False,
         open_turn: bool = False,
         marked: bool = False,
+        switches: Sequence[str] = SWITCHES,
     ) -> str:
         """The conversation as text; `open_turn` ends it with the assistant's header, `marked` puts
-        START and END around what the template says the assistant writes."""
+        START and END around what the template says the assistant writes. `thinking` is given as
+        each of `switches`; None gives none of them."""
         try:
             return (self._marked if marked else self._template).render(
                 **self._variables,
                 messages=[_message(m, self._callers) for m in messages],
                 tools=[_tool(t) for t in tools] or None,
-                enable_thinking=thinking,
                 add_generation_prompt=open_turn,
+                **({} if thinking is None else dict.fromkeys(switches, thinking)),
             )
         except Exception as error:  # it is a program of the folder's
             roles = ", ".join(m.role for m in messages)

@@ -37,6 +37,10 @@ class ChatFormat(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
 
+    def decided(self, problem: Problem) -> Problem:
+        """With `thinking` decided, as the model is asked it and as rewards judge it."""
+        ...
+
     def prompt_ids(self, problem: Problem) -> list[int]: ...
 
     def continuation_ids(

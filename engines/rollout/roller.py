@@ -58,6 +58,7 @@ class Roller:
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
         `on_finished` as they end. `turns` has those that need not be sampled again.
         """
+        problem = self._chat.decided(problem)
         prompt_ids = self._chat.prompt_ids(problem)
         prompt = prompt_checksum(prompt_ids)
 

@@ -18,8 +18,9 @@ class JudgeSettings(Config):
     {reference.NAME} in it; braces that are no place are doubled"""
     system: str = ""
     """its system message; empty: none"""
-    thinking: bool = False
-    """whether its chat template is asked for a thought; a score is never read from one"""
+    thinking: bool | None = None
+    """whether it is asked for a thought; left out: off, unless its chat template always opens one.
+    A score is never read from a thought"""
     pattern: str | None = None
     """a regular expression; its last match in the answer counts, or its group 1 if it has one:
     a number on `scale`, or, with `choices`, one of them"""

@@ -31,7 +31,7 @@ class RewardModel:
         self._settings, self._model, self._timeout_s = settings, model, timeout_s
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        problem = replace(transcript.problem, thinking=False)
+        problem = replace(transcript.problem, thinking=None)
         turns = said(transcript)
         outputs = await self._model.outputs(problem, turns, timeout_s=self._timeout_s)
         at = self._settings.output

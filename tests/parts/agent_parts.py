@@ -41,6 +41,9 @@ class TextChat:
 
     stop_token_ids = (STOP,)
 
+    def decided(self, problem: Problem) -> Problem:
+        return problem
+
     def prompt_ids(self, problem: Problem) -> list[int]:
         names = ",".join(tool.name for tool in problem.tools)
         return [*ids(f"[{names}]"), *_written(problem.messages), *ids(HEADER)]

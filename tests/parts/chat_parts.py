@@ -70,6 +70,37 @@ LLAMA = """\
 {%- endif %}
 """
 
+_TURNS = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|start|>assistant<|end|>' + BEFORE + message.content.split('</think>')[-1] }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|end|>' + message.content }}
+    {%- endif %}
+    {{- '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant<|end|>' + OPEN }}
+{%- endif %}
+"""
+
+# As of DeepSeek-R1's distilled models: the header opens the thought, and turns are written without.
+R1_IN_HEADER = _TURNS.replace("BEFORE", "''").replace("OPEN", "'<think>\\n'")
+# As they were at first: the model opens its thought itself.
+R1_IN_TEXT = _TURNS.replace("BEFORE", "''").replace("OPEN", "''")
+# The switch has another name, and is off when it is not given.
+DEEPSEEK_V31 = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}" + (
+    _TURNS.replace("BEFORE", "'</think>'").replace(
+        "OPEN", "('<think>' if thinking else '</think>')"
+    )
+)
+# A switch that asks for a thought in the system's words, which the model then opens itself.
+GRANITE = (
+    "{% if thinking %}{{ '<|start|>system<|end|>Think in <think></think>.<|eot|>' }}{% endif %}"
+    + (R1_IN_TEXT)
+)
+
 NOT_A_PREFIX = """\
 {%- for message in messages %}
     {{- '<|start|>' + message.role + '<|end|>' }}

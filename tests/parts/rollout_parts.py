@@ -52,6 +52,9 @@ class CharChat:
 
     stop_token_ids = (STOP,)
 
+    def decided(self, problem: Problem) -> Problem:
+        return problem
+
     def prompt_ids(self, problem: Problem) -> list[int]:
         return ids(f"<{problem.messages[0].content}>")
 

@@ -66,12 +66,13 @@ def first_fault(rollout: Rollout, *, min_tokens: int, min_outcome: float) -> str
 
 
 def has_sound_reasoning(rollout: Rollout) -> bool:
-    """Whether every assistant turn thinks when asked to, and only then, and parses."""
+    """Whether every assistant turn thinks when asked to, and only then, and parses; where thoughts
+    are left to the model, either is sound."""
     if rollout.status is Status.MALFORMED:
         return False
     turns = [m for m in rollout.transcript.messages if m.role == "assistant"]
     asked = rollout.transcript.problem.thinking
-    return bool(turns) and all(bool(m.reasoning) is asked for m in turns)
+    return bool(turns) and (asked is None or all(bool(m.reasoning) is asked for m in turns))
 
 
 def has_loop(tokens: Sequence[int]) -> bool:

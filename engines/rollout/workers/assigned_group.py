@@ -89,8 +89,9 @@ class AssignedGroup:
     def rollouts(self, chat: ChatFormat) -> list[Rollout]:
         """All of them, once it is over without an error."""
         made = [self.known[name] for name in self._ids()]
+        problem = chat.decided(self.problem)
         return [
-            rollout_of(self.problem, m, self._texts.get(m.rollout_id) or written_text(chat, m))
+            rollout_of(problem, m, self._texts.get(m.rollout_id) or written_text(chat, m))
             for m in made
         ]
 

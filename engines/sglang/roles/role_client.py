@@ -54,6 +54,7 @@ class RoleClient:
     ) -> str:
         """What the model says next, without its thought. Raises InputError, EngineError."""
         held = self._connected
+        problem = held.chat.decided(problem)
         prompt = held.chat.prompt_ids(problem)
         self._check_length(len(prompt) + max_new_tokens)
         sampling = Sampling(
@@ -75,6 +76,13 @@ class RoleClient:
     ) -> list[float]:
         """Of each choice as the beginning of its answer. Raises InputError, EngineError."""
         chat, scorer = self._connected.chat, self._connected.scorer
+        problem = chat.decided(problem)
+        if problem.thinking:
+            raise InputError(
+                f"{self._role}: {chat.mode.describe(problem.thinking)}, and `choices` are read"
+                " where an answer begins: give a `pattern`, by which the answer after the thought"
+                " is read, or serve a model that does not think"
+            )
         prompt = chat.prompt_ids(problem)
         written = [_without_stop(chat, problem, choice) for choice in choices]
         self._check_length(len(prompt) + max(map(len, written)) + 1)

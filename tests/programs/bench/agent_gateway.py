@@ -54,6 +54,9 @@ class _Chat:
             found.append(self._ids[piece])
         return found
 
+    def decided(self, problem: Problem) -> Problem:
+        return problem
+
     def prompt_ids(self, problem: Problem) -> list[int]:
         return self.encode("".join(m.content for m in problem.messages))
 

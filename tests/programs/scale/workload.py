@@ -87,6 +87,9 @@ class SimulatedChat:
 
     stop_token_ids = ()
 
+    def decided(self, problem: Problem) -> Problem:
+        return problem
+
     def prompt_ids(self, problem: Problem) -> list[int]:
         return [1] * (PROMPT_TOKENS // TOKENS_EACH)
 

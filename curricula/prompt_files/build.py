@@ -142,7 +142,7 @@ class Builder:
         self,
         number: int,
         source: PromptSource,
-        row: dict[str, Any],
+        row: Mapping[str, Any],
         where: str,
         ids: dict[str, int],
     ) -> bool:

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.conversation import text_of, tools_of
-from curricula.rows.layouts import column, read_messages
+from curricula.rows.layouts import column, is_text, read_messages
 from engines.types import Json, Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.rows import RowWithFaults
 
 PROMPTS = ("prompt", "question", "problem", "messages", "conversations")
 REFERENCES = ("reference", "answer", "ground_truth", "target")
@@ -40,17 +41,17 @@ class Prompt:
 def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
     """Raises BadRow."""
     columns = source.columns
-    said = _messages(row, source)
+    tools = tools_of(column(row, columns.tools) if columns.tools else row.get("tools"))
+    said = _messages(row, source, tools)
     if columns.system and (text := text_of(column(row, columns.system), columns.system)):
         said = (Message("system", text), *said)
     if fault := _fault(said):
         raise BadRow(Reason.MESSAGES, fault)
     reference = _reference(row, source)
-    tools = column(row, columns.tools) if columns.tools else row.get("tools")
     return Prompt(
         messages=_with_wording(said, source),
         reference=reference,
-        tools=tools_of(tools),
+        tools=tools,
         metadata={name: _exact(column(row, name)) for name in columns.metadata},
         solution=_solution(row, columns.solution, reference),
         text="\n".join(map(_said, said)),
@@ -74,7 +75,8 @@ def used_columns(row: Mapping[str, Any], source: PromptSource) -> dict[str, Any]
     names = {named.prompt, named.reference, named.id, named.system, named.tools, named.solution}
     names |= {"tools", *named.metadata, *(PROMPTS if not named.prompt else ())}
     names |= set(REFERENCES if not named.reference else ())
-    return {name: value for name, value in row.items() if name in names}
+    faults = row.faults if isinstance(row, RowWithFaults) else {}
+    return {name: row[name] for name in row if name in names and name not in faults}
 
 
 def checksum(text: str) -> int:
@@ -83,24 +85,31 @@ def checksum(text: str) -> int:
 
 
 def _said(message: Message) -> str:
-    """A message on one line, with what it calls."""
+    """A message with what it calls. White space at the ends of lines and of the text does not
+    count; all other does, as in grids and in code. Only a message begins a line without a tab."""
     calls = [json.dumps([c.name, c.arguments], sort_keys=True) for c in message.tool_calls]
-    return " ".join([f"{message.role}: {' '.join(message.content.split())}", *calls])
+    lines = "\n".join(line.rstrip() for line in message.content.split("\n")).strip()
+    return " ".join([f"{message.role}: {lines}", *calls]).replace("\n", "\n\t")
 
 
-def _messages(row: Mapping[str, Any], source: PromptSource) -> tuple[Message, ...]:
+def _messages(
+    row: Mapping[str, Any], source: PromptSource, tools: tuple[Tool, ...]
+) -> tuple[Message, ...]:
     name = source.columns.prompt or _first(row, PROMPTS)
     value = column(row, name)
-    if isinstance(value, str):
+    if is_text(value):
         return (Message("user", value),)
-    messages = read_messages(value, name, source.format)
+    messages = read_messages(value, name, source.format, tools)
     # What follows the last question is its answer, which a row of conversations holds as well.
     asked = max((at for at, m in enumerate(messages) if m.role in ("user", "tool")), default=-1)
     return messages[: asked + 1]
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return next((name for name in names if not _is_missing(row.get(name))), names[0])
+    """One that can be read, before one that holds what is no JSON."""
+    faults = row.faults if isinstance(row, RowWithFaults) else {}
+    there = [name for name in names if name in faults or not _is_missing(row.get(name))]
+    return next((name for name in there if name not in faults), (there or names)[0])
 
 
 def _is_missing(value: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from engines.types import Message, Tool, ToolCall
 from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.rows import without_nulls
+from infra.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def _part(part: Any, where: str) -> str:
 
 def tools_of(value: Any) -> tuple[Tool, ...]:
     """A list of functions in OpenAI's form, or the same as JSON text. Raises BadRow."""
-    value = _parsed(value, "tools")
+    value = _parsed(value, "tools") if isinstance(value, str) else without_nulls(value)
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -74,7 +75,8 @@ def _call(value: Any, where: str) -> ToolCall:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRow(Reason.TOOLS, f"{where}: a tool call lacks its name")
-    arguments = _parsed(function.get("arguments"), where) or {}
+    arguments = _parsed(function.get("arguments"), where)
+    arguments = {} if arguments is None else arguments
     if not isinstance(arguments, dict):
         raise BadRow(Reason.TOOLS, f"{where}: arguments of {function['name']} are no JSON object")
     return ToolCall(function["name"], arguments)
@@ -87,7 +89,7 @@ def _parsed(value: Any, where: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError as error:
         raise BadRow(Reason.TOOLS, f"{where}: is not JSON: {error}") from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import (
@@ -15,8 +16,10 @@ from curricula.rows.conversation import (
     text_of,
     tools_of,
 )
-from engines.types import Message
+from curricula.rows.nulls import without_filled_nulls
+from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
+from infra.json_text import parse_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 _OPENAI: Mapping[str, Role] = {
@@ -39,6 +42,8 @@ _SHAREGPT: Mapping[str, Role] = {
 }
 _CALLS = ("function_call", "tool_call")
 _REASONING = ("reasoning_content", "reasoning")
+_WRITTEN_LIST = re.compile(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
+_PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
 _UNREAD = ("function_call", "refusal", "audio", "images")
 """fields of a message that hold what a model would say or see, and that nothing here renders"""
 
@@ -47,7 +52,8 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     """Raises BadRow."""
     is_talk = row.get("conversations") is not None
     name = columns.messages or ("conversations" if is_talk else "messages")
-    messages = _objects(column(row, name), name)
+    tools = tools_of(column(row, columns.tools) if columns.tools else row.get("tools"))
+    messages = _objects(column(row, name), name, tools)
     if _is_sharegpt(messages, layout):
         read = _sharegpt(row, messages, name, columns)
     else:
@@ -56,13 +62,14 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
             read = _with_system(read, column(row, columns.system))
     if fault := fault_of_order(read.messages):
         raise BadRow(Reason.MESSAGES, fault)
-    tools = column(row, columns.tools) if columns.tools else row.get("tools")
-    return replace(read, tools=tools_of(tools), weight=_weight(row, columns))
+    return replace(read, tools=tools, weight=_weight(row, columns))
 
 
-def read_messages(value: Any, name: str, layout: Layout) -> tuple[Message, ...]:
+def read_messages(
+    value: Any, name: str, layout: Layout, tools: Sequence[Tool]
+) -> tuple[Message, ...]:
     """Those of a column, in whatever order they are. Raises BadRow."""
-    messages = _objects(value, name)
+    messages = _objects(value, name, tools)
     if _is_sharegpt(messages, layout):
         return tuple(_sharegpt_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
     return tuple(_openai_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
@@ -80,7 +87,14 @@ def _is_sharegpt(messages: list[dict[str, Any]], layout: Layout) -> bool:
     return layout == "sharegpt" or (layout == "auto" and "from" in messages[0])
 
 
-def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+def is_text(value: Any) -> TypeGuard[str]:
+    """Not of a list of messages that a table holds as text."""
+    return isinstance(value, str) and not _WRITTEN_LIST.match(value)
+
+
+def _objects(value: Any, name: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    value = _read_text(value, name) if isinstance(value, str) else value
+    value = without_filled_nulls(value, tools)
     if isinstance(value, dict):
         value = _transposed(cast("dict[str, Any]", value))
     if not isinstance(value, list) or not value:
@@ -89,6 +103,21 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
         if not isinstance(message, dict):
             raise BadRow(Reason.MESSAGES, f"{name}[{at}]: is no object")
     return cast("list[dict[str, Any]]", value)
+
+
+def _read_text(text: str, name: str) -> Any:
+    if _PYTHONS_LIST.match(text):
+        raise BadRow(
+            Reason.COLUMNS,
+            f"{name}: holds a list as Python prints it, which is no JSON; write the column with"
+            " json.dumps",
+        )
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise BadRow(
+            Reason.COLUMNS, f"{name}: is no list of messages, nor one as JSON text: {error}"
+        ) from None
 
 
 def _transposed(value: dict[str, Any]) -> Any:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from curricula.rows.columns import Layout
 from curricula.rows.conversation import Conversation, fault_of_order, tools_of
-from curricula.rows.layouts import column, read_messages
-from engines.types import Message
+from curricula.rows.layouts import column, is_text, read_messages
+from engines.types import Message, Tool
 from infra.config import Config
 from infra.data_files.bad_row import BadRow, Reason
 
@@ -46,12 +46,16 @@ class Pair:
 def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Pair:
     """Raises BadRow."""
     if row.get("preferred_output") is not None:
-        start, given = _openai_input(row, layout)
+        given = _openai_input(row)
+        tools = _tools(given, columns)
+        start = read_messages(given["messages"], "input.messages", layout, tools)
         names = ("preferred_output", "non_preferred_output")
     else:
-        names, given = (columns.chosen, columns.rejected), row
-        start = _start(row, columns, layout)
-    first, second = (start + _continuation(column(row, n), n, layout, start) for n in names)
+        names, tools = (columns.chosen, columns.rejected), _tools(row, columns)
+        start = _start(row, columns, layout, tools)
+    first, second = (
+        start + _continuation(column(row, name), name, layout, start, tools) for name in names
+    )
     shared = _num_shared(first, second)
     for name, messages in zip(names, (first, second), strict=True):
         if fault := fault_of_order(messages):
@@ -60,7 +64,6 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
     if not any(message.role == "user" for message in first[:shared]):
         raise BadRow(Reason.MESSAGES, "chosen and rejected do not begin with the same messages")
-    tools = tools_of(column(given, columns.tools) if columns.tools else given.get("tools"))
     only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
     return Pair(
         Conversation(first, tools, untrained=only_read),
@@ -68,30 +71,34 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
     )
 
 
-def _openai_input(
-    row: Mapping[str, Any], layout: Layout
-) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
+def _tools(given: Mapping[str, Any], columns: PairColumns) -> tuple[Tool, ...]:
+    return tools_of(column(given, columns.tools) if columns.tools else given.get("tools"))
+
+
+def _openai_input(row: Mapping[str, Any]) -> Mapping[str, Any]:
     given = column(row, "input")
     if not isinstance(given, Mapping) or "messages" not in given:
         raise BadRow(Reason.COLUMNS, "input: has no messages")
-    return read_messages(given["messages"], "input.messages", layout), given
+    return cast("Mapping[str, Any]", given)
 
 
-def _start(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> tuple[Message, ...]:
+def _start(
+    row: Mapping[str, Any], columns: PairColumns, layout: Layout, tools: tuple[Tool, ...]
+) -> tuple[Message, ...]:
     name = columns.prompt or "prompt"
     if not columns.prompt and row.get(name) is None:
         return ()
     value = column(row, name)
-    if isinstance(value, str):
+    if is_text(value):
         return (Message("user", value),)
-    return read_messages(value, name, layout)
+    return read_messages(value, name, layout, tools)
 
 
 def _continuation(
-    value: Any, name: str, layout: Layout, start: tuple[Message, ...]
+    value: Any, name: str, layout: Layout, start: tuple[Message, ...], tools: tuple[Tool, ...]
 ) -> tuple[Message, ...]:
-    if not isinstance(value, str):
-        messages = read_messages(value, name, layout)
+    if not is_text(value):
+        messages = read_messages(value, name, layout, tools)
         # Some files repeat the prompt in both.
         return messages[len(start) :] if start and messages[: len(start)] == start else messages
     if start:

@@ -6,51 +6,21 @@ A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row gro
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.files import DataFile, local_copy, open_file
+from infra.data_files.rows import Chunk, Rows, row_of, without_nulls
 from infra.errors import InputError, TributaryError
-from infra.json_text import parse_json
+from infra.json_text import DuplicateKey, json_fault, parse_loosely
 
 CHUNK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """what some programs begin UTF-8 with"""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Where rows of one file are."""
-
-    file: int
-    """its place among the files"""
-    start: int
-    """first byte of JSONL and of a record batch, row group of Parquet"""
-    num_bytes: int
-    """uncompressed"""
-    first_row: int
-    """line in JSONL, row in Parquet, from 1"""
-    num_rows: int
-    """empty lines are none"""
-
-
-class Rows(Protocol):
-    """The rows of a chunk, parsed when they are asked for."""
-
-    def __len__(self) -> int: ...
-
-    def line(self, index: int) -> int:
-        """Where it is in its file, from 1."""
-        ...
-
-    def row(self, index: int) -> dict[str, Any]:
-        """Raises BadRow."""
-        ...
 
 
 class JsonRows:
@@ -66,14 +36,8 @@ class JsonRows:
     def line(self, index: int) -> int:
         return self._lines[index][0]
 
-    def row(self, index: int) -> dict[str, Any]:
-        try:
-            row = parse_json(self._lines[index][1])
-        except ValueError as error:  # of JSON or of UTF-8
-            raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise BadRow(Reason.NOT_JSON, "is no JSON object")
-        return row
+    def row(self, index: int) -> Mapping[str, Any]:
+        return _json_row(self._lines[index][1])
 
 
 class TableRows:
@@ -89,10 +53,30 @@ class TableRows:
     def line(self, index: int) -> int:
         return self._first + index
 
-    def row(self, index: int) -> dict[str, Any]:
+    def row(self, index: int) -> Mapping[str, Any]:
         # A column is there in every row, also where it holds nothing, as JSON's null.
         row = self._table.slice(index, 1).to_pylist()[0]
-        return {name: _without_nulls(value) for name, value in row.items()}
+        return _row({name: without_nulls(value) for name, value in row.items()})
+
+
+def _json_row(text: bytes) -> Mapping[str, Any]:
+    try:
+        found, is_whole = parse_loosely(text)
+    except DuplicateKey as error:
+        raise BadRow(Reason.NOT_JSON, str(error)) from None
+    except ValueError as error:  # of JSON or of UTF-8
+        raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRow(Reason.NOT_JSON, "is no JSON object")
+    row = cast("dict[str, Any]", found)
+    if is_whole:
+        return row
+    return _row(row)
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    faults = {name: fault for name, value in row.items() if (fault := json_fault(value))}
+    return row_of({name: value for name, value in row.items() if name not in faults}, faults)
 
 
 class LocalFiles:
@@ -245,10 +229,3 @@ def _parquet(source: Any, name: str = "") -> Any:
         return pq.ParquetFile(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"files: {name or source} is no Parquet file: {error}") from error
-
-
-def _without_nulls(value: Any) -> Any:
-    """A struct of Parquet has every field that any row has: null means that this row has none."""
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

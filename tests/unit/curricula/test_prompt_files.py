@@ -270,20 +270,6 @@ def test_a_cell_of_metadata_may_be_empty_in_parquet_as_in_jsonl(tmp_path: Path):
         assert levels == {row(1)["question"]: 3, row(2)["question"]: None}, name
 
 
-def test_a_number_that_is_none_is_a_missing_reference(tmp_path: Path):
-    rows = {"question": ["1 and 1?", "2 and 2?"], "answer": pa.array([2.0, float("nan")])}
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    bare = Files(sources={"files": [str(tmp_path / "a.parquet")]}, shares={"heldout": 0})
-    assert {p.messages[0].content: p.reference for p in every(bare, "rl")} == {
-        "1 and 1?": {"answer": 2.0},
-        "2 and 2?": {},
-    }
-    given = {"files": [str(tmp_path / "a.parquet")], "columns": {"reference": "answer"}}
-    made = Files(sources=given | {"max_bad_share": 1}, shares={"heldout": 0})
-    assert made.counts[0].bad == {"reference": 1}
-    assert asked(every(made, "rl")) == ["1 and 1?"]
-
-
 def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

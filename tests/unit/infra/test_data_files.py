@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import LocalFiles, first_rows
 from infra.data_files.files import find_files, fingerprint
+from infra.data_files.rows import Rows
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
 
 
-def rows_of(files: LocalFiles) -> list[tuple[str, int, dict[str, Any]]]:
+def rows_of(files: LocalFiles) -> list[tuple[str, int, Mapping[str, Any]]]:
     return [
         (files.names[chunk.file], rows.line(index), rows.row(index))
         for chunk in files.chunks
@@ -77,7 +79,7 @@ def test_a_folder_that_datasets_saved_gives_its_rows_in_order(tmp_path: Path):
     assert len(find_files([str(tmp_path / "both/test")])) == 1
 
 
-def read_all(tmp_path: Path, text: bytes) -> list[dict[str, Any]]:
+def read_all(tmp_path: Path, text: bytes) -> list[Mapping[str, Any]]:
     (tmp_path / "rows.jsonl").write_bytes(text)
     found = find_files([str(tmp_path / "rows.jsonl")])
     files = LocalFiles(found, tmp_path / "scratch")
@@ -99,6 +101,43 @@ def test_whole_numbers_keep_all_their_digits(tmp_path: Path):
 def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path):
     assert read_all(tmp_path, b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
     assert read_all(tmp_path, b'\xef\xbb\xbf\n{"a": 1}') == [{"a": 1}]
+
+
+def rows_read(text: str, tmp_path: Path) -> Rows:
+    (tmp_path / "rows.jsonl").write_text(text)
+    return first_rows(find_files([str(tmp_path / "rows.jsonl")])[0], 100)[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "x": 2, "a": 1}',
+        '{"b": {"c": [{"a": 1, "a": 2}]}}',
+        r'{"b": NaN, "c": {"a": 1, "\u0061": 2}}',
+    ],
+)
+def test_a_key_that_stands_twice_makes_a_bad_row(text: str, tmp_path: Path):
+    with pytest.raises(BadRow, match="the key 'a' stands twice in one object"):
+        rows_read(text, tmp_path).row(0)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("NaN", "NaN is no JSON"),
+        ('{"x": [Infinity]}', "Infinity is no JSON"),
+        ("-Infinity", "-Infinity is no JSON"),
+        ("1e400", "Infinity is no JSON"),
+        (r'"\ud83d"', "half an emoji is no text"),
+    ],
+)
+def test_what_is_no_json_harms_only_those_who_read_it(written: str, said: str, tmp_path: Path):
+    row = rows_read(f'{{"a": "b", "score": {written}}}', tmp_path).row(0)
+    assert row["a"] == "b"
+    assert (list(row), "score" in row, row.get("x")) == (["a", "score"], True, None)
+    for read in (row.get, row.__getitem__):
+        with pytest.raises(BadRow, match=f"score: {said}"):
+            read("score")
 
 
 def _plain(tmp_path: Path) -> Path:

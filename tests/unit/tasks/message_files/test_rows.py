@@ -101,6 +101,12 @@ def test_columns_of_other_names_are_mapped():
     [
         ({"text": "Hi"}, Reason.COLUMNS, "has no column messages; it has text"),
         ({"messages": "Hi"}, Reason.COLUMNS, "is no list of messages"),
+        ({"messages": "[{'role': 'user'}]"}, Reason.COLUMNS, "a list as Python prints it"),
+        (
+            openai(ASK, ANSWER | {"tool_calls": '[{"name": "a", "name": "b"}]'}),
+            Reason.TOOLS,
+            "the key 'name' stands twice",
+        ),
         (openai(), Reason.COLUMNS, "is no list of messages"),
         ({"messages": ["Hi"]}, Reason.MESSAGES, r"messages\[0\]: is no object"),
         (openai({"role": "bot", "content": "x"}), Reason.MESSAGES, "the role is 'bot'; allowed:"),
@@ -129,6 +135,53 @@ def test_a_bad_row_says_why(row: dict[str, Any], reason: Reason, text: str):
     with pytest.raises(BadRow, match=text) as caught:
         read(row)
     assert caught.value.reason is reason
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    called = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"function": called}]}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": None}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_nulls_that_a_table_filled_in_are_no_arguments_and_no_parameters():
+    text, maybe = {"type": "string"}, {"type": ["string", "null"]}
+    tools = [tool("look", at=text, a=None), tool("add", a={"type": "integer"}, b=maybe, at=None)]
+    result = {"role": "tool", "content": "r"}
+    said = [
+        call("look", {"at": "x", "a": None, "b": None}),
+        call("add", {"at": None, "a": 1, "b": None}),
+        call("look", '{"at": "x", "a": null}'),
+    ]
+    messages = [message for each in said for message in (each, result)]
+    found = read(openai(ASK, *messages, ANSWER, tools=tools))
+    assert [m.tool_calls[0].arguments for m in found.messages if m.tool_calls] == [
+        {"at": "x"},
+        {"a": 1, "b": None},
+        {"at": "x", "a": None},
+    ]
+    schemas = [json.loads(json.dumps(tool.schema)) for tool in found.tools]
+    assert [each["parameters"] for each in schemas] == [
+        {"type": "object", "properties": {"at": text}},
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": maybe}},
+    ]
+
+
+def test_messages_and_tools_may_be_json_text():
+    plain = openai(ASK, ANSWER, tools=[tool("look", at={"type": "string"})])
+    written = {name: json.dumps(value) for name, value in plain.items()}
+    assert read(written).messages == read(plain).messages
+    assert [each.name for each in read(written).tools] == ["look"]
+
+
+@pytest.mark.parametrize("arguments", ["0", "false", "[]", 0, []])
+def test_arguments_are_an_object(arguments: Any):
+    result = {"role": "tool", "content": "r"}
+    with pytest.raises(BadRow, match="arguments of look are no JSON object"):
+        read(openai(ASK, call("look", arguments), result, ANSWER))
 
 
 def test_the_mask_is_one_exactly_where_the_assistant_wrote(llama: Renderer):

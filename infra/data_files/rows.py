@@ -1,0 +1,82 @@
+"""What a file's rows are to those who read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from infra.data_files.bad_row import BadRow, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Where rows of one file are."""
+
+    file: int
+    """its place among the files"""
+    start: int
+    """first byte of lines, of array elements and of a record batch; row group of Parquet"""
+    num_bytes: int
+    """uncompressed"""
+    first_row: int
+    """line in JSONL and CSV, element of an array, row in Parquet; from 1"""
+    num_rows: int
+    """empty lines are none"""
+
+
+class Rows(Protocol):
+    """The rows of a chunk, parsed when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def line(self, index: int) -> int:
+        """Where it is in its file, from 1."""
+        ...
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        """Raises BadRow."""
+        ...
+
+
+class RowWithFaults(Mapping[str, Any]):
+    """A row of which some columns hold what is no JSON: who reads one of them finds a bad row, and
+    who reads none of them is not disturbed."""
+
+    def __init__(self, columns: Mapping[str, Any], faults: Mapping[str, str]) -> None:
+        """`faults` say what is wrong with columns that are not in `columns`."""
+        self._columns = columns
+        self.faults = faults
+
+    def __getitem__(self, name: str) -> Any:
+        """Raises BadRow."""
+        if name in self.faults:
+            raise BadRow(Reason.COLUMNS, f"{name}: {self.faults[name]}")
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._columns
+        yield from self.faults
+
+    def __len__(self) -> int:
+        return len(self._columns) + len(self.faults)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name in self.faults
+
+
+def row_of(columns: Mapping[str, Any], faults: Mapping[str, str]) -> Mapping[str, Any]:
+    return RowWithFaults(columns, faults) if faults else columns
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without the fields that are null, at any depth: a table cannot say that one has no
+    such field in another way."""
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value)
+        return {k: without_nulls(v) for k, v in value.items() if v is not None}
+    return (
+        [without_nulls(item) for item in cast("list[Any]", value)]
+        if isinstance(value, list)
+        else value
+    )

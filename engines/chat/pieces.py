@@ -98,7 +98,8 @@ class Pieces:
             return "\n", "\n", "\n\n"
         if not self.thinking_switchable:
             return "", "", ""
-        text = self.turn(Message("assistant", "C", reasoning="R"), thinking=True)
+        said = Message("assistant", "C", reasoning="R")
+        text = self.template.render([_USER, said], thinking=True)
         match = re.search(r"<think>(\s*)R(\s*)</think>(\s*)C", text)
         return (match[1], match[2], match[3]) if match else ("", "", "")
 

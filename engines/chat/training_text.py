@@ -82,8 +82,8 @@ def _by_prefix(
     for number, at in enumerate(turns):
         header = render(at, is_open=True)
         full = render(at + 1, is_open=False)
-        thought = _thought_that_was_open(messages[at], header, full)
         closed = without_open_thought(header, full)
+        thought = _thought_that_was_open(messages[at], header, full, closed)
         if not full.startswith(closed):
             raise _rewritten(pieces, at, closed, full)
         if thought:
@@ -102,11 +102,14 @@ def _by_prefix(
     return TrainingText(prompt, exchanges)
 
 
-def _thought_that_was_open(turn: Message, header: str, full: str) -> str:
+def _thought_that_was_open(turn: Message, header: str, full: str, closed: str) -> str:
     """A thought that the template drops, although its header opens one, as the model wrote it."""
     if not turn.reasoning or turn.reasoning.strip() in full[len(header) :]:
         return ""
-    return f"{turn.reasoning.strip()}\n</think>\n\n" if OPEN_THOUGHT.search(header) else ""
+    if not OPEN_THOUGHT.search(header):
+        return ""
+    is_closed_later = full.startswith("</think>", len(closed))  # DeepSeek-V3.1
+    return turn.reasoning.strip() + ("" if is_closed_later else "\n</think>\n\n")
 
 
 def _rewritten(pieces: Pieces, turn: int, expected: str, found: str) -> InputError:

@@ -129,6 +129,18 @@ def test_a_demonstration_is_trained_after_the_header_that_rollouts_have(tmp_path
     assert chat.mode.decided_demonstration(own).turns == own.turns
 
 
+def test_a_thought_of_a_template_that_closes_it_before_each_turn(tmp_path: Path) -> None:
+    """DeepSeek-V3.1 writes `</think>` before every turn, and drops what was thought."""
+    chat = Chat.load(chat_folder(tmp_path, DEEPSEEK_V31, LLAMA_TOKENS, "<|eot|>"))
+    asked = Problem("p/1", "test", (Message("user", "u"),), thinking=True)
+    tokens, mask = chat.training_ids(asked, (Message("assistant", "C", reasoning="R"),))
+    trained = [token for token, is_trained in zip(tokens, mask, strict=True) if is_trained]
+    assert chat.decode(chat.prompt_ids(asked)).endswith("<|start|>assistant<|end|><think>")
+    assert chat.decode(trained) == "R</think>C<|eot|>"
+    assert chat.parse(asked, trained).reasoning == "R"
+    assert chat.parse(asked, trained).content == "C"
+
+
 @pytest.mark.parametrize(
     ("kind", "asked", "said", "score"),
     [

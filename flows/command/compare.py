@@ -81,6 +81,8 @@ def _print(found: Comparison, console: Console) -> None:
     for pair in found.pairs:
         if pair.scores:
             console.print(_pair(pair))
+            if pair.same:
+                _say(f"one artifact in both runs, so not tested: {', '.join(pair.same)}", console)
         else:
             _say(f"{pair.first} and {pair.second}: not compared in pairs: {pair.why_not}", console)
 
@@ -124,17 +126,22 @@ def _scored(record: RunRecord) -> ScoredRun:
     """The run's evaluations as their artifacts have them."""
     stage, of_tasks = record.stage(EVALUATE), record.stage(LM_EVAL)
     digest = "/".join(each.digest for each in (stage, of_tasks) if each)
+    settings, models = _settings(record, stage)
+    task_settings, task_models = _settings(record, of_tasks)
     return ScoredRun(
-        record.run, digest, _settings(record, stage), read_scores(record, stage),
-        _settings(record, of_tasks), read_task_scores(record),
+        record.run, digest, settings, read_scores(record, stage),
+        task_settings, read_task_scores(record), models | task_models,
     )  # fmt: skip
 
 
-def _settings(record: RunRecord, stage: StageRecord | None) -> Mapping[str, Any]:
-    """A stage's settings, as its artifact has them; empty without one."""
+def _settings(
+    record: RunRecord, stage: StageRecord | None
+) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """A stage's settings and the models that it scored, as its artifact has them; empty without
+    one."""
     artifacts = ArtifactStore(record.store, home() / "cache")
     manifest = artifacts.manifest(stage.kind, stage.digest) if stage else None
-    return manifest.identity if manifest else {}
+    return (manifest.identity, dict(manifest.inputs)) if manifest else ({}, {})
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, Spread]]) -> Table:

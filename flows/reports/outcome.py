@@ -1,4 +1,5 @@
-"""What a run's page says first: which model is best, and what training gave each expert. Pure."""
+"""What a run says first, on its page and in MLflow: which model is best, and what training gave
+each expert. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +8,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.plan import BASE
-from flows.reports.paired_tests import Paired, paired
+from flows.reports.paired_tests import SURE, Paired, holm, paired_over_domains
 from flows.reports.problem_outcomes import ProblemOutcomes, problem_outcomes
-from flows.reports.report import Report, Scores, domains_of, first_version, mean
-from flows.reports.score_cells import ScoreCell, ScoreTable
-
-_NOTHINK = "-nothink"
+from flows.reports.rendering import p_text
+from flows.reports.report import Gain, Report, Scores, domains_of, mean
+from flows.reports.score_cells import ScoreCell, ScoreTable, score_tables
+from tasks.evaluate.spec import NOTHINK
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The model with the highest score in a domain, and the next best expert there."""
+    """The model with the highest score in a domain, against the next one there."""
 
     domain: str
     model: str
+    """empty where no model scored above 0"""
     cell: ScoreCell
     second: str = ""
     lead: Paired | None = None
     """over the second, on the same problems"""
+    is_sure: bool = False
+    """whether its lead over each other model is more than chance"""
+
+    @property
+    def said(self) -> str:
+        """Example: `agent: **agent** 0.750, p = 0.031 over agent-2`"""
+        if not self.model:
+            return f"{self.domain}: no model scored above 0"
+        score = f"{self.domain}: **{self.model}** {self.cell.value:.3f}"
+        if self.lead is None:
+            return score
+        return f"{score}, {p_text(self.lead.p)} over {self.second}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +46,9 @@ class ExpertGain:
     """An expert's last version against its first, on the same problems of its own domain."""
 
     model: str
-    since: str
-    domain: str
     before: ScoreCell
     after: ScoreCell
-    change: Paired
+    change: Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +58,27 @@ class Outcome:
     headline: str = ""
     detail: str = ""
     winner: str = ""
-    """the best model; empty where several are equal"""
+    """the best model; empty where its lead may be chance"""
     best: Sequence[Best] = ()
     """by domain"""
     gains: Sequence[ExpertGain] = ()
 
 
-def outcome_of(report: Report, table: ScoreTable | None, scores: Mapping[str, Any]) -> Outcome:
-    """`table` is the one at temperature 1, `scores` the content of `scores.json`."""
-    if table is None:
+def outcome_of(report: Report, scores: Mapping[str, Any]) -> Outcome:
+    """`scores` is the content of `scores.json`."""
+    tables = score_tables(report, scores)
+    if not report.scores or not tables:
         return Outcome()
-    outcomes = problem_outcomes(scores)
+    table, outcomes = tables[0], problem_outcomes(scores)
     finals = _finals(report)
-    headline, detail, winner = _headline(report.scores, finals)
+    headline, detail, winner = _headline(report.scores, finals, outcomes)
     best = [_best(domain, table, finals, outcomes) for domain in table.domains]
-    gains = [g for name in report.gains if (g := _gain(name, report, table, outcomes)) is not None]
+    gains = [
+        ExpertGain(name, before, after, gain)
+        for name, gain in report.gains.items()
+        if (before := table.rows.get(gain.since, {}).get(gain.domain)) is not None
+        and (after := table.rows.get(name, {}).get(gain.domain)) is not None
+    ]
     return Outcome(headline, detail, winner, [b for b in best if b is not None], gains)
 
 
@@ -68,10 +86,12 @@ def _finals(report: Report) -> list[str]:
     """The last version of each model; all that is scored, where nothing was trained."""
     last = [names[-1] for names in report.versions.values() if names]
     known = [name for name in last if name in report.scores]
-    return known or [m for m in report.scores if m != BASE and not m.endswith(_NOTHINK)]
+    return known or [m for m in report.scores if m != BASE and not m.endswith(NOTHINK)]
 
 
-def _headline(scores: Scores, finals: Sequence[str]) -> tuple[str, str, str]:
+def _headline(
+    scores: Scores, finals: Sequence[str], outcomes: ProblemOutcomes
+) -> tuple[str, str, str]:
     """-> headline, what follows it, the best model."""
     domains = domains_of(scores)
     whole = {m: mean(scores[m]) for m in finals if len(scores[m]) == len(domains)}
@@ -79,16 +99,53 @@ def _headline(scores: Scores, finals: Sequence[str]) -> tuple[str, str, str]:
         return "", "", ""
     first, *others = sorted(whole, key=lambda m: -whole[m])
     where = f"on {domains[0]}" if len(domains) == 1 else f"as the mean of {len(domains)} domains"
+    if whole[first] == 0:
+        return f"No model scored above 0 {where}.", "", ""
+    if not others:
+        said = f"{first} reaches {whole[first]:.3f} {where}."
+        since = _lead(BASE, first, domains, outcomes) if first != BASE else None
+        return said, "" if since is None else f"{_difference(since)} from {BASE}.", ""
     equal = [m for m in others if whole[m] == whole[first]]
     if equal:
         names = " and ".join([", ".join([first, *equal[:-1]]), equal[-1]])
         return f"{names} are equal: {whole[first]:.3f} {where}.", "No model is best.", ""
-    said = f"{first} is best: {whole[first]:.3f} {where}."
-    if not others:
-        return said, "", first
-    points = 100 * (whole[first] - whole[others[0]])
-    follows = f"{others[0]} follows with {whole[others[0]]:.3f}, {points:.1f} points behind."
-    return said, follows, first
+    second = others[0]
+    lead = _lead(second, first, domains, outcomes)
+    follows = f"{second} follows with {whole[second]:.3f}"
+    if lead is None:
+        said = f"{first} has the highest score: {whole[first]:.3f} {where}."
+        return said, f"{follows}; they did not answer the same problems, so no test says more.", ""
+    follows = f"{follows}: {_difference(lead)} between them"
+    if _is_sure(first, others, domains, outcomes):
+        return f"{first} is best: {whole[first]:.3f} {where}.", f"{follows}.", first
+    said = f"{first} has the highest score: {whole[first]:.3f} {where}."
+    return said, f"{follows}, which may be chance: no model is surely best.", ""
+
+
+def _difference(found: Paired) -> str:
+    """Example: `+25.0 points (95% +1.0 to +43.2, p = 0.031)`"""
+    points, low, high = (100 * value for value in (found.difference, found.low, found.high))
+    return f"{points:+.1f} points (95% {low:+.1f} to {high:+.1f}, {p_text(found.p)})"
+
+
+def _lead(
+    second: str, first: str, domains: Sequence[str], outcomes: ProblemOutcomes
+) -> Paired | None:
+    """How much `first` is better; None unless both answered the same problems of all domains."""
+    theirs = [outcomes.get((second, domain), []) for domain in domains]
+    ours = [outcomes.get((first, domain), []) for domain in domains]
+    if not all(ours) or list(map(len, ours)) != list(map(len, theirs)):
+        return None
+    return paired_over_domains(theirs, ours)
+
+
+def _is_sure(
+    first: str, others: Sequence[str], domains: Sequence[str], outcomes: ProblemOutcomes
+) -> bool:
+    """Whether it leads each of the others by more than chance, all tests counted (Holm)."""
+    leads = [_lead(other, first, domains, outcomes) for other in others]
+    known = [lead for lead in leads if lead is not None]
+    return len(known) == len(leads) and all(p < SURE for p in holm([lead.p for lead in known]))
 
 
 def _best(
@@ -100,26 +157,11 @@ def _best(
     there = {m: table.rows[m][domain] for m in finals if domain in table.rows.get(m, {})}
     if not there:
         return None
-    ranked = sorted(there, key=lambda m: -there[m].value)
-    first = ranked[0]
-    if len(ranked) < 2 or there[first].value == there[ranked[1]].value == 0:
-        return Best(domain, first if there[first].value else "none", there[first])
-    ours, theirs = outcomes.get((first, domain), ()), outcomes.get((ranked[1], domain), ())
-    lead = paired(theirs, ours) if len(ours) == len(theirs) > 1 else None
-    return Best(domain, first, there[first], ranked[1], lead)
-
-
-def _gain(
-    expert: str,
-    report: Report,
-    table: ScoreTable,
-    outcomes: ProblemOutcomes,
-) -> ExpertGain | None:
-    domain, since = report.gains[expert].domain, first_version(report.versions.get(expert, []))
-    before, after = outcomes.get((since, domain)), outcomes.get((expert, domain))
-    if before is None or after is None or len(before) != len(after):
-        return None
-    cells = (table.rows.get(since, {}).get(domain), table.rows.get(expert, {}).get(domain))
-    if cells[0] is None or cells[1] is None:
-        return None
-    return ExpertGain(expert, since, domain, cells[0], cells[1], paired(before, after))
+    first, *others = sorted(there, key=lambda m: -there[m].value)
+    if there[first].value == 0:
+        return Best(domain, "", there[first])
+    if not others:
+        return Best(domain, first, there[first])
+    lead = _lead(others[0], first, [domain], outcomes)
+    is_sure = _is_sure(first, others, [domain], outcomes)
+    return Best(domain, first, there[first], others[0], lead, is_sure)

@@ -69,7 +69,7 @@ def page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) -> str
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(head.created)),
         links={title: url for title, url in state.links.items() if title != "report"},
         failure=failure_of(report.run, state, views),
-        outcome=outcome_of(report, tables[0] if tables else None, scores),
+        outcome=outcome_of(report, scores),
         notes=context_notes(report, recipe),
         rounds=table_of_rounds(report.rounds) if report.rounds else None,
         river=river([_river_stage(view) for view in views]),

@@ -1,7 +1,9 @@
-"""Whether two models differ on the same problems: McNemar's test, and a paired bootstrap. Pure.
+"""Whether two models differ on the same problems: the difference, its interval and its test. Pure.
 
-Both answered each problem, so what differs is the problem's own difference: a hard problem is hard
-for both. Problems are taken as a sample of all that could be asked.
+Terminal, page, JSON, MLflow, Prefect, comparisons of runs and rounds all ask this module, so that
+one difference has one interval and one p everywhere. Both models answered each problem, so what
+counts is the problem's own difference: a hard problem is hard for both. Problems are taken as a
+sample of all that could be asked.
 """
 
 from __future__ import annotations
@@ -9,33 +11,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from tasks.evaluate.statistics import Z95
 
-RESAMPLES = 10_000
-SEED = 0
-_MOST_DRAWS = 2_000_000
-"""in memory at once"""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SURE = 0.05
+"""p below which a difference is more than chance; only this calls a model better or best"""
+FLIPS = 10_000
+_ALL_FLIPS_UP_TO = 13
+"""problems that differ: all their 2^n signs are tried"""
+_NORMAL_FROM = 2_000
+"""problems that differ: their sum is normal"""
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """How much the second of two models is better; scores are 0 to 1."""
+    """How much the second of two models is better."""
 
     problems: int
     difference: float
     """mean over problems"""
     low: float
     high: float
-    """95% interval: percentiles of the bootstrap"""
+    """95% interval of it, see `interval_of`"""
     better: int
     worse: int
     """problems on which the second is"""
     p: float
     """two-sided: how often so large a difference would be seen if there were none"""
     test: str
-    """`McNemar` (exact) where every outcome is 0 or 1, else `paired bootstrap`"""
+    """`McNemar` (exact) where every outcome is 0 or 1, else `sign flips`"""
+
+    @property
+    def is_sure(self) -> bool:
+        return self.p < SURE
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
@@ -43,16 +56,55 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     0."""
     if len(first) != len(second) or not first:
         raise ValueError(f"{len(first)} and {len(second)} problems cannot be compared in pairs")
-    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
-    means = _bootstrap(differences)
-    low, high = np.quantile(means, [0.025, 0.975]).tolist()
-    is_binary = set(first) | set(second) <= {0.0, 1.0}
-    p = mcnemar(better, worse) if is_binary else _bootstrap_p(differences, means)
+    lowest, highest = min(*first, *second), max(*first, *second)
+    return _paired(first, second, 1.0 if lowest >= 0 and highest <= 1 else highest - lowest)
+
+
+def _paired(first: Sequence[float], second: Sequence[float], scale: float) -> Paired:
+    """`scale`: how far apart two outcomes may be."""
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    is_binary = {*first, *second} <= {0.0, 1.0}
+    low, high = interval_of(differences, scale)
     return Paired(
-        len(first), float(differences.mean()), low, high, better, worse, p,
-        "McNemar" if is_binary else "paired bootstrap",
+        len(first), sum(differences) / len(first), low, high, better, worse,
+        mcnemar(better, worse) if is_binary else sign_flips(differences),
+        "McNemar" if is_binary else "sign flips",
     )  # fmt: skip
+
+
+def paired_over_domains(
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
+) -> Paired:
+    """Two models by their means over domains, each of which counts alike, however many problems it
+    has. Outcomes of 0 to 1 by domain and problem; raises ValueError as `paired` does.
+
+    Example: of 1 and 3 problems, those of the first weigh 4 / (2 x 1) = 2, the others 4 / (2 x 3).
+    """
+    count = sum(map(len, first))
+    weights = [count / (len(first) * len(row)) for row in first for _ in row]
+    ours, theirs = ([value for row in rows for value in row] for rows in (first, second))
+    if len(set(map(len, first))) == 1:
+        return paired(ours, theirs)
+    scaled = [[v * w for v, w in zip(of, weights, strict=True)] for of in (ours, theirs)]
+    return _paired(scaled[0], scaled[1], max(weights))
+
+
+def interval_of(differences: Sequence[float], scale: float) -> tuple[float, float]:
+    """95% interval of the mean difference of paired outcomes that are at most `scale` apart.
+
+    The interval of Agresti and Min (2005) for matched pairs: half a problem is added to each of the
+    four ways in which two models can answer one, so that few problems, or problems that all moved
+    alike, do not claim certainty. Differences that are no yes or no count by their own variance.
+
+    Example: 8 problems without a difference, of outcomes 0 to 1: mean 0 of 10, variance 1 / 10,
+    so -0.196 to +0.196.
+    """
+    count = len(differences) + 2
+    centre = sum(differences) / count
+    variance = (sum(d * d for d in differences) + scale * scale) / count - centre * centre
+    half = Z95 * math.sqrt(max(0.0, variance) / count)
+    return max(-scale, centre - half), min(scale, centre + half)
 
 
 def mcnemar(better: int, worse: int) -> float:
@@ -64,6 +116,33 @@ def mcnemar(better: int, worse: int) -> float:
     fewer = min(better, worse)
     tail = sum(math.comb(disagreements, k) for k in range(fewer + 1)) / 2**disagreements
     return min(1.0, 2 * tail)
+
+
+def sign_flips(differences: Sequence[float]) -> float:
+    """Two-sided p of the paired permutation test (Fisher 1935): if the models were alike, each
+    problem's difference could as well have had the other sign. All signs of few problems are tried,
+    else `FLIPS` drawn ones, always the same.
+
+    Example: differences .5, .25 and .25: 2 of 8 signs give a sum as far from 0 as 1, so p is .25.
+    """
+    import numpy as np
+
+    moved = np.asarray([d for d in differences if d], np.float64)
+    observed = abs(float(moved.sum())) - 1e-12
+    if len(moved) >= _NORMAL_FROM:
+        return math.erfc(observed / math.sqrt(2 * float(moved @ moved)))
+    if len(moved) <= _ALL_FLIPS_UP_TO:
+        codes = np.arange(2 ** len(moved))[:, None]
+        bits = (codes >> np.arange(len(moved))) & 1
+        return float((np.abs(_sums(bits, moved)) >= observed).mean())
+    bits = np.random.default_rng(0).integers(0, 2, (FLIPS, len(moved)), dtype=np.int8)
+    # One more than counted, so that p is never 0 (Davison and Hinkley 1997, 4.2).
+    return (int((np.abs(_sums(bits, moved)) >= observed).sum()) + 1) / (FLIPS + 1)
+
+
+def _sums(bits: NDArray[np.integer], moved: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of the differences with the sign + where a row's bit is 1, else -."""
+    return 2 * (bits @ moved) - moved.sum()
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -78,23 +157,3 @@ def holm(values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
         adjusted[place] = highest
     return adjusted
-
-
-def _bootstrap(differences: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of problems drawn with replacement, `RESAMPLES` times; always the same draws."""
-    count = len(differences)
-    random = np.random.default_rng(SEED)
-    at_once = max(1, _MOST_DRAWS // count)
-    means = [
-        differences[random.integers(0, count, (min(at_once, RESAMPLES - done), count))].mean(axis=1)
-        for done in range(0, RESAMPLES, at_once)
-    ]
-    return np.concatenate(means)
-
-
-def _bootstrap_p(differences: NDArray[np.float64], means: NDArray[np.float64]) -> float:
-    """Under the hypothesis of no difference the resampled means are around 0 instead."""
-    observed = abs(float(differences.mean()))
-    around_zero = np.abs(means - differences.mean())
-    # One more than counted, so that p is never 0 (Davison and Hinkley 1997, 4.2).
-    return (int((around_zero >= observed - 1e-12).sum()) + 1) / (RESAMPLES + 1)

@@ -14,7 +14,9 @@ from curricula.flaws import FLAWS
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
+from flows.reports.paired_tests import paired
 from flows.reports.problem_outcomes import problem_outcomes, problem_samples
+from flows.reports.rendering import p_text
 from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
@@ -24,7 +26,6 @@ from infra.store.artifacts import ArtifactStore
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
 from tasks.evaluate.scaling import Scaling
 from tasks.evaluate.statistics import mean as mean_of
-from tasks.evaluate.statistics import paired_gain
 from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve
 
@@ -52,6 +53,10 @@ class Gain(Config):
     mean: float
     low: float
     high: float
+    p: float = 1.0
+    """two-sided, of the same test as everywhere (`flows.reports.paired_tests`)"""
+    test: str = ""
+    problems: int = 0
     samples: int = 0
     """of each problem, by the first version"""
     unsolved: int = 0
@@ -195,12 +200,13 @@ def _gains(
         before, after = means.get((since, domain)), means.get((name, domain))
         if before is None or after is None:
             continue
-        centre, low, high = paired_gain(before, after)
+        found = paired(before, after)
         tries = samples[since, domain]
         new = [value for value, row in zip(after, tries, strict=True) if not any(row)]
         gains[name] = Gain(
             domain=domain, since=since, before=mean_of(before), after=mean_of(after),
-            mean=centre, low=low, high=high, samples=max(map(len, tries), default=0),
+            mean=found.difference, low=found.low, high=found.high, p=found.p, test=found.test,
+            problems=found.problems, samples=max(map(len, tries), default=0),
             unsolved=len(new), newly_solved=mean_of(new) if new else None,
         )  # fmt: skip
     return gains
@@ -348,7 +354,7 @@ def _gain(expert: str, gain: Gain) -> str:
     said = (
         f"Since {gain.since}, {expert} moved from {gain.before:.2f} to {gain.after:.2f} in its own"
         f" domain ({100 * gain.mean:+.1f} points, 95% interval {100 * gain.low:+.1f} to"
-        f" {100 * gain.high:+.1f})."
+        f" {100 * gain.high:+.1f}, {p_text(gain.p)})."
     )
     if gain.newly_solved is None:
         return said

@@ -3,12 +3,15 @@ one. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from flows.reports.paired_tests import holm, paired
 from infra.config import Config
+from tasks.evaluate.spec import NOTHINK
 from tasks.evaluate.statistics import mean
 
 _DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
@@ -27,7 +30,7 @@ class PairedScore(Config):
     difference: float
     low: float
     high: float
-    """95% interval of the difference, by a paired bootstrap"""
+    """95% interval of the difference"""
     better: int
     worse: int
     """of `problems`, those on which the second run is"""
@@ -35,7 +38,7 @@ class PairedScore(Config):
     p: float
     """two-sided"""
     p_adjusted: float
-    """for all tests of the two runs (Holm)"""
+    """for all tests of the two runs (Holm); models that are the same in both are not tested"""
     test: str
 
 
@@ -43,7 +46,9 @@ class PairOfRuns(Config):
     first: str
     second: str
     scores: list[PairedScore]
-    """empty: the two have no problem in common"""
+    """empty: the two have no problem in common, or only models that are the same"""
+    same: list[str] = Field(default_factory=list[str])
+    """models that are one artifact in both runs, so that nothing is compared"""
     why_not: str = ""
 
 
@@ -61,6 +66,8 @@ class ScoredRun:
     """settings of lm-eval's stage"""
     task_scores: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """content of `task_scores.json`"""
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
+    """digests of the artifacts that were scored, by model"""
 
 
 def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
@@ -69,13 +76,20 @@ def pair_of(first: ScoredRun, second: ScoredRun) -> PairOfRuns:
         why = "both have one and the same evaluation"
         return PairOfRuns(first=first.run, second=second.run, scores=[], why_not=why)
     cells = [*_cells(first, second), *_task_cells(first, second)]
+    same = [name for name in first.models if first.models[name] == second.models.get(name)]
+    cells = [(ours, theirs) for ours, theirs in cells if _artifact(theirs["model"]) not in same]
     made = [_score(ours, theirs) for ours, theirs in cells]
     adjusted = holm([score.p for score in made])
     scores = [
         score.model_copy(update={"p_adjusted": p}) for score, p in zip(made, adjusted, strict=True)
     ]
-    why = "" if scores else _why_not(first, second)
-    return PairOfRuns(first=first.run, second=second.run, scores=scores, why_not=why)
+    why = "" if scores else _why_not(first, second, same)
+    return PairOfRuns(first=first.run, second=second.run, scores=scores, same=same, why_not=why)
+
+
+def _artifact(model: str) -> str:
+    """What the evaluation's input is called: a model is scored with and without thinking."""
+    return model.removesuffix(NOTHINK)
 
 
 def _cells(
@@ -142,7 +156,7 @@ def _problems(run: ScoredRun, domain: str) -> Any:
     return run.identity.get("seed"), run.identity["settings"]["problems"], parts
 
 
-def _why_not(first: ScoredRun, second: ScoredRun) -> str:
+def _why_not(first: ScoredRun, second: ScoredRun, same: Sequence[str]) -> str:
     seeds = first.identity.get("seed"), second.identity.get("seed")
     if seeds[0] != seeds[1]:
         return f"their held-out problems are of different seeds, {seeds[0]} and {seeds[1]}"
@@ -151,4 +165,6 @@ def _why_not(first: ScoredRun, second: ScoredRun) -> str:
     counts = [run.identity.get("settings", {}).get("problems") for run in (first, second)]
     if counts[0] != counts[1]:
         return f"they scored {counts[0]} and {counts[1]} problems of each domain"
+    if same:
+        return f"what both scored on the same problems is the same: {', '.join(same)}"
     return "no model was scored in both on the same problems of a domain"

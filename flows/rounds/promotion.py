@@ -12,11 +12,15 @@ from typing import Any
 from flows.distill_rounds import DISTILL, FLOW
 from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
+from flows.reports.paired_tests import paired
 from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.settings import RoundsSettings
 from flows.running.records import RunHead
 from infra.config import Config
-from tasks.evaluate.statistics import interval, mean, paired_gain
+from tasks.evaluate.statistics import interval, mean
+
+_BETTER = {"sure": "surely better", "higher": "better"}
+"""by `rounds.promote`"""
 
 
 class Round(Config):
@@ -107,14 +111,14 @@ def _compared(
     others: Sequence[float],
     settings: RoundsSettings,
 ) -> Round:
-    gain, low, high = paired_gain(others, own)
-    measured = gain if settings.promote == "higher" else low
+    gain = paired(others, own)
+    measured = gain.difference if settings.promote == "higher" else gain.low
     return found.model_copy(
         update={
             "over": best.model,
-            "gain": gain,
-            "gain_low": low,
-            "gain_high": high,
+            "gain": gain.difference,
+            "gain_low": gain.low,
+            "gain_high": gain.high,
             "promoted": measured > settings.margin,
         }
     )
@@ -139,8 +143,9 @@ def why_over(judged: Sequence[Round], settings: RoundsSettings) -> str:
     if settings.most is not None and done >= settings.most:
         return f"{done} rounds are done, and `rounds.most` is {settings.most}"
     if done - best.number >= settings.patience:
+        better = _BETTER[settings.promote]
         return (
-            f"none of the last {done - best.number} rounds was better than round {best.number}"
+            f"none of the last {done - best.number} rounds was {better} than round {best.number}"
             f" ({best.score:.3f}), and `rounds.patience` is {settings.patience}"
         )
     return ""

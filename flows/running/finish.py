@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from flows.page.shown import result_of
 from flows.plan import EVALUATE, PlannedStage
+from flows.reports.outcome import outcome_of
 from flows.reports.page import report_path, write_page
-from flows.reports.report import Report, build_report, read_scores, read_task_scores
-from flows.rounds.promotion import best_of_rounds, rounds_of
+from flows.reports.report import Report, build_report, read_scores
+from flows.rounds.promotion import best_of_rounds
 from flows.running.run import RecipeRun
 from infra.store.artifacts import ArtifactRecord
 
@@ -18,15 +19,13 @@ def conclude(
 ) -> None:
     """Called while the run still counts as running: a failure here is the run's failure."""
     content = read_scores(run.record, run.record.stage(EVALUATE))
-    scores = content.get("scores", {})
-    tasks = read_task_scores(run.record).get("scores", {})
-    run.tracked.scores(plan, scores)
-    run.tracked.task_scores(plan, tasks)
-    run.tracked.say_best(plan, scores, tasks)
-    rounds = rounds_of(run.record.head(), run.recipe, plan, content)
-    run.tracked.rounds(rounds)
-    best = best_of_rounds(rounds)
-    run.tracked.register(plan, artifacts, scores, best.stage if best else "")
+    report = build_report(run.record, plan)
+    run.tracked.scores(plan, report.scores)
+    run.tracked.task_scores(plan, report.tasks)
+    run.tracked.say_best(plan, report.scores, report.tasks, outcome_of(report, content).best)
+    run.tracked.rounds(report.rounds)
+    best = best_of_rounds(report.rounds)
+    run.tracked.register(plan, artifacts, report.scores, best.stage if best else "")
     run.record.add_links(run.tracked.links() | {"report": report_path(run.record.run).as_uri()})
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.plan import PlannedStage
+from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, markdown_table
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import Dataset
@@ -69,30 +70,22 @@ def _outcome(record: ArtifactRecord) -> str:
     )
 
 
-def run_note(of: str, scores: Scores, links: Mapping[str, str]) -> str:
-    """Who is best in each domain, on the first line: MLflow shows no more of an experiment's text
-    at first. Then every score, and pages. `of` says which run it is, where the page does not."""
+def run_note(of: str, scores: Scores, links: Mapping[str, str], best: Sequence[Best] = ()) -> str:
+    """The highest score of each domain, as the report has it, on the first line: MLflow shows no
+    more of an experiment's text at first. Then every score, and pages. `of` says which run it is,
+    where the page does not; scores of lm-eval's tasks have no `best`, as less may be better."""
     domains = domains_of(scores)
-    best = {domain: _best(scores, domain) for domain in domains}
-    lines = [
-        f"{domain}: **{model}** {scores[model][domain]:.3f}" if model else f"{domain}: none"
-        for domain, model in best.items()
-    ]
+    models = {found.domain: found.model for found in best}
     rows = [
-        [model, *(_cell(row, domain, best[domain] == model) for domain in domains)]
+        [model, *(_cell(row, domain, models.get(domain) == model) for domain in domains)]
         for model, row in scores.items()
     ]
     pages = " · ".join(_linked(name, page) for name, page in links.items())
-    best_line = "Best: " + ", ".join(lines) if lines else "No scores yet"
-    parts = [f"{best_line} (run {of})" if of else best_line]
+    said = "; ".join(found.said for found in best)
+    first = f"Highest scores: {said}" if best else "Scores" if scores else "No scores yet"
+    parts = [f"{first} (run {of})" if of else first]
     parts += [markdown_table(["mean outcome", *domains], rows)] if rows else []
     return "\n\n".join(filter(None, [*parts, pages]))
-
-
-def _best(scores: Scores, domain: str) -> str:
-    """Empty where every model scored 0."""
-    of = {model: row[domain] for model, row in scores.items() if row.get(domain)}
-    return max(of, key=lambda model: of[model], default="")
 
 
 def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:

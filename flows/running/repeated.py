@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from flows.running.records import StageRecord
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.trace_file import TRACE_FILE
 from tasks.durable.identity import StageIdentity
 
 _NAMED = 3
@@ -44,5 +45,7 @@ def settled(
 
 
 def _checksums(record: ArtifactRecord, artifacts: ArtifactStore) -> Mapping[str, str]:
+    """Those of its files; the timeline holds times, so it is another one in every run."""
     manifest = artifacts.manifest(record.kind, record.digest)
-    return {file.path: file.sha256 for file in manifest.files} if manifest else {}
+    files = manifest.files if manifest else []
+    return {file.path: file.sha256 for file in files if file.path != TRACE_FILE}

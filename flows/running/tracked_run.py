@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, mean
 from flows.rounds.promotion import Round
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
@@ -244,9 +245,15 @@ class TrackedRun:
             if run := self._runs.get(stages.get(model, "")):
                 self.tracker.log(run, 0, {f"task/{t}": v for t, v in named.items()})
 
-    def say_best(self, plan: Sequence[PlannedStage], scores: Scores, tasks: Scores) -> None:
-        """On the run's page and on the experiment's: who is best in each domain, or of a run
-        without scores in domains, in each of lm-eval's tasks."""
+    def say_best(
+        self,
+        plan: Sequence[PlannedStage],
+        scores: Scores,
+        tasks: Scores,
+        best: Sequence[Best],
+    ) -> None:
+        """On the run's page and on the experiment's: who has the highest score in each domain, and
+        all scores; of a run without scores in domains, those of lm-eval's tasks."""
         if self.tracker is None or not (scores or tasks):
             return
         shown = scores or tasks
@@ -259,8 +266,8 @@ class TrackedRun:
             columns = [f"task/{model}/{task}" for model, task in named]
         with _tolerated("scores"):
             pages = self.links()
-            self.tracker.describe(self.parent, run_note("", shown, pages | self._pages))
-            last = run_note(f"[{self._run}]({pages['MLflow run']})", shown, pages)
+            self.tracker.describe(self.parent, run_note("", shown, pages | self._pages, best))
+            last = run_note(f"[{self._run}]({pages['MLflow run']})", shown, pages, best)
             wanted = [f"metrics.{name}" for name in columns[:_MOST_COLUMNS]]
             self.tracker.show_columns([*wanted, "params.seed"], last)
 

@@ -15,13 +15,12 @@ from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
 from tasks.evaluate.scaling import CUTTABLE, Lines, Scaling, ScalingPoint, by_samples, by_turns
-from tasks.evaluate.spec import EvaluateSpec
+from tasks.evaluate.spec import NOTHINK, EvaluateSpec
 from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
 and of so many others that failed; as long as they are few tokens"""
-NOTHINK = "-nothink"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,3 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     middle = (centre + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(spread / trials + z2 / (4 * trials**2))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def paired_gain(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of what each problem gained, with a 95% interval.
-
-    Both models answered the same problems, so the difference of a problem says more than the
-    difference of two means. Raises ValueError where the numbers of problems differ.
-    """
-    gains = [b - a for a, b in zip(before, after, strict=True)]
-    centre, half = mean(gains), Z95 * standard_error(gains)
-    return centre, centre - half, centre + half

@@ -14,7 +14,9 @@ from flows.running.records import StageRecord, find_run
 pytestmark = pytest.mark.integration
 
 STAGE = """
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,6 +37,10 @@ class Marked(StageSpec):
 
 async def run(spec, context):
     shutil.copytree(context.inputs["model"], context.out, dirs_exist_ok=True)
+    (context.out / "training").mkdir(exist_ok=True)
+    (context.out / "training" / "trace.json").write_text(
+        json.dumps({"traceEvents": [], "otherData": {"began": time.time(), "dropped": 0}})
+    )
     shutil.copy(spec.settings.says, context.out / f"{context.name}.txt")
     return {"marks": 1.0}
 """

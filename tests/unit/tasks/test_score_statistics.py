@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluate.statistics import best_of, interval, paired_gain, powers_of_two, standard_error
+from tasks.evaluate.statistics import best_of, interval, powers_of_two, standard_error
 
 pytestmark = pytest.mark.unit
 
@@ -66,15 +66,3 @@ def test_the_interval_of_yes_or_no_outcomes_is_wilsons():
 
 def test_an_interval_of_nothing_is_everything():
     assert interval([]) == (0.0, 1.0)
-
-
-def test_a_paired_gain_by_hand():
-    # gains .5, 0, .5, 0: mean .25, deviation sqrt(4 x .0625 / 3) = .28868, error .14434
-    mean, low, high = paired_gain([0.5, 1.0, 0.0, 0.25], [1.0, 1.0, 0.5, 0.25])
-    assert mean == pytest.approx(0.25)
-    assert (low, high) == pytest.approx((0.25 - 0.28290, 0.25 + 0.28290), abs=1e-4)
-
-
-def test_a_gain_of_different_problems_is_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        paired_gain([0.5, 1.0], [1.0])

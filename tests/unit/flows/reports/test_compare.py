@@ -181,3 +181,26 @@ def test_a_run_without_scores_is_named() -> None:
     empty = _report("b", 0.5, 0.8).model_copy(update={"scores": {}})
     with pytest.raises(InputError, match="run b has no scores to compare"):
         compare([_report("a", 0.5, 0.8), empty])
+
+
+def test_models_that_are_one_artifact_in_both_runs_are_named_and_not_tested() -> None:
+    """x gained 6 of 8 problems, p = 2 / 2^6; adjusted for one test alone, though the base and its
+    greedy answers were scored in both runs too."""
+
+    def cells(right: int) -> list[dict[str, object]]:
+        same = {"model": "base", "domain": "a", "outcomes": [[0.0]] * 8}
+        outcomes = [[1.0]] * right + [[0.0]] * (8 - right)
+        x = {"model": "x", "domain": "a", "kind": "score", "outcomes": outcomes}
+        return [same | {"kind": "score"}, same | {"kind": "greedy"}, x, x | {"model": "x-nothink"}]
+
+    identity = {"seed": 0, "settings": {"problems": 8}, "domains": [{"name": "a"}]}
+    ours = ScoredRun("1", "1", identity, {"cells": cells(0)}, models={"base": "b", "x": "x1"})
+    theirs = ScoredRun("2", "2", identity, {"cells": cells(6)}, models={"base": "b", "x": "x2"})
+    found = pair_of(ours, theirs)
+    assert found.same == ["base"]
+    assert [(s.model, s.p, s.p_adjusted) for s in found.scores] == [
+        ("x", 2 / 64, 4 / 64), ("x-nothink", 2 / 64, 4 / 64),
+    ]  # fmt: skip
+    nothing = pair_of(ours, dataclasses.replace(theirs, models=ours.models))
+    assert (nothing.scores, nothing.same) == ([], ["base", "x"])
+    assert nothing.why_not == "what both scored on the same problems is the same: base, x"

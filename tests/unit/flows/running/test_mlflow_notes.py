@@ -8,6 +8,8 @@ import pytest
 
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
+from flows.reports.outcome import Best
+from flows.reports.score_cells import ScoreCell
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.store.artifacts import ArtifactRecord
 
@@ -19,12 +21,17 @@ LINKS = {"Prefect run": "http://prefect/1", "report": "file:///home/reports/r.ht
 
 def test_the_best_model_of_each_domain_is_on_the_first_line() -> None:
     scores = {"base": {"a": 0.0, "b": 0.0}, "x": {"a": 0.5, "b": 0.0}, "y": {"a": 0.25}}
-    first, _, rest = run_note("[r](http://m/r)", scores, LINKS).partition("\n\n")
-    assert first == "Best: a: **x** 0.500, b: none (run [r](http://m/r))"
+    best = [Best("a", "x", ScoreCell(0.5)), Best("b", "", ScoreCell(0.0))]
+    first, _, rest = run_note("[r](http://m/r)", scores, LINKS, best).partition("\n\n")
+    said = "a: **x** 0.500; b: no model scored above 0"
+    assert first == f"Highest scores: {said} (run [r](http://m/r))"
     assert "| x | **0.500** | 0.000 |" in rest
     assert "| y | 0.250 |  |" in rest
     assert "[Prefect run](http://prefect/1) · `file:///home/reports/r.html`" in rest
     assert run_note("", {}, {}) == "No scores yet"
+    tasks = run_note("", {"x": {"wikitext word_perplexity": 11.0}}, {})
+    assert tasks.startswith("Scores\n")
+    assert "**" not in tasks, "less may be better"
 
 
 def test_a_stage_says_its_outcome_first_then_its_sources_and_where_to_read_on() -> None:

@@ -56,7 +56,7 @@ def _use_all(tracked: TrackedRun) -> None:
     tracked.register(plan_post_train(RECIPE), made, {})
     tracked.scores(plan_post_train(RECIPE), {"base": {"agent": 0.5}})
     tracked.task_scores(plan_post_train(RECIPE), {"base": {"arc_easy acc": 0.5}})
-    tracked.say_best(plan_post_train(RECIPE), {"base": {"agent": 0.5}}, {})
+    tracked.say_best(plan_post_train(RECIPE), {"base": {"agent": 0.5}}, {}, [])
     tracked.say_result("base 0.50")
     assert tracked.links() == {}
     assert tracked.stage_url("base") == ""

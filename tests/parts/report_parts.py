@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from engines.rollout.records.gallery import ROLLOUTS_FILE
 from flows.load import load_recipe
+from flows.reports.report import Report
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.store.artifacts import ArtifactStore
@@ -184,3 +185,13 @@ def _tokenizer() -> str:
 
     known = {f"<{n}>": n for n in range(5)} | {word: 5 + n for n, word in enumerate(WORDS)}
     return Tokenizer(WordLevel(known, unk_token="<0>")).to_str()
+
+
+def report(scores, **fields) -> Report:
+    return Report(
+        run="r", state="completed", seconds=1.0, stages=[], scores=scores, greedy={}, **fields
+    )
+
+
+def cell(model, domain, outcomes, kind="score"):
+    return {"model": model, "domain": domain, "kind": kind, "outcomes": outcomes}

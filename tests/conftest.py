@@ -43,6 +43,7 @@ _STARTED_FIRST = (
     "tests/integration/megatron/test_rank_leases.py",
     "tests/integration/megatron/",
     "tests/integration/infra/test_postgres.py",
+    "tests/integration/infra/test_tracking",
     "tests/integration/infra/test_sandbox",
 )
 """beginnings of the paths of files that share a stack, servers or ranks, which each process would

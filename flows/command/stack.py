@@ -34,9 +34,11 @@ def start_stack(concurrent_runs: int | None, console: Console) -> int:
     if concurrent_runs is not None:
         body = {"concurrency_limit": concurrent_runs or None}
         api.call("PATCH", f"/work_pools/{stack.WORK_POOL}", body)
-    sent = deliver_spool(started.mlflow_uri)
+    sent, refused = deliver_spool(started.mlflow_uri)
     if sent:
         console.print(f"sent MLflow {sent} entries that waited while it was down")
+    if refused:
+        console.print(refused, markup=False, soft_wrap=True)
     _show_links(started, console)
     form = form_url(api, started.prefect_ui, "post-train")
     if form:

@@ -7,6 +7,8 @@ import dataclasses
 import logging
 from collections.abc import Generator, Mapping, Sequence
 
+import stamina
+
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from flows.reports.outcome import Best
@@ -16,6 +18,7 @@ from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.errors import TributaryError
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.params import flat_params
+from infra.tracking.rest import BUSY
 from infra.tracking.spool import DeferredRun, RunRef
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageLetGo, StageWork
@@ -27,6 +30,7 @@ COMPARED = ("outcome_mean", "entropy")
 LEARNED = ("loss",)
 """the curve of stages that learn from data, for runs without a policy"""
 _MOST_COLUMNS = 12
+BUSY_SECONDS = 60.0
 BEST = "best"
 """alias of a model's best version"""
 BY_ROUNDS = {"tributary.best_by": "distill-rounds"}
@@ -61,7 +65,11 @@ class TrackedRun:
                 "experts": ",".join(recipe.experts),
             }
             with _tolerated(f"run {run}"):
-                self.parent = tracker.parent_run(run, run, params, {"tributary.flow": flow})
+                # Without its parent nothing of the run is tracked: a busy server is asked again.
+                for attempt in stamina.retry_context(BUSY, attempts=None, timeout=BUSY_SECONDS):
+                    with attempt:
+                        tags = {"tributary.flow": flow}
+                        self.parent = tracker.parent_run(run, run, params, tags)
         if not self.parent:
             self.tracker = None  # nothing could be nested below it
 
@@ -291,6 +299,8 @@ class TrackedRun:
         if self.tracker is not None:
             self.tracker.finish(self.parent, status)
             self.tracker.flush()
+            if refused := self.tracker.refused():
+                _log.warning("%s", refused)
 
 
 def kinds_of(plan: Sequence[PlannedStage]) -> dict[str, dict[str, PlannedStage]]:

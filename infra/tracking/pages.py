@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
+from infra.tracking.params import mlflow_key
+
 VIEW = "tributary"
 """name of the shared view whose columns are the scores"""
 _TRAINING = {"workflowType": "machine_learning"}
@@ -40,6 +42,8 @@ def curves_page(uri: str, experiment: str, runs: Sequence[str], metrics: Sequenc
 
 def shared_view(columns: Sequence[str]) -> tuple[str, str]:
     """Tag of an experiment, name and value, that holds the view: `metrics.NAME`, `params.NAME`."""
-    chosen = [f"{kind}.`{name}`" for kind, _, name in (c.partition(".") for c in columns)]
+    chosen = [
+        f"{kind}.`{mlflow_key(name)}`" for kind, _, name in (c.partition(".") for c in columns)
+    ]
     state = {"selectedColumns": chosen, "orderByKey": "attributes.start_time", "orderByAsc": False}
     return f"mlflow.sharedViewState.{VIEW}", json.dumps(state)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +19,38 @@ import httpx
 
 from infra.access import basic
 from infra.errors import InfrastructureError, TributaryError
+from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, cut, mlflow_key
 
 _T = TypeVar("_T")
 _API = "/api/2.0/mlflow"
 _MAX_METRICS = 1000
 """metrics that one log-batch request may carry"""
 _MAX_PARAMS = 100
+_LONGEST_TAG, _LONGEST_EXPERIMENT_TAG, _LONGEST_DATASET_NAME, _LONGEST_SOURCE = (
+    8000,
+    20_000,
+    500,
+    65_535,
+)
+_NOT_US = (401, 403, 404, 405, 407, 408, 425, 429)
+"""what a proxy, another server on this port or one with another key says: no word about the data"""
 _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 """an experiment's tag by which MLflow opens on its runs; without it, on traces of chats"""
 
 
 class MlflowRefused(TributaryError):
     """MLflow is up and says no (a deleted run, a bad name): trying again will not help."""
+
+
+class MlflowFailed(InfrastructureError):
+    """MLflow answered with an error of its own: it is busy, or cannot bear what it was sent."""
+
+
+class MlflowSlow(InfrastructureError):
+    """MLflow is there and did not answer in time."""
+
+
+BUSY = (MlflowFailed, MlflowSlow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +97,25 @@ class MlflowRest:
                 return made["experiment_id"]
             found = self._call("GET", "/experiments/get-by-name", {"experiment_name": name})
         experiment = found["experiment"]
+        if experiment.get("lifecycle_stage") == "deleted":  # MLflow keeps its name
+            body = {"experiment_id": experiment["experiment_id"]}
+            self._call("POST", "/experiments/restore", body)
         if _KIND not in {tag["key"] for tag in experiment.get("tags", [])}:
             self.tag_experiment(experiment["experiment_id"], {_KIND: _TRAINING})
         return experiment["experiment_id"]
 
     def tag_experiment(self, experiment: str, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
-            body = {"experiment_id": experiment, "key": key, "value": value}
+            text = cut(_storable(value), _LONGEST_EXPERIMENT_TAG)
+            body = {"experiment_id": experiment, "key": key, "value": text}
             self._call("POST", "/experiments/set-experiment-tag", body)
 
     def create_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> str:
         body = {
             "experiment_id": experiment,
-            "run_name": name,
+            "run_name": cut(_storable(name), LONGEST_KEY),
             "start_time": _now(),
-            "tags": _pairs(tags),
+            "tags": _tags(tags),
         }
         return self._call("POST", "/runs/create", body)["run"]["info"]["run_id"]
 
@@ -114,25 +140,26 @@ class MlflowRest:
         self._call("POST", "/runs/update", body)
 
     def rename_run(self, run_id: str, name: str) -> None:
-        self._call("POST", "/runs/update", {"run_id": run_id, "run_name": name})
+        body = {"run_id": run_id, "run_name": cut(_storable(name), LONGEST_KEY)}
+        self._call("POST", "/runs/update", body)
 
-    def log_batch(
-        self,
-        run_id: str,
-        metrics: Sequence[Metric] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
+    def log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        """Their keys must be such as `mlflow_key` gives."""
         for chunk in _chunks(metrics, _MAX_METRICS):
             rows = [
-                {"key": m.key, "value": m.value, "step": m.step, "timestamp": m.timestamp}
+                {"key": m.key, "value": _number(m.value), "step": m.step, "timestamp": m.timestamp}
                 for m in chunk
             ]
             self._call("POST", "/runs/log-batch", {"run_id": run_id, "metrics": rows})
-        for chunk in _chunks(_pairs(params or {}), _MAX_PARAMS):
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        rows = _pairs({k: cut(_storable(v), LONGEST_VALUE) for k, v in params.items()})
+        for chunk in _chunks(rows, _MAX_PARAMS):
             self._call("POST", "/runs/log-batch", {"run_id": run_id, "params": chunk})
-        if tags:
-            self._call("POST", "/runs/log-batch", {"run_id": run_id, "tags": _pairs(tags)})
+
+    def tag_run(self, run_id: str, tags: Mapping[str, str]) -> None:
+        for chunk in _chunks(_tags(tags), _MAX_PARAMS):
+            self._call("POST", "/runs/log-batch", {"run_id": run_id, "tags": chunk})
 
     def steps(self, run_id: str, key: str) -> set[int]:
         """The steps that this metric has."""
@@ -143,10 +170,10 @@ class MlflowRest:
         inputs = [
             {
                 "dataset": {
-                    "name": each.name,
+                    "name": cut(_storable(each.name), _LONGEST_DATASET_NAME),
                     "digest": each.digest,
                     "source_type": "tributary",
-                    "source": each.source,
+                    "source": cut(_storable(each.source), _LONGEST_SOURCE),
                     "profile": json.dumps({"num_rows": each.rows}),
                 },
                 "tags": _pairs({"mlflow.data.context": each.context}),
@@ -215,9 +242,24 @@ class MlflowRest:
         self, method: str, path: str, body: Mapping[str, Any], allowed: tuple[int, ...] = ()
     ) -> dict[str, Any]:
         """The parsed reply; {} for a status that the caller allows."""
-        given: dict[str, Any] = {"params": body} if method == "GET" else {"json": body}
+        if method == "GET":
+            given: dict[str, Any] = {"params": body}
+        else:
+            text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+            given = {
+                "content": text.encode(errors="replace"),
+                "headers": {"Content-Type": "application/json"},
+            }
         reply = self._send(method, _API + path, allowed=allowed, **given)
-        return reply.json() if reply.is_success and reply.content else {}
+        if not reply.is_success or not reply.content:
+            return {}
+        try:
+            found = reply.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InfrastructureError(self._no_mlflow(reply))
+        return found
 
     def _send(
         self, method: str, url: str, *, allowed: tuple[int, ...] = (), **given: Any
@@ -225,15 +267,53 @@ class MlflowRest:
         try:
             reply = self._http.request(method, url, **given)
         except httpx.HTTPError as error:
-            raise InfrastructureError(
+            kind = MlflowSlow if isinstance(error, httpx.ReadTimeout) else InfrastructureError
+            raise kind(
                 f"MLflow at {self.uri} does not answer ({type(error).__name__}: {error}); "
                 "`tributary status` shows the stack, `tributary up` restarts it"
             ) from error
-        if reply.is_success or reply.status_code in allowed:
+        if reply.is_success or (reply.status_code in allowed and _is_mlflow(reply)):
             return reply
-        message = f"MLflow at {self.uri} refused {method} {url}: {reply.status_code}"
-        kind = InfrastructureError if reply.status_code >= 500 else MlflowRefused
-        raise kind(f"{message} {reply.text[:300]}")
+        message = (
+            f"MLflow at {self.uri} refused {method} {url}: {reply.status_code} {reply.text[:300]}"
+        )
+        if reply.status_code >= 500:
+            raise MlflowFailed(message)
+        if reply.status_code in _NOT_US and not _is_mlflow(reply):
+            raise InfrastructureError(self._no_mlflow(reply))
+        raise MlflowRefused(message)
+
+    def _no_mlflow(self, reply: httpx.Response) -> str:
+        return (
+            f"what answers at {self.uri} is no MLflow, or asks for another key ({reply.status_code}"
+            f" {reply.text[:100]}); `tributary status` shows the stack, `tributary up` restarts it"
+        )
+
+
+def _is_mlflow(reply: httpx.Response) -> bool:
+    """Whether a refusal is MLflow's own, which names its reason."""
+    try:
+        return "error_code" in reply.json()
+    except (ValueError, TypeError):
+        return False
+
+
+def _number(value: float) -> float | str:
+    """As Protocol Buffers write it in JSON, which has no word for NaN. MLflow stores no infinity;
+    the largest number stands in its place."""
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+
+
+def _storable(text: str) -> str:
+    """Without what a database or UTF-8 cannot hold: NUL, and halves of surrogate pairs."""
+    return str(text).encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _tags(values: Mapping[str, str]) -> list[dict[str, str]]:
+    named = {mlflow_key(key): cut(_storable(value), _LONGEST_TAG) for key, value in values.items()}
+    return _pairs(named)
 
 
 def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:

@@ -5,6 +5,8 @@
 An entry is written before it is sent. A process that dies, or ends while the server is down, leaves
 its file; the next one of this home that has something to send, or `tributary up`, sends it first.
 A point whose metric already has its step is left out, so a file may be sent twice.
+
+One entry that MLflow cannot take costs that entry only: it is set aside (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ import json
 import logging
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from infra.errors import InfrastructureError
 from infra.home import home
-from infra.tracking.rest import Metric, MlflowRefused, MlflowRest
+from infra.tracking.params import MlflowKeys
+from infra.tracking.refusals import Refusals
+from infra.tracking.rest import Metric, MlflowFailed, MlflowRefused, MlflowRest
 
+_FAILURES = 3
+"""answers with an error of the server's own that are taken for its being busy"""
 _log = logging.getLogger(__name__)
 
 
@@ -75,19 +81,24 @@ class SpoolFile:
     def clear(self) -> None:
         """All of it was sent."""
         if self._file is not None:
+            file, self._file = self._file, None
+            with suppress(OSError):  # what a full disk did not take is written once more
+                file.close()
             self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
 
 
 class Delivery:
     """Sends entries to one server; knows what the server has. For one thread."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, refusals: Refusals) -> None:
         self._rest = MlflowRest(uri)
+        self._refusals = refusals
+        self._names = MlflowKeys()
         self._ids: dict[str, str] = {}
         self._keys: dict[str, set[str]] = {}
         self._steps: dict[tuple[str, str], set[int]] = {}
+        self._failures: Counter[str] = Counter()
+        """how often in a row the server answered a run's metrics with an error of its own"""
 
     def send(self, entries: Sequence[Entry]) -> None:
         """Raises InfrastructureError when the server is down: send all of them again then."""
@@ -96,13 +107,13 @@ class Delivery:
             grouped[json.dumps(_reference(entry.run), sort_keys=True)].append(entry)
         for reference, told in grouped.items():
             try:
-                self._send_run(self._id_of(reference, told[0].run), told)
-            except MlflowRefused as error:
-                _log.warning("%d entries for MLflow are dropped: %s", len(told), error)
+                self._send_run(reference, told)
             except InfrastructureError:  # what it has is asked again: others send meanwhile
                 self._keys.clear()
                 self._steps.clear()
                 raise
+            except Exception as error:  # one run's entries must not keep those of all others
+                self._refusals.add(told, error)
 
     def send_left(self) -> int:
         """Send what ended processes of this home left, oldest first; -> how many entries.
@@ -112,32 +123,86 @@ class Delivery:
         sent = 0
         with _alone():
             for path in sorted(spool_folder().glob("*.jsonl")):
-                with _abandoned(path) as file:
-                    if file is None:
-                        continue
-                    entries = list(_read(file))
-                    self.send(entries)
-                    path.unlink()
-                    sent += len(entries)
+                try:
+                    sent += self._send_file(path)
+                except InfrastructureError:
+                    raise
+                except Exception as error:  # one file must not keep all others
+                    self._refusals.add_file(path, error)
         return sent
 
-    def _send_run(self, run: str, entries: Sequence[Entry]) -> None:
-        fresh: list[Metric] = []
-        for metric in (m for entry in entries for m in entry.metrics):
-            known = self._known(run, metric.key)
-            if metric.step not in known:
-                known.add(metric.step)
-                fresh.append(metric)
-        self._rest.log_batch(run, fresh)
+    def _send_file(self, path: Path) -> int:
+        with _abandoned(path) as file:
+            if file is None:
+                return 0
+            entries, unreadable = _read(file)
+            self.send(entries)
+            for line, reason in unreadable:
+                self._refusals.add_line(line, reason)
+            path.unlink()
+            return len(entries)
+
+    def _send_run(self, reference: str, entries: Sequence[Entry]) -> None:
+        run = self._id_of(reference, entries[0].run)
+        self._send_metrics(run, self._fresh(run, entries))
+        self._failures.pop(run, None)
         for entry in entries:
             if entry.status:
-                self._rest.update_run(run, entry.status)
+                try:
+                    self._rest.update_run(run, entry.status)
+                except MlflowRefused as error:
+                    self._refusals.add([entry], error)
+
+    def _fresh(self, run: str, entries: Sequence[Entry]) -> list[Metric]:
+        """Points that the server does not have, under names that it takes."""
+        fresh: list[Metric] = []
+        for metric in (m for entry in entries for m in entry.metrics):
+            key = self._names.of(metric.key)
+            known = self._known(run, key)
+            if metric.step not in known:
+                known.add(metric.step)
+                fresh.append(replace(metric, key=key))
+        return fresh
+
+    def _send_metrics(self, run: str, metrics: Sequence[Metric]) -> None:
+        """Together; when that is refused, by halves, until those are found that are refused
+        alone."""
+        if not metrics:
+            return
+        try:
+            self._rest.log_metrics(run, metrics)
+            return
+        except MlflowFailed as error:
+            self._failures[run] += 1
+            if self._failures[run] <= _FAILURES:
+                raise
+            # It fails again and again; if it does something else for the same run, it is not busy.
+            self._rest.tag_run(run, {"tributary.entries": "some were refused"})
+            reason: Exception = error
+        except InfrastructureError:
+            raise
+        except Exception as error:
+            reason = error
+        if len(metrics) == 1:
+            self._refusals.add([Entry(run, metrics)], reason)
+            return
+        self._require_run(run)
+        middle = len(metrics) // 2
+        self._send_metrics(run, metrics[:middle])
+        self._send_metrics(run, metrics[middle:])
+
+    def _require_run(self, run: str) -> dict[str, Any]:
+        """Raises MlflowRefused when the run is gone: then there is nothing to try one by one."""
+        found = self._rest.run(run)
+        if found["info"].get("lifecycle_stage") == "deleted":
+            raise MlflowRefused(f"somebody deleted the run {run} in MLflow")
+        return found
 
     def _known(self, run: str, key: str) -> set[int]:
         """Steps of this metric that the server has; asked once a metric."""
         if (run, key) not in self._steps:
             if run not in self._keys:
-                data = self._rest.run(run).get("data", {})
+                data = self._require_run(run).get("data", {})
                 self._keys[run] = {m["key"] for m in data.get("metrics", [])}
             there = key in self._keys[run]
             self._steps[run, key] = self._rest.steps(run, key) if there else set()
@@ -151,21 +216,35 @@ class Delivery:
             if found is None:
                 tags = {**run.tags, **run.identity}
                 found = self._rest.create_run(run.experiment, run.name, tags)
-                self._rest.log_batch(found, params=run.params)
+                log_params(self._rest, found, run.params)
             self._ids[reference] = found
         return self._ids[reference]
+
+
+def log_params(rest: MlflowRest, run: str, params: Mapping[str, str]) -> None:
+    """Together; when that is refused, one by one, with a warning of those that are refused."""
+    try:
+        rest.log_params(run, params)
+    except MlflowRefused as error:
+        if len(params) == 1:
+            _log.warning("the param %s is not in MLflow: %s", *params, error)
+            return
+        for key, value in params.items():
+            log_params(rest, run, {key: value})
 
 
 def spool_folder() -> Path:
     return home() / "spool" / "mlflow"
 
 
-def deliver_spool(uri: str) -> int:
-    """Send what ended processes left, unless the server is down; -> how many entries."""
-    try:
-        return Delivery(uri).send_left()
-    except InfrastructureError:
-        return 0
+def deliver_spool(uri: str) -> tuple[int, str]:
+    """Send what ended processes left, unless the server is down; -> how many entries were sent, and
+    what is to be said of those that MLflow does not take."""
+    refusals = Refusals()
+    sent = 0
+    with suppress(InfrastructureError):
+        sent = Delivery(uri, refusals).send_left()
+    return sent, refusals.summary()
 
 
 @contextmanager
@@ -197,15 +276,23 @@ def _abandoned(path: Path) -> Generator[IO[bytes] | None]:
             yield file
 
 
-def _read(file: IO[bytes]) -> Generator[Entry]:
-    """The complete entries of a file; its last line may be incomplete."""
+def _read(file: IO[bytes]) -> tuple[list[Entry], list[tuple[bytes, Exception]]]:
+    """The complete entries of a file, and the lines that are none, each with the reason; its last
+    line may be incomplete."""
+    entries: list[Entry] = []
+    unreadable: list[tuple[bytes, Exception]] = []
     for line in file:
         try:
-            raw: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue
-        run = raw["run"] if isinstance(raw["run"], str) else DeferredRun(**raw["run"])
-        yield Entry(run, [Metric(**m) for m in raw["metrics"]], raw["status"])
+            entries.append(_entry(json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            if line.endswith(b"\n"):
+                unreadable.append((line, error))
+    return entries, unreadable
+
+
+def _entry(raw: dict[str, Any]) -> Entry:
+    run = raw["run"] if isinstance(raw["run"], str) else DeferredRun(**raw["run"])
+    return Entry(run, [Metric(**m) for m in raw["metrics"]], raw["status"])
 
 
 def _reference(run: RunRef) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -25,7 +25,8 @@ def measured(log: Log, every_seconds: float) -> Generator[None]:
     def measure() -> None:
         psutil.cpu_percent()  # of the time since the call before
         while not over.wait(every_seconds):
-            log(int(time.time()), load())
+            with suppress(OSError, psutil.Error):  # a moment without figures, not the last one
+                log(int(time.time()), load())
 
     thread = threading.Thread(target=measure, name="system-metrics", daemon=True)
     thread.start()

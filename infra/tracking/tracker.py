@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import queue
 import threading
 import time
@@ -16,9 +15,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from infra.errors import InfrastructureError, TributaryError
+from infra.numbers import numbers_of
 from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
+from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Dataset, Metric, MlflowRefused, MlflowRest
-from infra.tracking.spool import DeferredRun, Delivery, Entry, RunRef, SpoolFile, spool_folder
+from infra.tracking.spool import (
+    DeferredRun,
+    Delivery,
+    Entry,
+    RunRef,
+    SpoolFile,
+    log_params,
+    spool_folder,
+)
 
 _log = logging.getLogger(__name__)
 NOTE = "mlflow.note.content"
@@ -54,7 +63,8 @@ class Tracker:
         self._experiment_name = experiment
         self._rest = MlflowRest(uri)
         self._experiment = ""
-        self._sender = _Sender(uri)
+        self._refusals = Refusals()
+        self._sender = _Sender(uri, self._refusals)
 
     @property
     def experiment(self) -> str:
@@ -79,7 +89,7 @@ class Tracker:
 
     def describe(self, run_id: str, note: str) -> None:
         """The run's description, in markdown; a later one replaces it."""
-        self._rest.log_batch(run_id, tags={NOTE: note})
+        self._rest.tag_run(run_id, {NOTE: note})
 
     def rename(self, run_id: str, name: str) -> None:
         """What lists of runs call it."""
@@ -100,7 +110,7 @@ class Tracker:
         run_id = self._rest.find_run(self.experiment, identity)
         if run_id is None:
             run_id = self._rest.create_run(self.experiment, name, {**tags, **identity})
-            self._rest.log_batch(run_id, params={k: str(v) for k, v in params.items()})
+            log_params(self._rest, run_id, {k: str(v) for k, v in params.items()})
         else:
             self._rest.update_run(run_id, "RUNNING")
         return run_id
@@ -119,7 +129,7 @@ class Tracker:
         run_id = self._rest.find_run(self.experiment, identity)
         if run_id is None:
             run_id = self._rest.create_run(self.experiment, stage, {**tags, **identity})
-            self._rest.log_batch(run_id, params=params)
+            log_params(self._rest, run_id, params or {})
             return run_id
         self._rest.update_run(run_id, "RUNNING")
         return run_id
@@ -153,10 +163,15 @@ class Tracker:
         return run_id
 
     def log(self, run: RunRef, step: int, metrics: Mapping[str, float]) -> None:
-        """Queue one step's metrics. A step that the run already has is not logged twice."""
+        """Queue one step's metrics. A step that the run already has is not logged twice; what is
+        no number is left out, and `refused` tells of it."""
         now = int(time.time() * 1000)
-        points = [Metric(k, _finite(v), step, now) for k, v in metrics.items()]
-        self._sender.put(Entry(run, points))
+        numbers, others = numbers_of(metrics)
+        for name, kind in others.items():
+            self._refusals.note(f"the metric {name}", f"a value of type {kind} is no number")
+        points = [Metric(key, value, int(step), now) for key, value in numbers.items()]
+        if points:
+            self._sender.put(Entry(run, points))
 
     def datasets(self, run_id: str, datasets: Sequence[Dataset]) -> None:
         """Record datasets as inputs of the run."""
@@ -199,17 +214,27 @@ class Tracker:
         bound passed first: what is left is on disk."""
         return self._sender.flush(timeout)
 
+    def refused(self) -> str:
+        """A sentence about what MLflow has not taken since this was asked before; empty: it took
+        everything."""
+        return self._refusals.summary()
+
 
 class _Sender:
     """A queue, its copy on disk, and the thread (from the first entry on) that empties both."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, refusals: Refusals) -> None:
         self._uri = uri
+        self._refusals = refusals
         self._queue: queue.Queue[Entry] = queue.Queue()
         self._file = SpoolFile()
         self._thread: threading.Thread | None = None
         self._pending = 0
         self._is_down = False
+        self._is_kept = True
+        """whether the home took the last entry"""
+        self._reason = ""
+        """why the server does not take what it is sent"""
         self._comes_after_others = True
         """whether an attempt that died meanwhile may have left points of the same runs"""
         self._changed = threading.Condition()
@@ -218,28 +243,31 @@ class _Sender:
         with self._changed:
             try:
                 self._file.append(entry)
+                self._is_kept = True
             except OSError as error:  # a full disk: it is still sent, unless this process dies
-                _log.warning("metrics are not kept in %s: %s", spool_folder(), error)
+                if self._is_kept:
+                    _log.warning("metrics are not kept in %s: %s", spool_folder(), error)
+                self._is_kept = False
             self._pending += 1
             self._queue.put(entry)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mlflow-sender", daemon=True)
+                self._thread.start()
 
     def flush(self, timeout: float) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._pending == 0 or self._is_down, timeout)
-            left = self._pending
+            left, why = self._pending, self._reason if self._is_down else "it is slow"
         if left:
             _log.warning(
-                "MLflow at %s does not answer: %d entries wait in %s; the next run, or"
+                "MLflow at %s has not taken %d entries (%s): they wait in %s; the next run, or"
                 " `tributary up`, sends them",
-                self._uri, left, spool_folder(),
+                self._uri, left, why, spool_folder(),
             )  # fmt: skip
         return not left
 
     def _run(self) -> None:
-        delivery = Delivery(self._uri)
+        delivery = Delivery(self._uri, self._refusals)
         while True:
             taken = self._take()
             while not self._deliver(delivery, taken):
@@ -266,11 +294,12 @@ class _Sender:
             if self._comes_after_others:
                 delivery.send_left()
             delivery.send(taken)
-        except InfrastructureError:
+        except (InfrastructureError, OSError) as error:
             if not self._is_down:
-                _log.warning("MLflow at %s is down; metrics wait in %s", self._uri, spool_folder())
+                _log.warning("metrics wait in %s: %s", spool_folder(), error)
             with self._changed:
                 self._is_down = self._comes_after_others = True
+                self._reason = str(error)
                 self._changed.notify_all()
             return False
         self._is_down = self._comes_after_others = False
@@ -288,8 +317,3 @@ def _stage_identity(parent: str, stage: str, digest: str) -> dict[str, str]:
         "tributary.digest": digest,
         "tributary.stage": stage,
     }
-
-
-def _finite(value: float) -> float:
-    """MLflow stores no infinity; NaN is kept as it is a fact about the step."""
-    return value if not math.isinf(value) else math.copysign(1.7976931348623157e308, value)

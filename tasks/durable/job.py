@@ -180,7 +180,8 @@ def _run(
             pulse=pulse,
             hooks=given.hooks,
         )
-        metrics = asyncio.run(_until_stopped(body_of(given.spec_name)(spec, context), stop))
+        body = body_of(given.spec_name)(spec, context)
+        metrics = reporter.numbers(asyncio.run(_until_stopped(body, stop)))
         seconds = time.monotonic() - started
         return _commit(artifacts, given, identity, out, metrics, seconds, reporter)
 

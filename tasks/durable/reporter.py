@@ -6,10 +6,11 @@ import contextlib
 import json
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from infra.numbers import numbers_of
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import Dataset
 from infra.tracking.spool import RunRef
@@ -31,18 +32,30 @@ class JobReporter:
     run: RunRef
     tracker: Tracker | None
     pulse: Pulse
+    others: dict[str, str] = field(default_factory=dict[str, str])
+    """the type of each metric that once was no number, by its name"""
     _last_progress: float = 0.0
     _last_line: float = 0.0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.pulse.beat()
+        values = self.numbers(values)
         if self.tracker is not None:
-            self.tracker.log(self.run, step, dict(values))
+            self.tracker.log(self.run, step, values)
             if time.monotonic() - self._last_line < LINE_SECONDS:
                 return
             self._last_line = time.monotonic()
         shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}: {shown}", flush=True)
+
+    def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
+        """Those of any library as Python's; what is none is left out, with a warning a name."""
+        numbers, others = numbers_of(values)
+        for name, kind in others.items():
+            if name not in self.others:
+                self.others[name] = kind
+                self.warn(f"the metric {name} is left out: a value of type {kind} is no number")
+        return numbers
 
     def progress(self, done: int, total: int, message: str = "") -> None:
         self.pulse.beat()
@@ -82,3 +95,5 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
             yield JobReporter(run, tracker, pulse)
     finally:
         tracker.flush()
+        if refused := tracker.refused():
+            emit("warn", message=refused)

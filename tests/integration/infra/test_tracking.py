@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,69 +34,21 @@ from infra.tracking.system_metrics import measured
 from infra.tracking.tracker import Tracker
 from tasks.durable.attempts import StageWork
 from tests.parts.chat_parts import random_base
+from tests.parts.mlflow_server import MlflowServer
 from tests.parts.prefect_form import DRAWN_LATER
 from tests.parts.run_records import put_artifact
 
 pytestmark = pytest.mark.integration
 
 
-class Server:
-    """A real MLflow server that can be killed and started again on its port and its data."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{port}"
-        self._log = folder / "log"
-        self._command = [
-            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
-            "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1",
-            "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
-        ]  # fmt: skip
-
-    def start(self) -> None:
-        env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, env=env, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + 90
-        while not _is_up(self.uri):
-            assert self._process.poll() is None, self._log.read_text()[-2000:]
-            assert time.monotonic() < deadline, self._log.read_text()[-2000:]
-            time.sleep(0.1)
-
-    def end(self, number: signal.Signals) -> None:
-        os.killpg(self._process.pid, number)
-        self._process.wait(20)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("mlflow"))
-    try:
-        made.start()
-        yield made
-    finally:
-        made.end(signal.SIGTERM)
-
-
 @pytest.fixture
-def mlflow_uri(server: Server) -> str:
+def mlflow_uri(server: MlflowServer) -> str:
     return server.uri
 
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-
-
-def _is_up(uri: str) -> bool:
-    try:
-        return httpx.get(f"{uri}/health", timeout=1).is_success
-    except httpx.HTTPError:
-        return False
 
 
 @dataclass
@@ -362,7 +313,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_server_that_was_killed_gets_every_point_once_also_from_a_killed_process(
-    server: Server,
+    server: MlflowServer,
 ) -> None:
     """Last in this file: it ends and restarts the server that the tests above share."""
     tracker = Tracker(server.uri, "killed")

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from infra.tracking.pages import curves_page, run_page, runs_page, shared_view
-from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, flat_params
+from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, MlflowKeys, flat_params
 
 pytestmark = pytest.mark.unit
 
@@ -49,3 +49,14 @@ def test_every_page_opens_the_training_view() -> None:
     name, state = shared_view(["metrics.score/agent", "params.seed"])
     assert name.endswith(queries[0]["viewStateShareKey"][0])
     assert json.loads(state)["selectedColumns"] == ["metrics.`score/agent`", "params.`seed`"]
+
+
+def test_names_of_metrics_and_params_are_cleaned_alike_and_stay_different() -> None:
+    names = ["acc@1", "acc#1", "acc_1", "a/../b", "/abs", "", "..", "wörter", "half \ud83d"]
+    keys = MlflowKeys()
+    found = [keys.of(name) for name in names]
+    assert found[0] == "acc_1"
+    assert found[3:] == ["a/_/b", "_/abs", "_", "_-" + found[6][2:], "wörter", "half _"]
+    assert len(set(found)) == len(names)
+    assert [keys.of(name) for name in names] == found
+    assert list(flat_params({"acc@1": 1, "acc#1": 2})) == found[:2]

@@ -1,0 +1,121 @@
+"""Entries for an MLflow that fails, refuses, or is not what answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.tracking import tracker as tracker_module
+from infra.tracking.refusals import refused_folder
+from infra.tracking.spool import deliver_spool, spool_folder
+from infra.tracking.tracker import Tracker
+from tests.parts.json_server import json_server
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path))
+    monkeypatch.setattr(tracker_module, "_RETRY_SECONDS", 0.02)
+
+
+class StandIn:
+    """Takes metrics, except that some get an answer of their own."""
+
+    def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
+        self._answers = answers
+        self.metrics: list[tuple[str, int]] = []
+        self.statuses: list[str] = []
+        self.busy = 0
+        """how many requests with metrics fail first"""
+
+    def __call__(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path.endswith("/runs/update"):
+            self.statuses.append(body["status"])
+            return 200, {}
+        given = [(m["key"], m["step"]) for m in body.get("metrics", [])]
+        if given and self.busy:
+            self.busy -= 1
+            return 500, {"error_code": "INTERNAL_ERROR", "message": "database is locked"}
+        for key, _ in given:
+            if key in self._answers:
+                return self._answers[key]
+        self.metrics += given
+        return 200, {"run": {"info": {}, "data": {}}}
+
+
+REFUSALS = {
+    "fails": (500, {"error_code": "INTERNAL_ERROR", "message": "cannot bear it"}),
+    "large": (413, "too large"),
+    "refused": (400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "bad"}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_one_point_that_the_server_cannot_take_costs_that_point_only(name: str) -> None:
+    stand_in = StandIn(REFUSALS)
+    with json_server(stand_in) as port:
+        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        for step in range(5):
+            tracker.log("run", step, {"loss": 1.0, **({name: 1.0} if step == 3 else {})})
+        tracker.finish("run", "FINISHED")
+        # While the server fails, as it does when it is busy, one does not wait for it.
+        while not tracker.flush(20):
+            pass
+    assert sorted(stand_in.metrics) == [("loss", step) for step in range(5)]
+    assert stand_in.statuses == ["FINISHED"]
+    assert f"the metric {name}" in tracker.refused()
+    assert (refused_folder() / "entries.jsonl").read_text().count("\n") == 1
+
+
+def test_a_busy_server_gets_everything_later() -> None:
+    stand_in = StandIn({})
+    stand_in.busy = 3
+    with json_server(stand_in) as port:
+        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker.log("run", 1, {"loss": 1.0, "reward": 0.5})
+        while not tracker.flush(20):
+            pass
+    assert sorted(stand_in.metrics) == [("loss", 1), ("reward", 1)]
+    assert tracker.refused() == ""
+
+
+@pytest.mark.parametrize("answer", [(401, "no key"), (404, "nothing here"), (200, "hello")])
+def test_what_is_no_mlflow_gets_nothing_and_loses_nothing(
+    answer: tuple[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with json_server(lambda path, body: answer) as port:
+        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker.log("run", 1, {"loss": 1.0})
+        assert not tracker.flush(20)
+    assert "is no MLflow, or asks for another key" in caplog.text
+    assert len(list(spool_folder().iterdir())) == 1
+    assert tracker.refused() == ""
+
+
+def test_a_spool_file_that_cannot_be_read_is_set_aside_and_the_next_is_sent() -> None:
+    spool_folder().mkdir(parents=True)
+    (spool_folder() / "1-1.jsonl").mkdir()
+    line = '{"run": "run", "metrics": [{"key": "loss", "value": 1.0, "step": 1, "timestamp": 1}], '
+    (spool_folder() / "2-1.jsonl").write_text(line + '"status": ""}\n')
+    stand_in = StandIn({})
+    with json_server(stand_in) as port:
+        sent, _ = deliver_spool(f"http://127.0.0.1:{port}")
+    assert sent == 1
+    assert stand_in.metrics == [("loss", 1)]
+    assert (refused_folder() / "1-1.jsonl").is_dir()
+
+
+def test_a_full_home_costs_the_copy_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    spool_folder().parent.mkdir(parents=True)
+    spool_folder().write_text("in the way of the folder")
+    stand_in = StandIn({})
+    with json_server(stand_in) as port:
+        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        for step in range(3):
+            tracker.log("run", step, {"loss": 1.0})
+        tracker.flush(1)
+    assert caplog.text.count("metrics are not kept") == 1

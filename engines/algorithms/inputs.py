@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engines.algorithms.statistics.ratios import LOG_BOUND, bounded
 from engines.algorithms.statistics.sequence_sums import sequence_sums
 
 
@@ -44,6 +45,19 @@ class Turns:
     """float64 part of its rollout's reward that a turn earned; the rest is the last turn's"""
     state_U: Tensor
     """long; turns of one number, of one group, answer the same observation"""
+    turn_M: Tensor | None = None
+    """long; turn of each token of the rollouts that only count, whose turns come last"""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedOnly:
+    """Tokens of rollouts that are compared with their group and not trained on, such as those that
+    `truncated: mask` leaves out. Axis: M tokens."""
+
+    sequence_M: Tensor
+    """long; sample of each token, ascending; these samples have no trained token"""
+    token_rewards_M: Tensor
+    """float64 reward of each token beside the rollout's own"""
 
 
 class CriticTarget(Protocol):
@@ -97,6 +111,8 @@ class StepTokens:
     """how much each sample listens to each teacher; rows sum to 1"""
     turns: Turns | None = None
     """if the algorithm needs them"""
+    counted_only: CountedOnly | None = None
+    """if there are such rollouts; None: every sample has trained tokens"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +133,13 @@ class LossInputs:
 
     @property
     def log_ratio_R(self) -> Tensor:
-        return self.logprobs_R - self.old_logprobs_R
+        """Present minus old logprob, held within +-20: beyond, a token has no gradient."""
+        return bounded(self.logprobs_R - self.old_logprobs_R)
+
+    @property
+    def is_extreme_R(self) -> Tensor:
+        """bool: where the ratio had to be held."""
+        return (self.logprobs_R - self.old_logprobs_R).detach().abs() > LOG_BOUND
 
     def sequence_mean(self, values_R: Tensor) -> Tensor:
         """Mean over each sequence's trained tokens, given to each of them: [R], differentiable,

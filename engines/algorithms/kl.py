@@ -6,6 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from engines.algorithms.statistics.ratios import LOG_BOUND, bounded
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
@@ -14,7 +16,8 @@ def kl_estimate(logprobs_R: Tensor, reference_R: Tensor, estimator: Estimator) -
 
     k1 = d: unbiased as a value, its gradient as a loss is zero on average, so it belongs in the
     reward. k2 = d^2 / 2: its gradient is that of the KL. k3 = exp(-d) - 1 + d: unbiased as a value
-    and never negative. All for samples of the policy itself.
+    and never negative; where the policy is more than 20 nats below the reference it stays at that
+    value, without a gradient. All for samples of the policy itself.
     Example: d = ln 2: k1 0.6931, k2 0.2402, k3 0.1931.
     """
     difference_R = logprobs_R - reference_R
@@ -22,6 +25,7 @@ def kl_estimate(logprobs_R: Tensor, reference_R: Tensor, estimator: Estimator) -
         return difference_R
     if estimator == "k2":
         return difference_R.square() / 2
+    difference_R = difference_R.clamp(min=-LOG_BOUND)
     return (-difference_R).exp() - 1 + difference_R
 
 
@@ -35,5 +39,5 @@ def unbiased_kl(
 
     Example: ratio 2 and k3 0.1931 -> 0.3863.
     """
-    ratio_R = (logprobs_R - old_logprobs_R).exp()
+    ratio_R = bounded(logprobs_R - old_logprobs_R).exp()
     return ratio_R * kl_estimate(logprobs_R, reference_R, estimator)

@@ -33,4 +33,6 @@ def _rewards(tokens: StepTokens, turns: Turns) -> Tensor:
     """[U] what each turn earned: its own part, its tokens' rewards, and at the end what is left."""
     rest_N = tokens.rewards_N.index_add(0, turns.sequence_U, -turns.shares_U)
     own_U = turns.shares_U.index_add(0, turns.turn_R, tokens.token_rewards_R)
+    if tokens.counted_only is not None and turns.turn_M is not None:
+        own_U.index_add_(0, turns.turn_M, tokens.counted_only.token_rewards_M)
     return own_U + terminal_rewards(rest_N, turns.sequence_U)

@@ -15,16 +15,32 @@ Estimate = Callable[[Tensor, Tensor], Tensor]
 
 def of_rollouts(tokens: StepTokens, estimate: Estimate) -> Tensor:
     """[R] one advantage a rollout, of its reward and the rewards of all its tokens."""
-    totals_N = tokens.rewards_N + over_rollouts(tokens, tokens.token_rewards_R)
-    return per_rollout(tokens, totals_N, estimate)[tokens.sequence_R]
+    return per_rollout(tokens, totals(tokens), estimate)[tokens.sequence_R]
 
 
-def over_rollouts(tokens: StepTokens, values_R: Tensor) -> Tensor:
-    """[N] the sum over all tokens of each sample's rollout."""
+def totals(tokens: StepTokens) -> Tensor:
+    """[N] the reward of each sample's rollout and of all tokens that it wrote, trained or not."""
+    only = tokens.counted_only
+    others_M = None if only is None else only.token_rewards_M
+    return tokens.rewards_N + over_rollouts(tokens, tokens.token_rewards_R, others_M)
+
+
+def lengths(tokens: StepTokens) -> Tensor:
+    """[N] float64 number of tokens that each sample's rollout wrote, trained or not."""
+    only = tokens.counted_only
+    others_M = None if only is None else torch.ones_like(only.token_rewards_M)
+    return over_rollouts(tokens, torch.ones_like(tokens.token_rewards_R), others_M)
+
+
+def over_rollouts(tokens: StepTokens, values_R: Tensor, others_M: Tensor | None) -> Tensor:
+    """[N] the sum over all tokens of each sample's rollout: of the trained ones' values, and of
+    those that only count."""
     num_rollouts = int(tokens.rollout_N.max()) + 1
     sums = values_R.new_zeros(num_rollouts).index_add(
         0, tokens.rollout_N[tokens.sequence_R], values_R
     )
+    if tokens.counted_only is not None and others_M is not None:
+        sums.index_add_(0, tokens.rollout_N[tokens.counted_only.sequence_M], others_M)
     return sums[tokens.rollout_N]
 
 

@@ -14,20 +14,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engines.algorithms.statistics.ratios import bounded
 from engines.algorithms.statistics.sequence_sums import sequence_sums
 
 Level = Literal["token", "sequence", "geometric"]
-
-LOG_BOUND = 20.0
-"""log ratios are held within +-20, so that one token cannot overflow a sum"""
 
 
 def importance_ratio(log_ratio_R: Tensor, sequence_R: Tensor, num: int, level: Level) -> Tensor:
     """[R] ratio at this level. Example: token ratios 2, 2 -> sequence 4, geometric 2 at both."""
     if level == "token":
-        return log_ratio_R.clamp(-LOG_BOUND, LOG_BOUND).exp()
+        return bounded(log_ratio_R).exp()
     sums_N = sequence_sums(log_ratio_R, sequence_R, num, group=None)
     if level == "geometric":
         # 0 / 0 of a sample without tokens is given to none.
         sums_N = sums_N / torch.bincount(sequence_R, minlength=num)
-    return sums_N.clamp(-LOG_BOUND, LOG_BOUND).exp()[sequence_R]
+    return bounded(sums_N).exp()[sequence_R]

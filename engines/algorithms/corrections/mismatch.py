@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engines.algorithms.statistics.ratios import bounded
+
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
@@ -14,13 +16,13 @@ def mismatch_metrics(trainer_R: Tensor, engine_R: Tensor, lag_R: Tensor) -> dict
     With d = trainer's - engine's logprob: `mismatch_mean` and `_max` of |d|; `mismatch_k1` and
     `_k3` estimate KL(engine || trainer) in nats a token; `mismatch_ess` is the effective share of
     the sample under weights exp(d), 1 when they are equal; `mismatch_ratio_p01`... are quantiles
-    of exp(d). Where tokens are of older versions, also share, mean |d|, k1 and k3 of the tokens of
-    each lag.
+    of exp(d). In exp(d), d is held within +-20. Where tokens are of older versions, also share,
+    mean |d|, k1 and k3 of the tokens of each lag.
     """
     if not len(trainer_R):
         return {}
     log_ratio_R = trainer_R.double() - engine_R.double()
-    ratio_R, distance_R = log_ratio_R.exp(), log_ratio_R.abs()
+    ratio_R, distance_R = bounded(log_ratio_R).exp(), log_ratio_R.abs()
     k3_R = ratio_R - 1 - log_ratio_R
     values = {
         "mismatch_mean": float(distance_R.mean()),

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import advantages, critic_targets, our_part, policy_loss
 from engines.algorithms.choices import ConstantMean, Kl, Overlong, Weight
-from engines.algorithms.inputs import StepTokens, Trajectories
+from engines.algorithms.inputs import CountedOnly, StepTokens, Trajectories
 from engines.algorithms.sample_rules import counts, trains
 from engines.algorithms.spec import Algorithm
+from engines.algorithms.statistics.ratios import LOG_BOUND
 from engines.megatron.parallel import Layout
 from engines.megatron.train.pack import FlatSequences, flatten
 from engines.megatron.train.rl_objective import RlObjective, RlTargets
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from engines.megatron.train.teachers import TeacherScores
 
 Floats = NDArray[np.float32]
+LEAST_LOGPROB = -1000.0
+"""an engine may say that a token which it sampled had no probability at all"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,14 @@ class RlBatch:
     """those with tokens to train on, then those whose reward alone counts"""
     flat: FlatSequences
     """of the samples to train on"""
+    whole: FlatSequences
+    """of all samples; the first T tokens are those of `flat`"""
     num_trained: NDArray[np.int64]
     """[N'] trained tokens of each of them"""
     rollouts: NDArray[np.int64]
     """[N] number of each sample's rollout, in order of appearance"""
     engine_logprobs: Floats
-    """[T]"""
+    """of all samples' tokens, at least LEAST_LOGPROB"""
 
     @staticmethod
     def of(samples: Sequence[Sample], algorithm: Algorithm) -> RlBatch:
@@ -60,13 +65,19 @@ class RlBatch:
                 " aborted, are masked as truncated, or have no trained token"
             )
         reward_only = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
-        flat = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
+        samples = [*kept, *reward_only]
+        whole = FlatSequences.of([s.tokens for s in samples], [s.loss_mask for s in samples])
+        flat = whole
+        if reward_only:
+            flat = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
+        logprobs = flatten([s.logprobs for s in samples], np.float32)
         return RlBatch(
-            samples=[*kept, *reward_only],
+            samples=samples,
             flat=flat,
+            whole=whole,
             num_trained=flat.num_trained,
-            rollouts=_numbered([(s.group_id, s.rollout_id) for s in [*kept, *reward_only]]),
-            engine_logprobs=flatten([s.logprobs for s in kept], np.float32),
+            rollouts=_numbered([(s.group_id, s.rollout_id) for s in samples]),
+            engine_logprobs=np.maximum(logprobs, LEAST_LOGPROB, dtype=np.float32),
         )
 
     def mini_batches(self, count: int, seed: int, step: int) -> Iterator[NDArray[np.int64]]:
@@ -95,8 +106,9 @@ class RlBatch:
     ) -> RlTargets:
         """What the step's tokens are worth, before its first update.
 
-        `trainer` and `reference` are logprobs [T] of the present and the first weights, `values`
-        the critic's and `token_rewards` those of `kl_rewards`, where the algorithm asks for them.
+        `trainer` and `reference` are logprobs of the present and the first weights on the tokens
+        of `scored`, `values` the critic's [T] and `token_rewards` those of `kl_rewards`, where the
+        algorithm asks for them.
         """
         old = self.engine_logprobs if trainer is None else trainer
         if token_rewards is None:
@@ -122,16 +134,28 @@ class RlBatch:
             metrics=metrics,
         )
 
+    def scored(self, algorithm: Algorithm) -> FlatSequences:
+        """What the trainer and the reference score: the samples to train on, and where each token's
+        KL is part of the rewards that a group compares, the others as well."""
+        in_reward = algorithm.kl.coef and algorithm.kl.place == "reward"
+        return self.whole if in_reward else self.flat
+
     def kl_rewards(
         self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
     ) -> Floats:
-        """[T] what each token's distance from the reference costs it; zeros without such a term."""
-        kl = algorithm.kl
+        """What each token's distance from the reference costs it, of all samples' tokens; zeros
+        without such a term. A token counts as at most 20 nats away."""
+        kl, whole = algorithm.kl, self.whole
+        rewards = np.zeros(len(whole.tokens), np.float32)
         if reference is None or kl.place != "reward":
-            return np.zeros(len(self.flat.tokens), np.float32)
+            return rewards
+        places = np.flatnonzero(whole.trained)
         old = self.engine_logprobs if trainer is None else trainer
-        distance_R = our_part(Kl.code)(self._at(old), self._at(reference), kl.estimator)
-        return self._spread(-kl.coef * distance_R)
+        old_R, reference_R = (torch.from_numpy(x[places]).double() for x in (old, reference))
+        old_R = old_R.clamp(reference_R - LOG_BOUND, reference_R + LOG_BOUND)
+        distance_R = our_part(Kl.code)(old_R, reference_R, kl.estimator)
+        rewards[places] = (-kl.coef * distance_R).numpy()
+        return rewards
 
     def returns(self, algorithm: Algorithm, values: Floats, token_rewards: Floats | None) -> Floats:
         """[T] what a critic that said `values` should have said of each trained token."""
@@ -139,7 +163,7 @@ class RlBatch:
         if target is None:
             raise ValueError(f"advantage {algorithm.advantage.kind} needs no critic")
         if token_rewards is None:
-            token_rewards = np.zeros_like(values)
+            token_rewards = np.zeros(len(self.whole.tokens), np.float32)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
         return self._spread(critic_targets(target, tokens))
 
@@ -188,7 +212,20 @@ class RlBatch:
             reference_logprobs_R=None if reference is None else self._at(reference),
             teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
             teacher_weights_NK=None if teachers is None else teachers.weights_NK,
-            turns=turns_of(self.samples, self.flat) if "turns" in algorithm.needs else None,
+            turns=turns_of(self.samples, self.whole, len(num_trained))
+            if "turns" in algorithm.needs
+            else None,
+            counted_only=self._counted_only(token_rewards),
+        )
+
+    def _counted_only(self, token_rewards: Floats) -> CountedOnly | None:
+        """The tokens of samples that are not trained on; None if there are none."""
+        if self.whole is self.flat:
+            return None
+        places = np.flatnonzero(self.whole.trained)[int(self.num_trained.sum()) :]
+        sequence = np.searchsorted(self.whole.starts, places, side="right") - 1
+        return CountedOnly(
+            torch.from_numpy(sequence), torch.from_numpy(token_rewards[places]).double()
         )
 
     def _rewards(self, algorithm: Algorithm) -> torch.Tensor:
@@ -300,11 +337,12 @@ def check_agreement(
     trainer: Floats, places: NDArray[np.int64], gate: float, batch: RlBatch
 ) -> None:
     """Raise AgreementError if the engine's logprobs at `places` are further than the gate from the
-    trainer's [T], on average; the message names the worst of them. Equal on all ranks.
+    trainer's [T], on average, each token's at most 20 nats; the message names the worst of them.
+    Equal on all ranks.
     """
     engine = batch.engine_logprobs
     difference = np.abs(trainer[places].astype(np.float64) - engine[places])
-    mean = float(difference.mean()) if len(places) else 0.0
+    mean = float(np.minimum(difference, LOG_BOUND).mean()) if len(places) else 0.0
     if mean <= gate:
         return
     difference = np.nan_to_num(difference, nan=np.inf)

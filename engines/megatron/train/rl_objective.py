@@ -56,7 +56,18 @@ class RlObjective:
     """packs and the trainer's logprobs on them, to compare with the engine's"""
 
     sums: ClassVar[tuple[str, ...]] = (
-        *("loss", "units", "tokens", "entropy", "ratio", "clip", "kl", "reference_kl", "left"),
+        *(
+            "loss",
+            "units",
+            "tokens",
+            "entropy",
+            "ratio",
+            "clip",
+            "extreme",
+            "kl",
+            "reference_kl",
+            "left",
+        ),
     )
     peaks: ClassVar[tuple[str, ...]] = ("ratio",)
 
@@ -81,7 +92,7 @@ class RlObjective:
         loss = (loss_R * self._at(self.shares, pack.sequence_of_row, logprobs_R)).sum()
         logprobs = logprobs_R.detach()
         self.seen.append((pack, logprobs))
-        log_ratio = logprobs - tokens.old_logprobs_R
+        log_ratio = tokens.log_ratio_R.detach()
         ratio = log_ratio.exp()
         # Context-parallel ranks share each sequence: the first one counts it.
         first = self.layout.cp_rank == 0
@@ -93,6 +104,7 @@ class RlObjective:
             entropies_R.sum(),
             ratio.sum(),
             policy.is_clipped_R.sum(),
+            tokens.is_extreme_R.sum(),
             (ratio - 1 - log_ratio).sum(),
             0 if reference_kl_R is None else reference_kl_R.sum(),
             0 if left_R is None else left_R.sum(),

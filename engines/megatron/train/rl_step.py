@@ -67,19 +67,20 @@ def token_rewards_of(trainer: RlTrainer, inputs: StepInputs) -> NDArray[np.float
 
 
 def _old(trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm) -> NDArray[np.float32] | None:
-    """The trainer's own logprobs [T] before the step; None if the engine's are used instead."""
+    """The trainer's own logprobs before the step, on the tokens of `RlBatch.scored`; None if the
+    engine's are used instead."""
     if algorithm.old_logprobs == "engine":
         return None
-    return trainer.score(batch.flat, algorithm.temperature)
+    return trainer.score(batch.scored(algorithm), algorithm.temperature)
 
 
 def _reference(
     trainer: RlTrainer, batch: RlBatch, algorithm: Algorithm
 ) -> NDArray[np.float32] | None:
-    """Logprobs [T] of the first weights; None if nothing needs them."""
+    """Logprobs of the first weights, as `RlBatch.scored`; None if nothing needs them."""
     if "reference" not in algorithm.needs:
         return None
-    return trainer.reference_score(batch.flat, algorithm.temperature)
+    return trainer.reference_score(batch.scored(algorithm), algorithm.temperature)
 
 
 def _reads_reference(inputs: StepInputs) -> bool:
@@ -127,6 +128,7 @@ def _means(steps: list[StepStats], algorithm: Algorithm) -> dict[str, float]:
         "ratio_mean": mean("ratio"),
         "ratio_max": max(s.peaks["ratio"] for s in steps),
         "clip_fraction": mean("clip"),
+        "extreme_ratio_tokens": sum(s.sums["extreme"] for s in steps),
         "kl_k3": mean("kl"),
     }
     if algorithm.kl.coef and algorithm.kl.place == "loss":

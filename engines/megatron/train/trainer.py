@@ -59,8 +59,8 @@ class RlTrainer(SftTrainer):
         return train_on(self, inputs)
 
     def token_rewards(self, inputs: StepInputs) -> NDArray[np.float32]:
-        """What the KL term adds to each token's reward, as flat as the trainable samples' tokens:
-        a critic learns the same rewards. For `kl.place: reward`."""
+        """What the KL term adds to each token's reward, as flat as `RlBatch.whole`: a critic learns
+        the same rewards. For `kl.place: reward`."""
         return token_rewards_of(self, inputs)
 
     # Scoring

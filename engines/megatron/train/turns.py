@@ -13,8 +13,8 @@ from engines.types import Sample
 from infra.errors import TrainingStopped
 
 
-def turns_of(samples: Sequence[Sample], flat: FlatSequences) -> Turns:
-    """Of the samples that `flat` holds, which are the first ones.
+def turns_of(samples: Sequence[Sample], flat: FlatSequences, num_trained: int) -> Turns:
+    """The turns of all samples; the first `num_trained` are trained on, the others only count.
 
     Two turns of a group are in one state if the same tokens stand before them: the whole prompt,
     or what came between the turn before and this one. Raises TrainingStopped for a sample that
@@ -34,11 +34,14 @@ def turns_of(samples: Sequence[Sample], flat: FlatSequences) -> Turns:
         numbers.setdefault((samples[n].group_id, flat.tokens[start:end].tobytes()), len(numbers))
         for n, start, end in zip(of_sample.tolist(), since.tolist(), places.tolist(), strict=True)
     ]
+    turns = (np.cumsum(begins) - 1)[flat.trained]
+    only_counts = sequence[flat.trained] >= num_trained
     return Turns(
-        turn_R=torch.from_numpy((np.cumsum(begins) - 1)[flat.trained]),
+        turn_R=torch.from_numpy(turns[~only_counts]),
         sequence_U=torch.from_numpy(of_sample),
         shares_U=torch.tensor(_shares(samples, np.bincount(of_sample)), dtype=torch.float64),
         state_U=torch.tensor(states),
+        turn_M=torch.from_numpy(turns[only_counts]),
     )
 
 

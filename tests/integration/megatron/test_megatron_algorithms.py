@@ -15,9 +15,10 @@ from engines.algorithms.spec import Algorithm
 from engines.megatron.one_rank import one_rank
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.pack import FlatSequences
+from engines.megatron.train.rl_batch import RlBatch
 from engines.megatron.train.trainer import RlTrainer
 from engines.step_inputs import StepInputs
-from engines.types import Sample
+from engines.types import Sample, Status
 from infra.errors import AgreementError
 from infra.user_files import install_hooks, read_hooks
 from tests.integration.megatron.megatron_models import make_model, samples, sequences
@@ -81,6 +82,58 @@ def test_every_preset_trains(preset: str, folder: Path) -> None:
     assert trainer.steps_done == algorithm.mini_batches
     moved = [not torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True)]
     assert all(moved)
+
+
+@pytest.mark.parametrize(
+    "loss", [{"kind": "clip"}, {"kind": "clip", "dual_clip": 3.0}, "gspo", "cispo", "dis"]
+)
+@pytest.mark.parametrize("said", [-100.0, -np.inf])
+def test_one_token_that_the_engine_had_given_up_is_counted_and_ends_no_run(
+    loss: object, said: float, folder: Path
+) -> None:
+    trainer = trainer_of(folder)
+    made = rollouts(trainer)
+    place = int(np.flatnonzero(made[0].loss_mask)[0])
+    made[0].logprobs = made[0].logprobs.copy()
+    made[0].logprobs[place] = said
+    algorithm = Algorithm.model_validate({"mini_batches": 1, "loss": loss})
+    metrics = trainer.rl_step(StepInputs(made, algorithm, False)).metrics
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["extreme_ratio_tokens"] == 1
+    assert metrics["ratio_max"] == pytest.approx(np.exp(20), rel=1e-5)
+    # Like a step without this token: it has no gradient. gspo's ratio is of the whole sequence.
+    if loss != "gspo":
+        assert 0 < metrics["grad_norm"] < 10
+
+
+def test_what_is_masked_is_scored_for_the_kl_among_the_rewards(folder: Path) -> None:
+    """Equal rewards, one rollout masked, the policy one nat a token above what it was."""
+    trainer = trainer_of(folder)
+    made = rollouts(trainer)[:4]
+    made[1].status = Status.TRUNCATED
+    algorithm = Algorithm.model_validate(
+        {
+            "advantage": {"kind": "group", "std": False},
+            "kl": {"coef": 0.1, "place": "reward", "estimator": "k1"},
+            "truncated": "mask",
+            "old_logprobs": "trainer",
+        }
+    )
+    first = trainer.token_rewards(StepInputs(made, algorithm))
+    batch = RlBatch.of(made, algorithm)
+    assert len(first) == len(batch.whole.tokens) > len(batch.flat.tokens)
+    assert np.abs(first).max() == 0
+    trainer.rl_step(StepInputs(made, Algorithm(), False))
+    later = trainer.token_rewards(StepInputs(made, algorithm))
+    masked = later[len(batch.flat.tokens) :]
+    own = np.flatnonzero(batch.whole.trained[len(batch.flat.tokens) :])
+    whole = [s.tokens for s in batch.samples]
+    moved = np.concatenate(trainer.logprobs(whole)) - np.concatenate(
+        trainer_of(folder).logprobs(whole)
+    )
+    wanted = -0.1 * moved[len(batch.flat.tokens) :][own]
+    assert masked[own] == pytest.approx(wanted, abs=1e-6)
+    assert np.abs(wanted).max() > 1e-4
 
 
 def test_recomputed_old_logprobs_make_the_first_ratio_one(folder: Path) -> None:

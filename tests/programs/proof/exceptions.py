@@ -23,7 +23,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("reject veto", "ranks"): _WHOLE,
     ("mismatch metrics", "gradient"): "reported, never trained on",
     ("mismatch metrics", "ranks"): _WHOLE,
-    ("distillation top-k", "ranks"): "of one row at a time, from logprobs that are already whole",
 }
 """(rows, proof) -> reason; rows are named by patterns"""
 

@@ -203,15 +203,6 @@ def value(new: float, old: float, target: float, bound: float | None) -> float:
     return max(0.5 * (new - target) ** 2, 0.5 * (near - target) ** 2)
 
 
-def top_k(student: list[float], teacher: list[float], direction: str) -> float:
-    """Of logprobs of the chosen tokens."""
-    p = [*map(math.exp, student), 1 - sum(map(math.exp, student))]
-    q = [*map(math.exp, teacher), 1 - sum(map(math.exp, teacher))]
-    if direction == "forward":
-        p, q = q, p
-    return sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
-
-
 # Corrections, by sequences of log ratios
 
 

@@ -14,8 +14,9 @@ from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import advantages, critic_targets, policy_loss
 from engines.algorithms.corrections.correction import corrected
+from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.distillation import distillation_advantages, top_k_divergence
+from engines.algorithms.distillation import distillation_advantages
 from engines.algorithms.inputs import LossInputs
 from engines.algorithms.kl import kl_estimate, unbiased_kl
 from engines.algorithms.losses.supervised import supervised_loss
@@ -140,6 +141,68 @@ def test_a_token_that_the_policy_gave_up_keeps_a_finite_loss(row, spec, anew) ->
     assert made.loss_R.isfinite().all()
     assert tokens.logprobs_R.grad is not None
     assert tokens.logprobs_R.grad.isfinite().all()
+
+
+GAPS = [30.0, 80.0, 100.0, math.inf]
+"""how far a log ratio leaves the bound of 20"""
+
+
+@pytest.mark.proof("{row}", "edge")
+@pytest.mark.parametrize(("row", "spec", "anew"), loss_cases())
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_one_token_far_from_the_old_policy_cannot_end_a_run(
+    row, spec, anew, gap: float, advantage: float
+) -> None:
+    """In the trainer's precision; a gap of infinity: the engine said that it had no probability."""
+    for sign in (1, -1) if math.isfinite(gap) else (1,):
+        leaf = torch.tensor([-0.1, -1.0], requires_grad=True)
+        tokens = LossInputs(
+            logprobs_R=leaf,
+            old_logprobs_R=torch.tensor([-0.1 - sign * gap, -1.0]),
+            advantages_R=torch.full((2,), advantage),
+            segment_R=torch.tensor([0, 1]),
+            num_trained_B=torch.tensor([1, 1]),
+        )
+        made = policy_loss(spec)(tokens)
+        made.loss_R.sum().backward()
+        assert made.loss_R.abs().max() <= math.exp(20) * 1.001
+        assert leaf.grad is not None
+        assert leaf.grad.abs().max() <= math.exp(20)
+        assert tokens.is_extreme_R.tolist() == [True, False]
+        if advantage == 0:
+            assert made.loss_R.abs().tolist() == leaf.grad.abs().tolist() == [0, 0]
+
+
+@pytest.mark.proof("kl {name}", "edge")
+@pytest.mark.proof("kl unbiased", "edge")
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("gap", [30.0, 100.0, -30.0, -100.0])
+def test_one_token_far_from_the_reference_has_a_finite_kl(name: str, gap: float) -> None:
+    leaf = torch.tensor([-100.0], requires_grad=True)
+    reference = leaf.detach() - gap
+    found = kl_estimate(leaf, reference, name) + unbiased_kl(leaf, reference, reference, name)
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert leaf.grad is not None
+    assert leaf.grad.isfinite().all()
+    # Far above the reference the penalty pulls down as ever; k1 and k2 know no bound.
+    d = leaf.detach() - reference
+    plain = {
+        "k1": d,
+        "k2": d * d / 2,
+        "k3": d - 1 if gap > 0 else torch.tensor([math.exp(20) - 21]),
+    }
+    assert kl_estimate(leaf, reference, name).tolist() == pytest.approx(plain[name].tolist())
+
+
+@pytest.mark.proof("mismatch metrics", "edge")
+def test_an_engine_without_probability_has_finite_metrics() -> None:
+    engine = torch.tensor([-1000.0, -1.0])
+    found = mismatch_metrics(torch.tensor([-1.0, -1.0]), engine, torch.zeros(2))
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["mismatch_max"] == 999
+    assert found["mismatch_ratio_p99"] == pytest.approx(0.99 * math.exp(20) + 0.01)
 
 
 @pytest.mark.proof("loss {kind}", "edge")
@@ -328,19 +391,3 @@ def test_a_value_on_its_bound_or_at_its_target_is_not_held() -> None:
 def test_a_certain_token_costs_nothing() -> None:
     assert supervised_loss(doubles([0.0])).tolist() == [0]
     assert supervised_loss(EMPTY).shape == (0,)
-
-
-@pytest.mark.proof("distillation top-k", "edge")
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_a_rest_of_nothing_stays_finite(direction) -> None:
-    """All the probability is in the chosen tokens: rounding may leave less than nothing."""
-    student = torch.tensor([[0.5, 0.5]]).log().requires_grad_()
-    teacher = torch.tensor([[0.9, 0.1000001]]).log()
-    found = top_k_divergence(student, teacher, direction=direction)
-    found.sum().backward()
-    assert found.isfinite().all()
-    assert student.grad is not None
-    assert student.grad.isfinite().all()
-    # The rest is held at 1e-7. Of 0.5 against a teacher's certainty: 0.5 ln 0.5 + 0.5 ln 0.5e7.
-    sure = top_k_divergence(doubles([[0.5]]).log(), doubles([[1.0]]).log(), direction="reverse")
-    assert sure.tolist() == pytest.approx([0.5 * math.log(0.5) + 0.5 * math.log(0.5e7)])

@@ -13,7 +13,6 @@ from torch import Tensor
 from engines.algorithms.aggregation import shares
 from engines.algorithms.build import policy_loss
 from engines.algorithms.choices import ClipLoss
-from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.losses.supervised import supervised_loss
 from engines.algorithms.losses.value_loss import value_loss
@@ -106,18 +105,6 @@ def test_value_loss(bound: float | None) -> None:
 @pytest.mark.proof("supervised loss", "gradient")
 def test_supervised_loss() -> None:
     assert gradient(lambda x: supervised_loss(x).sum(), [-0.5, -2.0]) == [-1, -1]
-
-
-@pytest.mark.proof("distillation top-k", "gradient")
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_top_k(direction) -> None:
-    teacher = doubles([0.2, 0.1, 0.3]).log()
-    at = doubles([0.4, 0.2, 0.1]).log().tolist()
-    got = gradient(
-        lambda x: top_k_divergence(x[None], teacher[None], direction=direction).sum(), at
-    )
-    wanted = slopes(lambda x: reference.top_k(x, teacher.tolist(), direction), at)
-    assert got == near(wanted)
 
 
 @pytest.mark.proof("aggregation {mean}", "gradient")

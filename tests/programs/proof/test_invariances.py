@@ -18,7 +18,6 @@ from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.corrections.correction import corrected
 from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.losses.supervised import supervised_loss
 from engines.algorithms.losses.value_loss import value_loss
@@ -27,7 +26,6 @@ from engines.algorithms.statistics.whitening import whitened
 from tests.programs.proof.cases import (
     Micro,
     advantage_cases,
-    doubles,
     flat,
     loss_cases,
     micro,
@@ -184,7 +182,6 @@ def test_shares_follow_their_samples(mean, seed: int) -> None:
 @pytest.mark.proof("kl unbiased", "invariance")
 @pytest.mark.proof("value loss", "invariance")
 @pytest.mark.proof("supervised loss", "invariance")
-@pytest.mark.proof("distillation top-k", "invariance")
 @pytest.mark.proof("overlong", "invariance")
 @pytest.mark.proof("lambda by length", "invariance")
 @pytest.mark.parametrize("name", get_args(Estimator))
@@ -193,14 +190,12 @@ def test_shares_follow_their_samples(mean, seed: int) -> None:
 def test_what_is_of_one_token_or_sample_does_not_see_the_others(name, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     new, old, base = torch.randn(3, 12, generator=draw, dtype=torch.float64)
-    rows = torch.randn(12, 6, generator=draw, dtype=torch.float64).log_softmax(-1)[:, :3]
     lengths = torch.randint(1, 90, (12,), generator=draw)
     functions = [
         lambda i: kl_estimate(new[i], base[i], name),
         lambda i: unbiased_kl(new[i], old[i], base[i], name),
         lambda i: value_loss(new[i], old[i], base[i], clip=0.3)[0],
         lambda i: supervised_loss(new[i]),
-        lambda i: top_k_divergence(rows[i], rows.roll(1, 0)[i], direction="reverse"),
         lambda i: overlong_penalty(lengths[i], torch.full_like(lengths, 64)[i], margin=0.5),
         lambda i: length_adaptive_lambda(lengths[i], 0.2),
     ]
@@ -209,15 +204,6 @@ def test_what_is_of_one_token_or_sample_does_not_see_the_others(name, seed: int)
         whole = function(torch.arange(12))
         assert function(order).tolist() == near(whole[order].tolist())
         assert function(order[:5]).tolist() == near(whole[order[:5]].tolist())
-
-
-@pytest.mark.proof("distillation top-k", "invariance")
-def test_the_order_of_the_chosen_tokens_does_not_matter() -> None:
-    student, teacher = doubles([[0.1, 0.2, 0.4]]).log(), doubles([[0.3, 0.3, 0.1]]).log()
-    order = torch.tensor([2, 0, 1])
-    whole = top_k_divergence(student, teacher, direction="forward")
-    moved = top_k_divergence(student[:, order], teacher[:, order], direction="forward")
-    assert moved.tolist() == near(whole.tolist())
 
 
 @pytest.mark.proof("whitening", "invariance")

@@ -16,7 +16,6 @@ from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.corrections.correction import corrected
 from engines.algorithms.corrections.mismatch import mismatch_metrics
 from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import kl_estimate, unbiased_kl
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.algorithms.losses.supervised import supervised_loss
@@ -127,8 +126,7 @@ def test_what_is_white_stays_and_a_second_time_changes_nothing() -> None:
 @pytest.mark.proof("overlong", "limit")
 def test_a_margin_of_the_whole_budget_charges_every_token() -> None:
     got = overlong_penalty(torch.tensor([0, 10, 50]), torch.full((3,), 100), margin=1.0)
-    # The penalty is computed in fp32.
-    assert got.tolist() == pytest.approx([0, -0.1, -0.5], abs=1e-6)
+    assert got.tolist() == pytest.approx([0, -0.1, -0.5], abs=1e-15)
 
 
 # Losses
@@ -218,16 +216,6 @@ def test_a_far_bound_of_the_value_is_none() -> None:
     assert far[0].tolist() == near(none[0].tolist())
     # Not moved yet: no bound decides.
     assert not value_loss(args[1], args[1], args[2], clip=0.2)[1].any()
-
-
-@pytest.mark.proof("distillation top-k", "limit")
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_all_but_one_token_chosen_is_the_kl_of_the_whole_vocabulary(direction) -> None:
-    draw = torch.Generator().manual_seed(1)
-    s, t = torch.randn(2, 5, 7, generator=draw, dtype=torch.float64).log_softmax(-1)
-    over, under = (s, t) if direction == "reverse" else (t, s)
-    got = top_k_divergence(s[:, 1:], t[:, 1:], direction=direction)
-    assert got.tolist() == near((over.exp() * (over - under)).sum(-1).tolist())
 
 
 # Corrections

@@ -17,7 +17,6 @@ from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.corrections.correction import corrected
 from engines.algorithms.corrections.mismatch import effective_share, mismatch_metrics
 from engines.algorithms.corrections.off_policy import off_policy_sequences
-from engines.algorithms.distillation import top_k_divergence
 from engines.algorithms.kl import Estimator, kl_estimate, unbiased_kl
 from engines.algorithms.losses.supervised import supervised_loss
 from engines.algorithms.losses.value_loss import value_loss
@@ -186,7 +185,7 @@ def test_overlong() -> None:
     for margin in (0.1, 0.35, 1.0):
         got = overlong_penalty(torch.tensor(lengths), torch.tensor(budgets), margin=margin)
         wanted = [reference.overlong(n, b, margin) for n, b in zip(lengths, budgets, strict=True)]
-        assert got.tolist() == pytest.approx(wanted, abs=1e-6)
+        assert got.tolist() == pytest.approx(wanted, abs=1e-15)
 
 
 @pytest.mark.proof("lambda by length", "reference")
@@ -216,16 +215,6 @@ def test_supervised_loss() -> None:
     odds = [draw.uniform(0.01, 1) for _ in range(20)]
     got = supervised_loss(doubles(odds).log())
     assert got.tolist() == near([math.log(1 / p) for p in odds])
-
-
-@pytest.mark.proof("distillation top-k", "reference")
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_top_k(direction) -> None:
-    draw = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, 12, 9, generator=draw, dtype=torch.float64).log_softmax(-1)
-    got = top_k_divergence(student[:, :4], teacher[:, :4], direction=direction)
-    rows = zip(student[:, :4].tolist(), teacher[:, :4].tolist(), strict=True)
-    assert got.tolist() == near([reference.top_k(s, t, direction) for s, t in rows])
 
 
 @pytest.mark.proof("mismatch metrics", "reference")

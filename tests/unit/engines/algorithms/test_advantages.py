@@ -12,7 +12,7 @@ from torch import Tensor
 from engines.algorithms import choices
 from engines.algorithms.advantages.critic import length_adaptive_lambda
 from engines.algorithms.build import advantages, critic_targets
-from engines.algorithms.distillation import distillation_advantages, top_k_divergence
+from engines.algorithms.distillation import distillation_advantages
 from engines.algorithms.inputs import StepTokens, Trajectories, sequence_lengths
 from engines.algorithms.overlong import overlong_penalty
 from engines.algorithms.statistics.gae import discounted_returns, gae, terminal_rewards
@@ -284,34 +284,6 @@ def test_distillation_by_hand() -> None:
     # -1 + 3 = 2; (1 - 1) / 2 = 0; (-7 + 1) / 2 = -3.
     assert distillation_advantages(*args, clip=None).tolist() == [2, 0, -3]
     assert distillation_advantages(*args, clip=1.5).tolist() == [1.5, 0, -1.5]
-
-
-@pytest.mark.parametrize(
-    ("direction", "wanted"),
-    [
-        ("reverse", 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)),
-        ("forward", 0.25 * math.log(0.5) + 0.75 * math.log(0.75 / 0.5)),
-    ],
-)
-@pytest.mark.proof("distillation top-k", "hand", numbers=2)
-def test_top_k_divergence_by_hand(direction, wanted: float) -> None:
-    student, teacher = doubles(0.5).log()[None], doubles(0.25).log()[None]
-    got = top_k_divergence(student, teacher, direction=direction)
-    assert got.tolist() == pytest.approx([wanted])
-    assert top_k_divergence(student, student, direction=direction).tolist() == pytest.approx([0])
-
-
-def test_top_k_divergence_of_the_whole_vocabulary_is_the_kl() -> None:
-    torch.manual_seed(0)
-    student, teacher = torch.randn(2, 5, 7, dtype=torch.float64).log_softmax(-1)
-    whole = (student.exp() * (student - teacher)).sum(-1)
-    # All but the last token chosen: "any other" is that one.
-    got = top_k_divergence(student[:, :-1], teacher[:, :-1], direction="reverse")
-    assert got.tolist() == pytest.approx(whole.tolist())
-    # Fewer tell less, never more.
-    fewer = top_k_divergence(student[:, :2], teacher[:, :2], direction="reverse")
-    assert bool((fewer <= whole + 1e-12).all())
-    assert bool((fewer >= 0).all())
 
 
 # By length

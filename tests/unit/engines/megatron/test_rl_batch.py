@@ -103,6 +103,48 @@ def test_a_masked_truncated_rollout_counts_and_does_not_train() -> None:
     assert worth(batch, truncated="mask") == [0.5, 0.5, 0, 0]
 
 
+def test_a_masked_rollout_has_its_length_in_the_baseline_of_opo() -> None:
+    batch = [sample("a", 1, trained=3), sample("b", 0, trained=1, status=Status.TRUNCATED)]
+    opo = {"advantage": {"kind": "opo"}, "truncated": "mask"}
+    # Rewards 1, 0 of 3 and 1 tokens: the baseline is 0.75.
+    assert worth(batch, **opo) == pytest.approx([0.25] * 3)
+
+
+KL_REWARD = {"coef": 0.1, "estimator": "k1", "place": "reward"}
+MASKED = {"truncated": "mask", "kl": KL_REWARD}
+
+
+@pytest.mark.parametrize("old_logprobs", ["engine", "trainer"])
+@pytest.mark.parametrize(
+    ("advantage", "wanted"),
+    # Totals 1 - 0.1 x 2 tokens x 1 nat = 0.8, and 1 - 0.1 x 3 tokens x 2 nats = 0.4 of the masked
+    # one; opo: the baseline is (2 x 0.8 + 3 x 0.4) / 5 = 0.56.
+    [({"kind": "group", "std": False}, 0.2), ({"kind": "rloo"}, 0.4), ({"kind": "opo"}, 0.24)],
+)
+def test_a_masked_rollout_is_compared_with_its_own_kl(
+    old_logprobs: str, advantage: dict[str, object], wanted: float
+) -> None:
+    algorithm = Algorithm.model_validate(
+        {**MASKED, "advantage": advantage, "old_logprobs": old_logprobs}
+    )
+    masked = sample("b", 1, trained=3, status=Status.TRUNCATED)
+    batch = RlBatch.of([masked, sample("a", 1)], algorithm)
+    assert len(batch.scored(algorithm).tokens) == 9
+    reference = np.array([0, 0, -2, -2, 0, 0, -3, -3, -3], np.float32)
+    trainer = np.array([0, 0, -1, -1, 0, 0, -1, -1, -1], np.float32)
+    old = trainer if old_logprobs == "trainer" else None
+    got = batch.targets(algorithm, old, reference).advantages[batch.trained()]
+    assert got.tolist() == pytest.approx([wanted] * 2)
+
+
+def test_nothing_more_is_scored_than_what_is_read() -> None:
+    masked, kept = sample("b", status=Status.TRUNCATED), sample("a")
+    for written in ({}, {"kl": {"coef": 0.1}}, {"kl": KL_REWARD | {"coef": 0.0}}):
+        algorithm = Algorithm.model_validate({"truncated": "mask", **written})
+        batch = RlBatch.of([masked, kept], algorithm)
+        assert batch.scored(algorithm) is batch.flat
+
+
 def test_a_step_with_nothing_to_train_on_stops() -> None:
     gone = [sample("a", status=Status.FAILED), sample("b", trained=0)]
     with pytest.raises(TrainingStopped, match="none of the step's 2 samples"):

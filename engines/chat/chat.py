@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from engines.chat.completeness import Completeness
+from engines.chat.control_tokens import ControlTokens
 from engines.chat.folder import ChatFolder, load_chat_folder
 from engines.chat.mode import Mode
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
+from engines.chat.tokenized import TokenizedText
 from engines.chat.training_text import TrainingText, cut
+from engines.chat.turn_ends import TurnEnds
 from engines.chat.turns import END_THINK, THINK, Thought, ThoughtForm, TurnParser
-from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool, ToolCall
+from engines.types import AssistantTurn, Message, Problem, TokenIds, Tool
 from infra.errors import InputError
 
-_MARK = "Q0Q"
-"""content of a placeholder turn, used to find the turn in the rendering"""
 _ASKED = Message("user", 'What is 12 + 30?\nSay "rouge", \u8272 or #f00: `color = "..."`')
 _TOOL = Tool("search", "Search the index.", {"q": "string"}, ("q",))
-
-
-@dataclass(frozen=True, slots=True)
-class _TurnEnd:
-    """How the template ends a turn: GLM leaves the stop token to what follows, Qwen writes it."""
-
-    stop: int | None
-    tail: tuple[int, ...]
-    """ids between the stop token and the next header, e.g. a line feed"""
 
 
 class Chat:
@@ -39,20 +31,18 @@ class Chat:
 
     def __init__(self, folder: ChatFolder) -> None:
         self._tokenizer = folder.tokenizer
+        added = folder.tokenizer.get_added_tokens_decoder()
+        self._added = {token: known.content for token, known in added.items()}
         self._pieces = Pieces(folder.template)
         self._plain_texts = PlainTexts(lambda messages: cut(self._pieces, messages, (), False))
-        self._special = {
-            token for token, a in folder.tokenizer.get_added_tokens_decoder().items() if a.special
-        }
-        self._final_stop = self._plain_end() or folder.eos_ids[0]
-        self._stops = {*folder.eos_ids, self._final_stop}
-        self._parser = TurnParser(
-            ThoughtForm(*self._pieces.thought_pads()), self._pieces.call_form()
+        form = self._pieces.call_form()
+        self._parser = TurnParser(ThoughtForm(*self._pieces.thought_pads()), form)
+        self._ends = TurnEnds(self._pieces, self._whole, folder.eos_ids, can_call=form is not None)
+        self._control = ControlTokens(
+            self.template_file, added, self._ends.ids, self._pieces.earlier()[0]
         )
-        self._tool_stop = self._first_after_call() if self.can_call_tools else None
-        if self._tool_stop is not None:
-            self._stops.add(self._tool_stop)
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted(self._stops))
+        self._completeness = Completeness(self._pieces)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(self._ends.ids))
         """ids at which generation ends, whichever comes first"""
 
     @classmethod
@@ -141,17 +131,20 @@ class Chat:
         the one with which the continuation starts (GLM ends a turn by the next role's token), it
         is not repeated.
         """
-        called = bool(turns and turns[-1].tool_calls)
-        end = self._tool_turn_end if called else self._plain_turn_end
-        ids = [] if end.stop is None else [end.stop]
-        ids += [*end.tail, *self._encode(self._pieces.continuation(new, bool(problem.thinking)))]
-        return ids[1:] if ids[0] == last_token else ids
+        self._control.refuse(new, where="new messages")
+        text, ended = self._pieces.continuation(new, bool(problem.thinking))
+        found = self._whole(text)
+        return self._ends.behind(found, found.begin(ended), last_token)
 
     def turn_ids(self, problem: Problem, turn: Message) -> list[int]:
         """A turn as the policy would have written it, with its stop token, if the template has one:
         what somebody else put into its mouth. Raises InputError."""
-        ids, _ = self._split(self._encode(self._pieces.turn(turn, bool(problem.thinking))))
-        return ids
+        self._control.refuse([turn])
+        text, start = self._pieces.said(turn, bool(problem.thinking))
+        found = self._whole(text)
+        begin, end = found.begin(start), found.end(len(text))
+        first_end = self._ends.end(found, begin, end)
+        return found.ids[begin:first_end]
 
     def training_ids(
         self, problem: Problem, turns: Sequence[Message]
@@ -173,50 +166,61 @@ class Chat:
     ) -> TrainingText:
         """A conversation whose last message is the assistant's, as the template renders it. Raises
         InputError that names the turn which it does not render as it was said."""
+        self._control.refuse(messages, tools)
+        text = self._text(messages, tools, thinking)
+        self._completeness.check(messages, tools, thinking=thinking)
+        return text
+
+    def lists_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Whether the template writes the tools of such a conversation."""
+        return self._completeness.lists_tools(messages, tools)
+
+    def _text(
+        self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
+    ) -> TrainingText:
         if not tools and not thinking and (plain := self._plain_texts.cut(messages)) is not None:
             return plain
         return cut(self._pieces, messages, tools, thinking)
 
     def masked_ids(self, texts: Sequence[TrainingText]) -> list[tuple[list[int], list[int]]]:
-        """Tokens and loss mask of each. Every turn is tokenised by itself, as a model writes it."""
-        parts = [part for text in texts for part in _parts(text)]
-        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-        ids = iter(encoded)
-        made: list[tuple[list[int], list[int]]] = []
-        for text in texts:
-            tokens = list(next(ids).ids)
-            mask = [0] * len(tokens)
-            for _ in text.exchanges:
-                said, follow = self._mark_end(next(ids).ids, next(ids).ids)
-                tokens += said + follow
-                mask += [1] * len(said) + [0] * len(follow)
-            made.append((tokens, mask))
-        return made
+        """Tokens and loss mask of each: those of the whole rendering, up to the end of the last
+        turn, with a stop token there even if the template writes none."""
+        wholes = [text.whole for text in texts]
+        encoded = self._tokenizer.encode_batch(wholes, add_special_tokens=False)
+        return [
+            self._masked(text, TokenizedText(whole, encoding, self._added))
+            for text, whole, encoding in zip(texts, wholes, encoded, strict=True)
+        ]
+
+    def _masked(self, text: TrainingText, found: TokenizedText) -> tuple[list[int], list[int]]:
+        ids = found.ids
+        mask = [0] * len(ids)
+        char, ended = len(text.prompt), 0
+        for said, after in text.exchanges:
+            begin = max(found.begin(char), ended)
+            ended = self._ends.end(found, begin, max(found.end(char + len(said)), begin))
+            mask[begin:ended] = [1] * (ended - begin)
+            char += len(said) + len(after)
+        del ids[ended:], mask[ended:]
+        if not ids or ids[-1] not in self._ends.ids:
+            ids.append(self._ends.final)
+            mask.append(1)
+        return ids, mask
 
     def parse(self, problem: Problem, token_ids: TokenIds) -> AssistantTurn:
         """One turn as the engine produced it, with its stop token (if it came to one)."""
         ids = _as_list(token_ids)
-        stop = ids.pop() if ids and ids[-1] in self._stops else None
+        stop = ids.pop() if ids and ids[-1] in self._ends.ids else None
         turn = self._parser.parse(problem, self.decode(ids), self._thought(problem))
         if turn.error or stop is None:
             return turn
         fault = self._wrong_stop(stop, called=bool(turn.tool_calls))
         return replace(turn, error=fault) if fault else turn
 
-    def _mark_end(self, piece: list[int], after: list[int]) -> tuple[list[int], list[int]]:
-        """A turn's ids with its stop token, which may be the first of what comes after."""
-        said, tail = self._split(piece)
-        if said and said[-1] in self._stops:
-            return said, [*tail, *after] if after else []
-        if not after:
-            return [*said, self._final_stop], []
-        # A role's token, which comes next, ends the turn: the model must write it to stop.
-        return ([*said, after[0]], after[1:]) if after[0] in self._special else (said, after)
-
     def _wrong_stop(self, stop: int, *, called: bool) -> str:
         """Where a role's token ends a turn, it must be the role that comes next."""
-        tool_stop = self._tool_stop
-        if tool_stop is None or tool_stop == self._final_stop or called == (stop == tool_stop):
+        tool_stop = self._ends.tool
+        if tool_stop is None or tool_stop == self._ends.final or called == (stop == tool_stop):
             return ""
         token = self.decode([stop])
         return f"a tool call ends with {token}" if called else f"{token} without a tool call"
@@ -230,43 +234,14 @@ class Chat:
         wanted = problem.thinking and self.is_thinking_switchable
         return Thought.WRITTEN if wanted else Thought.OPTIONAL
 
-    @cached_property
-    def _plain_turn_end(self) -> _TurnEnd:
-        return self._end_of(Message("assistant", _MARK))
-
-    @cached_property
-    def _tool_turn_end(self) -> _TurnEnd:
-        return self._end_of(Message("assistant", _MARK, tool_calls=(ToolCall("t", {"k": "v"}),)))
-
-    def _end_of(self, turn: Message) -> _TurnEnd:
-        said, tail = self._split(self._encode(self._pieces.turn(turn, thinking=False)))
-        return _TurnEnd(said[-1] if said and said[-1] in self._stops else None, tuple(tail))
-
-    def _first_after_call(self) -> int:
-        """The id that ends a turn with tool calls: its own stop token or the next role's."""
-        stop = self._tool_turn_end.stop
-        if stop is not None:
-            return stop
-        return self._encode(self._pieces.continuation([Message("tool", "x")], False))[0]
-
-    def _plain_end(self) -> int | None:
-        """The special token that the template writes right after a turn's text, if it does."""
-        piece = self._pieces.turn(Message("assistant", _MARK), thinking=False)
-        after = self._encode(piece[piece.rfind(_MARK) + len(_MARK) :])
-        return after[0] if after and after[0] in self._special else None
-
-    def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """A turn's ids up to its stop token, and the white space that the template adds."""
-        for at in range(len(ids) - 1, -1, -1):
-            if ids[at] in self._stops:
-                return ids[: at + 1], ids[at + 1 :]
-            if self.decode([ids[at]]).strip():
-                break
-        return ids, []
-
     def _prompt(self, problem: Problem) -> str:
         self._check_tools(problem)
-        return self._pieces.prompt(problem)
+        self._control.refuse(problem.messages, problem.tools)
+        text = self._pieces.prompt(problem)
+        self._completeness.check(
+            problem.messages, problem.tools, thinking=bool(problem.thinking), is_open=True
+        )
+        return text
 
     def _check_tools(self, problem: Problem) -> None:
         if problem.tools and not self.can_call_tools:
@@ -274,6 +249,21 @@ class Chat:
                 f"problem {problem.id} has tools, but the chat template "
                 f"{self.template_file} writes no tool calls in the GLM or Hermes form"
             )
+        if problem.tools and self._ends.tool is None:
+            raise InputError(
+                f"problem {problem.id} has tools, but the chat template {self.template_file}"
+                " writes no added token of the tokenizer behind a turn with calls: a model could"
+                " not end such a turn. Write the end token there"
+            )
+        if problem.tools and not self.lists_tools(problem.messages, problem.tools):
+            raise InputError(
+                f"problem {problem.id} has tools, but the chat template {self.template_file} lists"
+                " none; say in a system message what can be called, or use a template that does"
+            )
+
+    def _whole(self, text: str) -> TokenizedText:
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        return TokenizedText(text, encoding, self._added)
 
     def _encode(self, text: str) -> list[int]:
         # The ids of `encode`, without finding out which characters each stands for.
@@ -291,9 +281,3 @@ class Chat:
 
 def _as_list(token_ids: TokenIds) -> list[int]:
     return list(token_ids) if isinstance(token_ids, Sequence) else token_ids.tolist()
-
-
-def _parts(text: TrainingText) -> Iterator[str]:
-    yield text.prompt
-    for exchange in text.exchanges:
-        yield from exchange

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from engines.chat.calls import CallForm
+from engines.chat.calls import CLOSE, CallForm
+from engines.chat.kept_prefix import what_follows
 from engines.chat.mode import OPEN_THOUGHT, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
 from engines.types import Message, Problem, ToolCall
@@ -19,8 +20,9 @@ from infra.errors import InputError
 _USER = Message("user", "u")
 _CALL = ToolCall("tool", {"key": "value"})
 _CALLER = Message("assistant", "", tool_calls=(_CALL,))
-_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
-_LAST_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
+_CLOSED_THOUGHT = re.compile(r"</think>(\s*)\Z")
+_MARK = "Q0Q"
+"""content of a stand-in, used to find it in a rendering"""
 
 
 class Pieces:
@@ -47,24 +49,49 @@ class Pieces:
 
     def turn(self, turn: Message, thinking: bool) -> str:
         """What follows the header when the assistant says this turn and it is the last."""
+        full, start = self.said(turn, thinking)
+        return full[start:]
+
+    def said(self, turn: Message, thinking: bool) -> tuple[str, int]:
+        """A conversation that ends with this turn, and where in it the turn begins."""
         full = self.template.render([_USER, turn], thinking=thinking)
         opening = without_open_thought(self._openings[thinking], full)
         text = self._rest(full, opening, "the header that opens the assistant's turn")
         self._check_thought(turn, text)
-        return text
+        return full, len(opening)
 
-    def continuation(self, new: Sequence[Message], thinking: bool) -> str:
-        """What follows a finished turn when `new` (tool results) and another turn come."""
+    def last(self) -> tuple[str, int]:
+        """A conversation, and where the text of its last turn ends."""
+        full, _ = self.said(Message("assistant", _MARK), thinking=False)
+        return full, full.rfind(_MARK) + len(_MARK)
+
+    def earlier(self) -> tuple[str, int]:
+        """The same of a turn that another message follows."""
+        said = Message("assistant", _MARK)
+        text = self.template.render([_USER, said, _USER], open_turn=True)
+        return text, text.find(_MARK) + len(_MARK)
+
+    def called(self) -> tuple[str, int]:
+        """The same of a turn with tool calls."""
+        try:
+            text = self.template.render([_USER, _CALLER, Message("tool", _MARK)], open_turn=True)
+        except InputError:  # it may know calls and no results
+            text = self.template.render([_USER, _CALLER])
+        return text, text.rfind(CLOSE) + len(CLOSE)
+
+    def continuation(self, new: Sequence[Message], thinking: bool) -> tuple[str, int]:
+        """A conversation in which `new` (tool results) and another turn's header follow a finished
+        turn, and where in it that turn ends."""
         calls = (_CALL,) if any(m.role == "tool" for m in new) else ()
         # With a thought, or Qwen3's template writes an empty one in the first rendering only.
         thought = "r" if calls and all(m.role == "tool" for m in new) else None
-        said = Message("assistant", "c", thought, calls)
+        said = Message("assistant", _MARK, thought, calls)
         before = self._before(said, thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
-        rest = what_follows(before, after)
+        rest = what_follows(before, after, self.template.end_text)
         if rest is None:
             self._refuse(after, before, "an assistant's turn that is followed by others")
-        return rest
+        return after, len(after) - len(rest.text)
 
     def _before(self, said: Message, thinking: bool) -> str:
         """A rendering that ends with a stand-in turn: each is needed again and again."""
@@ -72,6 +99,11 @@ class Pieces:
         if key not in self._stand_ins:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
         return self._stand_ins[key]
+
+    def after_empty_thought(self) -> str:
+        """White space that a header without thinking writes behind its empty thought."""
+        found = _CLOSED_THOUGHT.search(self._openings[False])
+        return found[1] if found else "\n\n"
 
     def _check_thought(self, turn: Message, text: str) -> None:
         if turn.reasoning and turn.reasoning.strip() not in text:
@@ -125,15 +157,3 @@ def without_open_thought(header: str, full: str) -> str:
     if opened is None or full.startswith(header) or not full.startswith(header[: opened.start()]):
         return header
     return header[: opened.start()]
-
-
-def what_follows(before: str, header: str) -> str | None:
-    """What a template writes after a turn, up to the header of the next one; None if it changes
-    what was there `before` by more than empty thoughts."""
-    if header.startswith(before):
-        return header[len(before) :]
-    found = _LAST_EMPTY_THOUGHT.search(header)
-    its_own = found.group() if found else ""
-    rest = _EMPTY_THOUGHT.sub("", header.removesuffix(its_own))
-    kept = _EMPTY_THOUGHT.sub("", before)
-    return rest[len(kept) :] + its_own if rest.startswith(kept) else None

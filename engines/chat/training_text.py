@@ -8,17 +8,21 @@ are harmless:
 - an empty thought that comes and goes (Qwen3, GLM): each turn has it, as rollouts have it
 - a header that opens a thought, where the turn has none (DeepSeek-R1): the header without it counts
 
-Where such a header is followed by a thought that the template drops, the thought is written as the
-model writes it: then the template can keep it in the last turn only.
+An empty thought that no message says is read, not said. Where a header that opens a thought is
+followed by one that the template drops, the thought is written as the model writes it: then the
+template can keep it in the last turn only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from engines.chat.pieces import OPEN_THOUGHT, Pieces, what_follows, without_open_thought
+from engines.chat.kept_prefix import empty_thought_length, what_follows
+from engines.chat.pieces import OPEN_THOUGHT, Pieces, without_open_thought
 from engines.chat.template import END, START
+from engines.chat.turns import THINK
 from engines.types import Message, Tool
 from infra.errors import InputError
 
@@ -32,6 +36,10 @@ class TrainingText:
     prompt: str
     exchanges: Sequence[tuple[str, str]]
 
+    @property
+    def whole(self) -> str:
+        return self.prompt + "".join(said + after for said, after in self.exchanges)
+
 
 def cut(
     pieces: Pieces, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
@@ -44,7 +52,24 @@ def cut(
         found = _by_prefix(pieces, messages, tools, thinking, turns)
     for at, (said, _) in zip(turns, found.exchanges, strict=True):
         _check_complete(pieces, at, messages[at], said)
-    return found
+    return _without_unsaid_thoughts(pieces, found, [messages[at] for at in turns])
+
+
+def _without_unsaid_thoughts(
+    pieces: Pieces, text: TrainingText, turns: Sequence[Message]
+) -> TrainingText:
+    """Empty thoughts that no message says, put to what is read before the turn."""
+    read, exchanges = text.prompt, list[tuple[str, str]]()
+    pad = pieces.after_empty_thought()
+    for turn, (said, after) in zip(turns, text.exchanges, strict=True):
+        if turn.reasoning is None and not turn.content.lstrip().startswith(THINK):
+            length = empty_thought_length(said, pad)
+            read, said = read + said[:length], said[length:]
+        exchanges.append((read, said))
+        read = after
+    follows = [*(read for read, _ in exchanges[1:]), read]
+    said = [said for _, said in exchanges]
+    return TrainingText(exchanges[0][0], list(zip(said, follows, strict=True)))
 
 
 def _by_marks(
@@ -54,15 +79,37 @@ def _by_marks(
     thinking: bool,
     turns: Sequence[int],
 ) -> TrainingText:
-    text = pieces.template.render(messages, tools=tools, thinking=thinking, marked=True)
-    prompt, *parts = text.split(START)
-    if any(part.count(END) != 1 for part in parts) or END in prompt or len(parts) != len(turns):
+    def render(count: int, *, is_open: bool) -> str:
+        return pieces.template.render(
+            messages[:count], tools=tools, thinking=thinking, open_turn=is_open, marked=True
+        )
+
+    prompt, *parts = render(len(messages), is_open=False).split(START)
+    blocks = [part.partition(END) for part in parts]
+    is_paired = END not in prompt and all(part.count(END) == 1 for part in parts)
+    begins = list(range(len(turns)))
+    if is_paired and len(blocks) > len(turns):  # some turns have several, e.g. one for their end
+        begins = [render(at, is_open=True).count(START) for at in turns]
+    groups = [blocks[a:b] for a, b in pairwise([*begins, len(blocks)])]
+    if not is_paired or begins[0] != 0 or not all(groups) or len(blocks) < len(turns):
         raise InputError(
             f"{pieces.template.name}: `generation` marks {len(parts)} turns of {len(turns)}; or a"
             f" message holds {START!r} or {END!r}, which mark the assistant's text"
         )
-    exchanges = [tuple(part.split(END, 1)) for part in parts]
-    return TrainingText(prompt, [(said, after) for said, after in exchanges])
+    return TrainingText(prompt, [_joined(pieces, group) for group in groups])
+
+
+def _joined(pieces: Pieces, blocks: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
+    """What a turn's marks enclose, and what follows."""
+    said, _, after = blocks[0]
+    for more, _, follows in blocks[1:]:
+        if after.strip():
+            raise InputError(
+                f"{pieces.template.name}: `generation` marks parts of one turn, and leaves out"
+                f" {after[:_SHOWN]!r} between them: put it around the whole turn"
+            )
+        said, after = said + after + more, follows
+    return said, after
 
 
 def _by_prefix(
@@ -93,10 +140,11 @@ def _by_prefix(
         if number == 0:
             prompt = header
         else:
-            after = what_follows(before, header)
-            if after is None:
+            follow = what_follows(before, header, pieces.template.end_text)
+            if follow is None:
                 raise _rewritten(pieces, turns[number - 1], before, header)
-            exchanges[-1] = (exchanges[-1][0], after)
+            said, _ = exchanges[-1]
+            exchanges[-1] = (said[: len(said) - follow.dropped], follow.text)
         exchanges.append((full[len(header) :], ""))
         before = full
     return TrainingText(prompt, exchanges)
@@ -104,9 +152,8 @@ def _by_prefix(
 
 def _thought_that_was_open(turn: Message, header: str, full: str, closed: str) -> str:
     """A thought that the template drops, although its header opens one, as the model wrote it."""
-    if not turn.reasoning or turn.reasoning.strip() in full[len(header) :]:
-        return ""
-    if not OPEN_THOUGHT.search(header):
+    is_open = closed != header and OPEN_THOUGHT.search(header) is not None
+    if not turn.reasoning or not is_open or full[len(closed) :].lstrip().startswith(THINK):
         return ""
     is_closed_later = full.startswith("</think>", len(closed))  # DeepSeek-V3.1
     return turn.reasoning.strip() + ("" if is_closed_later else "\n</think>\n\n")

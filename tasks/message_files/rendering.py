@@ -86,15 +86,14 @@ class Renderer:
         if self.chat.writes_thoughts:
             messages = tuple(map(_with_thought, messages))
         thinking = any(message.reasoning for message in messages)
-        text = self.chat.training_text(messages, conversation.tools, thinking=thinking)
-        for tool in conversation.tools:
-            if tool.name not in text.prompt:
-                raise BadRow(
-                    Reason.TOOLS,
-                    f"has the tool {tool.name}, but the chat template {self.chat.template_file}"
-                    " lists no tools; say in a system message what can be called",
-                )
-        return text
+        tools = conversation.tools
+        if tools and not self.chat.lists_tools(messages, tools):
+            raise BadRow(
+                Reason.TOOLS,
+                f"has the tool {tools[0].name}, but the chat template {self.chat.template_file}"
+                " lists no tools; say in a system message what can be called",
+            )
+        return self.chat.training_text(messages, tools, thinking=thinking)
 
     def _sequence_or_fault(
         self, conversation: Conversation, tokens: list[int], mask: list[int]

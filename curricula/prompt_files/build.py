@@ -19,7 +19,7 @@ from curricula.prompt_files.spec import PromptFiles, PromptSource, Shares
 from engines.types import Split
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import LocalFiles
-from infra.data_files.files import find_files
+from infra.data_files.files import choices_of, find_files
 from infra.data_files.tally import RowTally
 from infra.errors import InputError
 from infra.json_text import json_bytes, parse_json
@@ -48,6 +48,8 @@ class Counts:
     """the first contaminated ones"""
     splits: dict[str, int] = field(default_factory=dict[str, int])
     """rows that are left, by split"""
+    choices: list[str] = field(default_factory=list[str])
+    """which part is read of a folder that holds more"""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,7 +122,9 @@ class Builder:
                 yield (start, length), found["where"], prompt
 
     def _read(self, number: int, source: PromptSource) -> None:
-        files = LocalFiles(find_files(source.files), self._copies)
+        found = find_files(source.files)
+        self.counts[number].choices = choices_of(found)
+        files = LocalFiles(found, self._copies)
         if not files.num_rows:
             raise InputError(f"source {source.name}: files: {', '.join(source.files)} hold no row")
         tally, counts, ids = RowTally(), self.counts[number], dict[str, int]()

@@ -64,6 +64,7 @@ class Files:
         """Sentences on the rows that are no problems."""
         for counts in self.counts:
             at = f"source {counts.source}"
+            yield from (f"{at}: {choice}" for choice in counts.choices)
             if counts.bad:
                 reasons = ", ".join(f"{n} {why}" for why, n in counts.bad.items())
                 first = "; ".join(counts.named[:3])

@@ -35,6 +35,8 @@ class _FirstRows:
     are_all: bool = True
     bad: Counter[str] = field(default_factory=Counter[str])
     named: list[str] = field(default_factory=list[str])
+    choices: list[str] = field(default_factory=list[str])
+    """where a folder holds more than what is read"""
 
     @property
     def said(self) -> str:
@@ -58,10 +60,14 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
 
 
 def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Bad rows among the first, where the stage may still bear them."""
+    """Parts of folders that are not read; bad rows among the first, where the stage may still bear
+    them."""
     for where, source in _sources(plan):
         found = _first_rows(source, recipe.base)
-        if not isinstance(found, str) and found.bad and not _is_refused(found, source):
+        if isinstance(found, str):
+            continue
+        yield from (f"{where}.files: {choice}" for choice in found.choices)
+        if found.bad and not _is_refused(found, source):
             yield f"{where}: will be left out: {found.said}"
 
 
@@ -93,10 +99,10 @@ def _read(source_json: str, base_json: str) -> _FirstRows | str:
 def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
     from curricula.rows.layouts import read_row
     from infra.data_files.chunks import first_rows
-    from infra.data_files.files import find_files
+    from infra.data_files.files import choices_of, find_files
 
-    found = _FirstRows()
     files = find_files(source.files)
+    found = _FirstRows(choices=choices_of(files))
     found.are_all = len(files) <= _FILES
     for file in files[:_FILES]:
         rows, are_all = first_rows(file, _ROWS)

@@ -25,7 +25,7 @@ from flows.one_stage.domain import columns_of
 from infra.config import Config
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import first_rows
-from infra.data_files.files import find_files
+from infra.data_files.files import choices_of, find_files
 from infra.errors import InputError
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import RowCounts
@@ -46,6 +46,8 @@ class _Seen:
 
     counts: RowCounts = field(default_factory=RowCounts)
     shown: list[Shown] = field(default_factory=list[Shown])
+    choices: list[str] = field(default_factory=list[str])
+    """where a folder holds more than what is read"""
     are_all: bool = True
 
 
@@ -121,8 +123,9 @@ def _settings(model: type[S], written: Mapping[str, Any]) -> S:
 
 
 def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
-    seen = _Seen()
-    for file in find_files(patterns):
+    files = find_files(patterns)
+    seen = _Seen(choices=choices_of(files))
+    for file in files:
         left = read - seen.counts.read
         if left == 0:
             seen.are_all = False
@@ -165,6 +168,7 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
     return {
         "rows_read": counts.read,
         "all_rows": seen.are_all,
+        "choices": seen.choices,
         "rows_bad": counts.num_bad,
         "bad": {str(reason): count for reason, count in counts.bad.items()},
         "bad_rows": list(counts.named),
@@ -185,6 +189,7 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
 def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     counts = seen.counts
     good = counts.read - counts.num_bad
+    yield from seen.choices
     which = "all rows" if seen.are_all else "the first rows (--read reads more)"
     yield f"{counts.read} rows read, {which}; {good} can be trained on, {counts.num_bad} are bad"
     if good and kind == "prompts":

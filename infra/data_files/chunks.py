@@ -1,112 +1,75 @@
 """Files cut into chunks: what is read at once.
 
-A chunk of JSONL is about a mebibyte of whole lines; one of Parquet is a row group, one of a
+A chunk of a text file is about a mebibyte of whole rows; one of Parquet is a row group, one of a
 `datasets` folder a record batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import io
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
 
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.csv_rows import CsvFile, first_csv
 from infra.data_files.files import DataFile, local_copy, open_file
-from infra.data_files.rows import Chunk, Rows, row_of, without_nulls
+from infra.data_files.json_rows import JsonFile, first_json
+from infra.data_files.kinds import Kind
+from infra.data_files.rows import Chunk, Rows
+from infra.data_files.tables import ArrowFile, ParquetFile, first_arrow, first_parquet
+from infra.data_files.wrong_content import require_content
 from infra.errors import InputError, TributaryError
-from infra.json_text import DuplicateKey, json_fault, parse_loosely
 
 CHUNK_BYTES = 1 << 20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""what some programs begin UTF-8 with"""
+_HEAD = 1 << 16
+"""bytes that tell of what form a file is"""
 
 
-class JsonRows:
-    """Lines of JSONL."""
+class LocalFile(Protocol):
+    """A file on this machine, uncompressed."""
 
-    def __init__(self, text: bytes, first_line: int) -> None:
-        lines = enumerate(_lines(text, is_start=first_line == 1), first_line)
-        self._lines = [(number, line) for number, line in lines if not _is_empty(line)]
+    def chunks(self, number: int, size: int) -> Iterator[Chunk]:
+        """`size`: bytes of one, where the file's own form does not say it."""
+        ...
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def line(self, index: int) -> int:
-        return self._lines[index][0]
-
-    def row(self, index: int) -> Mapping[str, Any]:
-        return _json_row(self._lines[index][1])
+    def read(self, chunk: Chunk) -> Rows: ...
 
 
-class TableRows:
-    """Rows of an Arrow table."""
-
-    def __init__(self, table: Any, first_row: int) -> None:
-        self._table = table
-        self._first = first_row
-
-    def __len__(self) -> int:
-        return self._table.num_rows
-
-    def line(self, index: int) -> int:
-        return self._first + index
-
-    def row(self, index: int) -> Mapping[str, Any]:
-        # A column is there in every row, also where it holds nothing, as JSON's null.
-        row = self._table.slice(index, 1).to_pylist()[0]
-        return _row({name: without_nulls(value) for name, value in row.items()})
-
-
-def _json_row(text: bytes) -> Mapping[str, Any]:
-    try:
-        found, is_whole = parse_loosely(text)
-    except DuplicateKey as error:
-        raise BadRow(Reason.NOT_JSON, str(error)) from None
-    except ValueError as error:  # of JSON or of UTF-8
-        raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadRow(Reason.NOT_JSON, "is no JSON object")
-    row = cast("dict[str, Any]", found)
-    if is_whole:
-        return row
-    return _row(row)
-
-
-def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    faults = {name: fault for name, value in row.items() if (fault := json_fault(value))}
-    return row_of({name: value for name, value in row.items() if name not in faults}, faults)
+_READERS: Mapping[Kind, Callable[[Path, str], LocalFile]] = {
+    "json": JsonFile,
+    "csv": CsvFile,
+    "parquet": ParquetFile,
+    "arrow": ArrowFile,
+}
 
 
 class LocalFiles:
     """All rows of some files on this machine, by chunk."""
 
     def __init__(self, files: Sequence[DataFile], scratch: Path) -> None:
-        """Reads every JSONL file once, to find its lines; of Parquet only what it says of itself.
+        """Reads every text file once, to find its rows; of Parquet only what it says of itself.
         Raises InputError for a file that cannot be read, StorageError."""
         self.names = [file.name for file in files]
-        self._kinds = [file.kind for file in files]
-        self._paths = [local_copy(file, scratch) for file in files]
+        self._files = [self._opened(file, scratch) for file in files]
         self.chunks = [c for number in range(len(files)) for c in self._chunks_of(number)]
         self.num_rows = sum(chunk.num_rows for chunk in self.chunks)
 
     def read(self, chunk: Chunk) -> Rows:
         """Raises InputError for a file that cannot be read."""
-        path = self._paths[chunk.file]
         with _readable(self.names[chunk.file]):
-            if self._kinds[chunk.file] == "parquet":
-                return TableRows(_parquet(path).read_row_group(chunk.start), chunk.first_row)
-            if self._kinds[chunk.file] == "arrow":
-                return TableRows(_record_batch(path, chunk), chunk.first_row)
-            with path.open("rb") as file:
-                file.seek(chunk.start)
-                return JsonRows(file.read(chunk.num_bytes), chunk.first_row)
+            return self._files[chunk.file].read(chunk)
+
+    def _opened(self, file: DataFile, scratch: Path) -> LocalFile:
+        path = local_copy(file, scratch)
+        with _readable(file.path):
+            with path.open("rb") as opened:
+                require_content(opened.read(_HEAD), file.kind, file.path)
+            return _READERS[file.kind](path, file.path)
 
     def _chunks_of(self, number: int) -> Iterator[Chunk]:
-        find = {"parquet": _row_groups, "arrow": _record_batches, "jsonl": _line_chunks}
         with _readable(self.names[number]):
-            yield from find[self._kinds[number]](number, self._paths[number])
+            yield from self._files[number].chunks(number, CHUNK_BYTES)
 
 
 def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
@@ -115,12 +78,35 @@ def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
     Raises InputError for a file that cannot be read.
     """
     with _readable(file.path), open_file(file) as opened:
-        if file.kind == "parquet":
-            return _first_of_parquet(file.path, opened, most)
-        if file.kind == "arrow":
-            return _first_of_arrow(file.path, opened, most)
-        lines = list(islice(opened, most + 1))
-        return JsonRows(b"".join(lines[:most]), 1), len(lines) <= most
+        head = opened.read(_HEAD)
+        require_content(head, file.kind, file.path)
+        if file.kind in ("parquet", "arrow"):
+            opened.seek(0)
+            first = first_parquet if file.kind == "parquet" else first_arrow
+            return first(opened, file.path, most)
+        whole = io.BufferedReader(_Joined(head, opened))
+        if file.kind == "csv":
+            return first_csv(whole, file.path, most)
+        return first_json(whole, head, file.path, most)
+
+
+class _Joined(io.RawIOBase):
+    """What was read of a file, and what comes after it: not every compression can go back."""
+
+    def __init__(self, head: bytes, rest: Any) -> None:
+        super().__init__()
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        size = len(buffer)
+        read = self._head[:size] or self._rest.read(size)
+        self._head = self._head[size:]
+        buffer[: len(read)] = read
+        return len(read)
 
 
 @contextmanager
@@ -133,99 +119,3 @@ def _readable(name: str) -> Generator[None]:
     except Exception as error:  # files, compressions and kinds have errors of their own
         said = str(error) or type(error).__name__
         raise InputError(f"files: {name} cannot be read: {said}") from error
-
-
-def _first_of_parquet(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
-    import pyarrow as pa
-
-    parquet = _parquet(opened, path)
-    batches = list(islice(parquet.iter_batches(batch_size=most), 1))
-    table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
-    return TableRows(table, 1), parquet.metadata.num_rows <= most
-
-
-def _first_of_arrow(path: str, opened: Any, most: int) -> tuple[Rows, bool]:
-    import pyarrow as pa
-
-    stream = _arrow_stream(opened, path)
-    batches: list[Any] = []
-    for batch in stream:
-        batches.append(batch)
-        if sum(each.num_rows for each in batches) > most:
-            break
-    table = pa.Table.from_batches(batches, schema=stream.schema)
-    return TableRows(table.slice(0, most), 1), table.num_rows <= most
-
-
-def _line_chunks(number: int, path: Path) -> Iterator[Chunk]:
-    at, line = 0, 1
-    with path.open("rb") as file:
-        while text := file.read(CHUNK_BYTES):
-            if not text.endswith(b"\n"):
-                text += file.readline()
-            num_lines = text.count(b"\n") + (not text.endswith(b"\n"))
-            rows = sum(not _is_empty(each) for each in _lines(text, is_start=at == 0))
-            if rows:
-                yield Chunk(number, at, len(text), line, rows)
-            at, line = at + len(text), line + num_lines
-
-
-def _lines(text: bytes, *, is_start: bool) -> list[bytes]:
-    """`is_start`: the text is the start of a file."""
-    return (text.removeprefix(_BYTE_ORDER_MARK) if is_start else text).split(b"\n")
-
-
-def _is_empty(line: bytes) -> bool:
-    return not line or line.isspace()
-
-
-def _row_groups(number: int, path: Path) -> Iterator[Chunk]:
-    metadata, first = _parquet(path).metadata, 1
-    for group in range(metadata.num_row_groups):
-        said = metadata.row_group(group)
-        if said.num_rows:
-            yield Chunk(number, group, said.total_byte_size, first, said.num_rows)
-        first += said.num_rows
-
-
-def _record_batches(number: int, path: Path) -> Iterator[Chunk]:
-    """A stream of messages: the schema, then one for each batch."""
-    import pyarrow as pa
-
-    first = 1
-    with pa.memory_map(str(path)) as mapped:
-        stream = _arrow_stream(mapped, str(path))
-        start = mapped.tell()
-        for batch in stream:
-            if batch.num_rows:
-                size = mapped.tell() - start
-                yield Chunk(number, start, size, first, batch.num_rows)
-            start, first = mapped.tell(), first + batch.num_rows
-
-
-def _record_batch(path: Path, chunk: Chunk) -> Any:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as mapped:
-        schema = _arrow_stream(mapped, str(path)).schema
-        mapped.seek(chunk.start)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
-
-
-def _arrow_stream(source: Any, name: str) -> Any:
-    import pyarrow as pa
-
-    try:
-        return pa.ipc.open_stream(source)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"files: {name} is no Arrow stream: {error}") from error
-
-
-def _parquet(source: Any, name: str = "") -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(source)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"files: {name or source} is no Parquet file: {error}") from error

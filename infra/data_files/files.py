@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from infra.data_files.folders import files_of_folder
+from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of
 from infra.errors import InputError, StorageError
 
 _WHOLE = 64 << 20
@@ -27,17 +29,6 @@ _FRESH_NS = 2 * 10**9
 """a file that was written so lately may be written again without a later time"""
 _known: dict[tuple[str, str], list[Any]] = {}
 """what `_hashed` found, by a file's URL and its state then: each stage of a plan asks for it"""
-Kind: TypeAlias = Literal["jsonl", "parquet", "arrow"]
-_SUFFIXES: dict[str, Kind] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".ndjson.gz": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
-_STATE = "state.json"
-"""in a folder that `datasets` saved: which of its files hold the rows, in order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +41,52 @@ class DataFile:
     """in the file system"""
     name: str
     """for messages and fingerprints: its path below the folder that all of them share"""
+    chosen: str = ""
+    """where a folder holds more than what is read: which part it is"""
 
     @property
     def kind(self) -> Kind:
-        return next(kind for suffix, kind in _SUFFIXES.items() if self.path.endswith(suffix))
-
-    @property
-    def is_compressed(self) -> bool:
-        return self.path.endswith(".gz")
+        kind = kind_of(self.path)
+        assert kind is not None, self.path
+        return kind
 
 
 def find_files(patterns: Sequence[str]) -> list[DataFile]:
     """In the patterns' order, each once. Raises InputError for a pattern without a file, and for a
     file of a kind that is not read; StorageError where a file system cannot be asked."""
-    found: dict[str, tuple[Any, str]] = {}
+    if not patterns:
+        raise InputError("files: none is given")
+    found: dict[str, tuple[Any, str, str]] = {}
     for pattern in patterns:
-        fs, paths = _matches(pattern)
+        fs, paths, chosen = _matches(pattern)
         for path in paths:
-            if not path.endswith(tuple(_SUFFIXES)):
-                raise InputError(
-                    f"files: {path} is of no kind that is read; allowed: {', '.join(_SUFFIXES)}."
-                    " Write a JSON array as JSONL, one object a line"
-                )
-            found.setdefault(fs.unstrip_protocol(path), (fs, path))
+            if kind_of(path) is None:
+                raise InputError(f"files: {path} is of no kind that is read. {KINDS_READ}")
+            found.setdefault(fs.unstrip_protocol(path), (fs, path, chosen))
     # A bucket's path has no slash in front, a local one has.
-    rooted = [(fs, path, f"/{path.lstrip('/')}") for fs, path in found.values()]
-    above = posixpath.commonpath([posixpath.dirname(full) for _, _, full in rooted])
-    return [DataFile(fs, path, posixpath.relpath(full, above)) for fs, path, full in rooted]
+    full = [f"/{path.lstrip('/')}" for _, path, _ in found.values()]
+    above = posixpath.commonpath([posixpath.dirname(path) for path in full])
+    names = [posixpath.relpath(path, above) for path in full]
+    return [
+        DataFile(fs, p, name, c) for (fs, p, c), name in zip(found.values(), names, strict=True)
+    ]
 
 
-def _matches(pattern: str) -> tuple[Any, list[str]]:
+def choices_of(files: Sequence[DataFile]) -> list[str]:
+    """What was chosen where a folder holds more, in words."""
+    return list(dict.fromkeys(file.chosen for file in files if file.chosen))
+
+
+def _matches(pattern: str) -> tuple[Any, list[str], str]:
+    chosen = ""
     try:
         fs, path = fsspec.core.url_to_fs(os.path.expanduser(os.path.expandvars(pattern)))
-        if fs.isdir(path):
-            return fs, _files_of_dataset(fs, path.rstrip("/"), pattern)
-        paths = sorted(p for p in fs.glob(path) if fs.isfile(p))
+        paths = [] if fs.isdir(path) else sorted(p for p in fs.glob(path) if fs.isfile(p))
         # A name may hold what a pattern means otherwise.
         paths = paths or ([path] if fs.isfile(path) else [])
+        if not paths and (folder := _folder(fs, path)):
+            rest = posixpath.relpath(path, folder).split("/") if path.rstrip("/") != folder else []
+            paths, chosen = files_of_folder(fs, folder, rest, pattern)
     except (InputError, OSError) as error:
         if isinstance(error, InputError):
             raise
@@ -95,22 +95,18 @@ def _matches(pattern: str) -> tuple[Any, list[str]]:
         raise StorageError(f"files: {pattern} cannot be read: {error}") from error
     if not paths:
         raise InputError(f"files: no file matches {pattern}")
-    return fs, paths
+    return fs, paths, chosen
 
 
-def _files_of_dataset(fs: Any, folder: str, pattern: str) -> list[str]:
-    """Of a folder that `datasets` wrote with `save_to_disk`. Raises InputError for another one."""
-    if fs.isfile(f"{folder}/{_STATE}"):
-        state = json.loads(fs.cat_file(f"{folder}/{_STATE}"))
-        return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
-    splits = sorted(posixpath.dirname(p) for p in fs.glob(f"{folder}/*/{_STATE}"))
-    if splits:
-        names = ", ".join(posixpath.basename(split) for split in splits)
-        raise InputError(f"files: {pattern} holds several splits ({names}); give one of them")
-    raise InputError(
-        f"files: {pattern} is a folder, but none that `datasets` saved; give its files, e.g."
-        f" {pattern.rstrip('/')}/*.jsonl"
-    )
+def _folder(fs: Any, path: str) -> str:
+    """The path itself, or the folder above it that holds a data set, of which the path names a
+    subset or a split; empty for none."""
+    path = path.rstrip("/")
+    if fs.isdir(path):
+        return path
+    above = [posixpath.dirname(path), posixpath.dirname(posixpath.dirname(path))]
+    is_name = not any(sign in path for sign in "*?[") and not posixpath.splitext(path)[1]
+    return next((each for each in above if is_name and each and fs.isdir(each)), "")
 
 
 def fingerprint(patterns: Sequence[str]) -> dict[str, list[Any]]:
@@ -180,7 +176,7 @@ def modified(file: DataFile) -> int:
 
 def local_copy(file: DataFile, scratch: Path) -> Path:
     """The file on this machine, uncompressed: as it is, or copied into `scratch` block by block."""
-    if isinstance(file.fs, LocalFileSystem) and not file.is_compressed:
+    if isinstance(file.fs, LocalFileSystem) and not compression_of(file.path):
         return Path(file.path)
     name = hashlib.sha256(file.fs.unstrip_protocol(file.path).encode()).hexdigest()[:16]
     copy = scratch / f"{name}.{file.kind}"
@@ -198,6 +194,16 @@ def local_copy(file: DataFile, scratch: Path) -> Path:
 
 def open_file(file: DataFile) -> Any:
     """For reading bytes, uncompressed."""
-    return fsspec.core.OpenFile(
-        file.fs, file.path, mode="rb", compression="gzip" if file.is_compressed else None
-    )
+    compression = compression_of(file.path)
+    if compression == "zstd":
+        return _opened_zstd(file)
+    return fsspec.core.OpenFile(file.fs, file.path, mode="rb", compression=compression or None)
+
+
+@contextmanager
+def _opened_zstd(file: DataFile) -> Generator[Any]:
+    """Python has no zstd of its own before 3.14."""
+    import pyarrow as pa
+
+    with file.fs.open(file.path, "rb") as packed:
+        yield pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd")

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from infra.data_files.bad_row import BadRow, Reason
+from infra.json_text import json_fault
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""what some programs begin UTF-8 with"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class RowWithFaults(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns or name in self.faults
+
+
+def row_without_faults(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row, with what is no JSON in it set aside."""
+    faults = {name: fault for name, value in row.items() if (fault := json_fault(value))}
+    return row_of({name: value for name, value in row.items() if name not in faults}, faults)
 
 
 def row_of(columns: Mapping[str, Any], faults: Mapping[str, str]) -> Mapping[str, Any]:

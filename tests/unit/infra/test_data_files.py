@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import LocalFiles, first_rows
-from infra.data_files.files import find_files, fingerprint
+from infra.data_files.files import choices_of, find_files, fingerprint
 from infra.data_files.rows import Rows
 from infra.errors import InputError
 
@@ -74,9 +74,15 @@ def test_a_folder_that_datasets_saved_gives_its_rows_in_order(tmp_path: Path):
     assert fingerprint([str(tmp_path / "all")]) != before
 
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "both")
-    with pytest.raises(InputError, match=r"several splits \(test, train\); give one of them"):
-        find_files([str(tmp_path / "both")])
-    assert len(find_files([str(tmp_path / "both/test")])) == 1
+    assert {file.name for file in find_files([str(tmp_path / "both/test")])} == {
+        "data-00000-of-00001.arrow"
+    }
+    both = find_files([str(tmp_path / "both")])
+    assert [Path(file.path).parent.name for file in both] == ["train"]
+    assert choices_of(both)[0].endswith("both: the split train is read, and not test")
+    datasets.DatasetDict({"dev": made, "test": made}).save_to_disk(tmp_path / "other")
+    with pytest.raises(InputError, match=r"several splits: dev, test; say which, e\.g\. .*/test"):
+        find_files([str(tmp_path / "other")])
 
 
 def read_all(tmp_path: Path, text: bytes) -> list[Mapping[str, Any]]:

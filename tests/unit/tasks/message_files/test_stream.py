@@ -232,12 +232,12 @@ def test_a_fingerprint_follows_the_content_and_not_the_place(tmp_path: Path):
     ("pattern", "text"),
     [
         ("none.jsonl", "no file matches"),
-        ("", "is a folder, but none that `datasets` saved; give its files"),
-        ("a.json", "is of no kind that is read"),
+        ("", r"is a folder without a file that is read\. Read are .jsonl, .*\.csv"),
+        ("a.txt", r"is of no kind that is read\. Read are .jsonl, .*\.csv"),
     ],
 )
 def test_what_names_no_file_is_refused(tmp_path: Path, pattern: str, text: str):
-    (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "a.txt").write_text("[]")
     with pytest.raises(InputError, match=text):
         find_files([str(tmp_path / pattern)])
 

@@ -1,0 +1,180 @@
+"""Parquet and Arrow streams. A chunk is a row group, or a record batch of a `datasets` folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.rows import Chunk, Rows, row_of, without_nulls
+from infra.errors import InputError
+from infra.json_text import DuplicateKey, json_fault, parse_json
+
+
+class TableRows:
+    """Rows of an Arrow table."""
+
+    def __init__(self, table: Any, first_row: int) -> None:
+        self._table = table
+        self._first = first_row
+        self._json = {field.name: field.type for field in table.schema if _has_json(field.type)}
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def line(self, index: int) -> int:
+        return self._first + index
+
+    def row(self, index: int) -> Mapping[str, Any]:
+        # A column is there in every row, also where it holds nothing, as JSON's null.
+        row: dict[str, Any] = {}
+        faults: dict[str, str] = {}
+        for name, column in zip(self._table.column_names, self._table.columns, strict=True):
+            try:
+                value = self._value(name, column[index])
+            except DuplicateKey as error:
+                raise BadRow(Reason.NOT_JSON, str(error)) from None
+            except (ValueError, OverflowError) as error:  # a date beyond Python's, a broken JSON
+                faults[name] = f"is not JSON: {error}"
+                continue
+            if fault := json_fault(value):
+                faults[name] = fault
+            else:
+                row[name] = value
+        return row_of(row, faults)
+
+    def _value(self, name: str, cell: Any) -> Any:
+        try:
+            value = cell.as_py(maps_as_pydicts="strict")
+        except KeyError as error:
+            key = re.search(r"duplicate key was '(.*)'", str(error.args[0]))
+            raise DuplicateKey(key.group(1) if key else str(error)) from None
+        return _with_json(value, self._json[name]) if name in self._json else without_nulls(value)
+
+
+class ParquetFile:
+    """A file on this machine."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        _require_names(_parquet(path, name).schema_arrow, name)
+
+    def chunks(self, number: int, size: int) -> Iterator[Chunk]:
+        metadata, first = _parquet(self._path).metadata, 1
+        for group in range(metadata.num_row_groups):
+            said = metadata.row_group(group)
+            if said.num_rows:
+                yield Chunk(number, group, said.total_byte_size, first, said.num_rows)
+            first += said.num_rows
+
+    def read(self, chunk: Chunk) -> Rows:
+        return TableRows(_parquet(self._path).read_row_group(chunk.start), chunk.first_row)
+
+
+class ArrowFile:
+    """A stream of messages: the schema, then one for each batch."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+
+    def chunks(self, number: int, size: int) -> Iterator[Chunk]:
+        import pyarrow as pa
+
+        first = 1
+        with pa.memory_map(str(self._path)) as mapped:
+            stream = _arrow_stream(mapped, self._name)
+            _require_names(stream.schema, self._name)
+            start = mapped.tell()
+            for batch in stream:
+                if batch.num_rows:
+                    yield Chunk(number, start, mapped.tell() - start, first, batch.num_rows)
+                start, first = mapped.tell(), first + batch.num_rows
+
+    def read(self, chunk: Chunk) -> Rows:
+        import pyarrow as pa
+
+        with pa.memory_map(str(self._path)) as mapped:
+            schema = _arrow_stream(mapped, self._name).schema
+            mapped.seek(chunk.start)
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
+        return TableRows(batch, chunk.first_row)
+
+
+def first_parquet(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
+    import pyarrow as pa
+
+    parquet = _parquet(opened, name)
+    _require_names(parquet.schema_arrow, name)
+    batches = list(islice(parquet.iter_batches(batch_size=most), 1))
+    table = pa.Table.from_batches(batches, schema=parquet.schema_arrow)
+    return TableRows(table, 1), parquet.metadata.num_rows <= most
+
+
+def first_arrow(opened: Any, name: str, most: int) -> tuple[Rows, bool]:
+    import pyarrow as pa
+
+    stream = _arrow_stream(opened, name)
+    _require_names(stream.schema, name)
+    batches: list[Any] = []
+    for batch in stream:
+        batches.append(batch)
+        if sum(each.num_rows for each in batches) > most:
+            break
+    table = pa.Table.from_batches(batches, schema=stream.schema)
+    return TableRows(table.slice(0, most), 1), table.num_rows <= most
+
+
+def _arrow_stream(source: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"files: {name} is no Arrow stream: {error}") from error
+
+
+def _parquet(source: Any, name: str = "") -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"files: {name or source} is no Parquet file: {error}") from error
+
+
+def _require_names(schema: Any, name: str) -> None:
+    """Raises InputError for two columns of one name."""
+    names: list[str] = schema.names
+    if twice := [each for at, each in enumerate(names) if each in names[:at]]:
+        raise InputError(f"files: {name}: two columns have one name, {twice[0]!r}; rename one")
+
+
+def _has_json(kind: Any) -> bool:
+    """Whether there is JSON text in it, at any depth."""
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return True
+    return any(_has_json(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _with_json(value: Any, kind: Any) -> Any:
+    """JSON text read, with the nulls that somebody wrote there; what is around it as elsewhere."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return parse_json(value)
+    if pa.types.is_map(kind):
+        return {key: _with_json(each, kind.item_type) for key, each in value.items()}
+    if pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind.fields}
+        read = {key: _with_json(each, fields[key]) for key, each in value.items()}
+        return {key: each for key, each in read.items() if each is not None}
+    if isinstance(value, list):
+        return [_with_json(each, kind.value_type) for each in cast("list[Any]", value)]
+    return value

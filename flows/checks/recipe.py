@@ -62,6 +62,11 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         yield from algorithm_cautions(stage)
 
 
+def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """What was decided where the recipe leaves a choice: whether the base thinks, by domain."""
+    yield from findings_of(request_of(recipe, plan)).notes
+
+
 def _teachers_of_noise(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     for stage in plan:
         if stage.spec.has_teachers and stage.inputs["model"] == BASE and recipe.base.random:

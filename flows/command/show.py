@@ -25,7 +25,7 @@ from infra.errors import TributaryError
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
     from flows.checks.memory.fit import planned_memory
-    from flows.checks.recipe import cautions, check_recipe
+    from flows.checks.recipe import cautions, check_recipe, notes
     from flows.command.memory_table import memory_json, memory_table
     from flows.reasons import stage_reasons
 
@@ -41,7 +41,15 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
         stages = [_described(stage, why.get(stage.name)) for stage in plan]
         checked = {"recipe": recipe, "stages": stages, "exact": not reasons}
         memory = memory_json(roles)
-        print_json({**checked, "memory": memory, "inexact": reasons, "warnings": warnings})
+        print_json(
+            {
+                **checked,
+                "memory": memory,
+                "inexact": reasons,
+                "warnings": warnings,
+                "notes": list(notes(recipe, plan)),
+            }
+        )
         return 0
     _show_recipe(recipe, plan, console)
     table = Table("stage", "kind", "inputs", "state", "trainer", "servers", title=recipe.name)
@@ -58,6 +66,8 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:
         console.say(f"  {reason}")
+    for note in notes(recipe, plan):
+        console.say(note)
     for caution in warnings:
         console.say(f"warning: {caution}")
     return 0

@@ -117,7 +117,7 @@ def _demonstrations(
     if admitted is not None:
         curriculum = resolve("admitted problems", ONLY_ADMITTED, {})(curriculum, admitted)
     drawn = draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed)
-    for place, shown in enumerate(drawn):
+    for place, shown in enumerate(map(chat.mode.decided_demonstration, drawn)):
         sequence = _rendered(chat, shown.problem, shown.turns, unrendered)
         if sequence is not None:
             yield _Solved(("", shown.problem.id, place), shown.problem, shown.turns, sequence)

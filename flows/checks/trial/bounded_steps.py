@@ -48,6 +48,7 @@ class Attempts:
         self.observer, self._runner = observer, runner
         self.problems: list[str] = []
         self.cautions: list[str] = []
+        self.notes: list[str] = []
 
     def call(
         self, where: str, what: str, action: Callable[[], Any], seconds: float | None = None
@@ -96,6 +97,7 @@ class Attempts:
         return Findings(
             problems=list(dict.fromkeys(self.problems)),
             cautions=list(dict.fromkeys(self.cautions)),
+            notes=self.notes,
         )
 
 

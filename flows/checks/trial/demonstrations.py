@@ -14,17 +14,11 @@ from tasks.base.spec import BaseSettings
 from tasks.model_folder.location import local_folder
 
 
-def render(
-    live: LiveParts, shown: Sequence[Demonstration], base: BaseSettings, attempts: Attempts
-) -> Chat | None:
-    """-> the chat format, if there is one that they can be rendered with."""
-    at = f"{live.where}.curriculum"
-    fine, chat = attempts.call("base", "its chat template", lambda: _chat(base, shown))
-    if not fine or chat is None:
-        return None
-    what = f"a demonstration of {live.name}"
+def render(live: LiveParts, shown: Sequence[Demonstration], chat: Chat, attempts: Attempts) -> bool:
+    """Whether they can be rendered."""
+    at, what = f"{live.where}.curriculum", f"a demonstration of {live.name}"
     fine, _ = attempts.call(at, what, lambda: _check_rendered(live, shown, chat))
-    return chat if fine else None
+    return fine
 
 
 def _check_rendered(live: LiveParts, shown: Sequence[Demonstration], chat: Chat) -> None:
@@ -41,7 +35,7 @@ def _check_rendered(live: LiveParts, shown: Sequence[Demonstration], chat: Chat)
             )
 
 
-def _chat(base: BaseSettings, shown: Sequence[Demonstration]) -> Chat | None:
+def base_chat(base: BaseSettings, shown: Sequence[Demonstration]) -> Chat | None:
     """The base's own template; None for a base that is not on this machine or is wrong, which is
     said elsewhere."""
     if base.random is not None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 
+from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
+from engines.types import Demonstration
 from flows.checks.trial.bounded_steps import Attempts, Observer
 from flows.checks.trial.custom import try_custom
-from flows.checks.trial.demonstrations import render
+from flows.checks.trial.demonstrations import base_chat, render
 from flows.checks.trial.driver import try_driver
 from flows.checks.trial.environment import try_environment
 from flows.checks.trial.live_parts import build_parts, read_rows, try_changed
+from flows.checks.trial.mode import decide_mode
 from flows.checks.trial.problems import try_problems
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
@@ -42,17 +45,25 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
         return
     if not read_rows(f"{live.where}.curriculum", live.name, live.curriculum, attempts):
         return
-    try_problems(live, placed.counts, request.seed, attempts)
+    problems = try_problems(live, placed.counts, request.seed, attempts)
     count = min(_SHOWN, placed.counts.get("sft", _SHOWN))
     fine, shown = attempts.call(
         f"{live.where}.curriculum",
         f"{live.name}.demonstrations({count}, seed={request.seed})",
         lambda: draw_examples(live.curriculum, count, request.seed),
     )
-    if not fine or not shown:
+    if not fine:
         return
-    chat = render(live, shown[:count], request.base, attempts)
-    try_environment(live, shown[0], attempts)
+    decided: list[Demonstration] = shown[:count]
+    _, chat = attempts.call("base", "its chat template", lambda: base_chat(request.base, shown))
     if chat is not None:
-        try_driver(live, shown[0], chat, attempts)
-    try_rewards(live, shown[:count], attempts)
+        decided = decide_mode(live, problems, decided, chat, attempts)
+    if not decided:
+        return
+    # A template may drop thoughts that the model is asked for, where none is trained on.
+    is_trained = "sft" in placed.counts or (chat and chat.mode.thoughts is not Thoughts.NONE)
+    is_rendered = chat is not None and is_trained and render(live, decided, chat, attempts)
+    try_environment(live, decided[0], attempts)
+    if chat is not None and is_rendered:
+        try_driver(live, decided[0], chat, attempts)
+    try_rewards(live, decided, attempts)

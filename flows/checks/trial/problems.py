@@ -12,7 +12,10 @@ from flows.checks.trial.overlap import overlaps
 from infra.errors import InputError
 
 
-def try_problems(live: LiveParts, counts: dict[Split, int], seed: int, attempts: Attempts) -> None:
+def try_problems(
+    live: LiveParts, counts: dict[Split, int], seed: int, attempts: Attempts
+) -> list[Problem]:
+    """Those that were drawn; none where one of the splits cannot be drawn right."""
     at, drawn = f"{live.where}.curriculum", {}
     for split, count in counts.items():
         first = min(2, count)
@@ -21,20 +24,20 @@ def try_problems(live: LiveParts, counts: dict[Split, int], seed: int, attempts:
             at, call, lambda s=split, n=first: draw_problems(live.curriculum, s, n, seed)
         )
         if not fine:  # the other splits would say the same
-            return
+            return []
         call = f"{live.name}.problems({split!r}, {count}, seed={seed})"
         fine, problems = attempts.call(
             at, call, lambda s=split, n=count: draw_problems(live.curriculum, s, n, seed)
         )
         if not fine:
-            return
+            return []
         drawn[split] = problems
         if two != problems[:first]:
             attempts.problems.append(
                 f"{at}: {call}: gives different problems at the same positions when fewer are"
                 " requested; position i must depend on split, seed and i alone"
             )
-            return
+            return []
         call = f"{live.name}.problems({split!r}, 1, seed={seed}, start={first - 1})"
         attempts.call(
             at,
@@ -42,6 +45,7 @@ def try_problems(live: LiveParts, counts: dict[Split, int], seed: int, attempts:
             lambda s=split, p=problems, n=first: _check_position(live, s, p, n, seed),
         )
     attempts.problems += [f"{at}: {live.name}: {line}" for line in overlaps(drawn)]
+    return [problem for problems in drawn.values() for problem in problems]
 
 
 def _check_position(

@@ -53,7 +53,7 @@ def main() -> None:
     telling = Telling(channel, output, stack)
     found = try_parts(request, telling)
     cautions = [*found.cautions, *undeclared_reads()]
-    telling.tell({"findings": {"problems": found.problems, "cautions": cautions}})
+    telling.tell({"findings": found.model_dump() | {"cautions": cautions}})
     sys.stdout.flush()
     os._exit(0)  # threads of the parts must not keep it
 

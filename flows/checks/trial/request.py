@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from pydantic import Field
+
 from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.of_rows import OF_LIBRARIES, OF_ROWS
 from engines.algorithms.choices import CustomAdvantage, CustomLoss, Need
@@ -88,10 +90,11 @@ class TrialRequest(Config):
 
 
 class Findings(Config):
-    """What a trial found: what is refused, and what only deserves a warning."""
+    """What a trial found: what is refused, what only deserves a warning, and what was decided."""
 
     problems: list[str]
     cautions: list[str]
+    notes: list[str] = Field(default_factory=list[str])
 
 
 def request_of(recipe: Recipe, plan: list[PlannedStage]) -> TrialRequest:

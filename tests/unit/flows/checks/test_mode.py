@@ -1,0 +1,128 @@
+"""What `check` says of thinking: one line a domain, and refusals of what a template cannot do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.checks.recipe import cautions, check_recipe, notes
+from flows.load import load_recipe
+from flows.post_train import plan_post_train
+from infra.errors import InputError
+from tests.parts.chat_parts import DEEPSEEK_V31, LLAMA, QWEN3, R1_IN_HEADER, R1_IN_TEXT
+from tests.parts.tiny import tiny_model
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+
+
+def said(
+    model: Path,
+    folder: Path,
+    template: str,
+    curriculum: dict[str, Any],
+    *,
+    reward: str = "math",
+    solved: bool = False,
+    sft: bool = False,
+) -> list[str]:
+    """Notes and warnings of `check`, for one domain. Raises InputError."""
+    own = {"<|start|>": "<|user|>", "<|im_start|>": "<|user|>"}
+    own |= dict.fromkeys(("<|end|>", "<|eot|>", "<|im_end|>"), "<|endoftext|>")
+    for theirs, ours in own.items():
+        template = template.replace(theirs, ours)
+    shutil.copytree(model, folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    rows: list[dict[str, Any]] = [{"question": f"{n}+1", "answer": n + 1} for n in range(200)]
+    if solved:
+        curriculum["options"]["sources"]["columns"] = {
+            "prompt": "question", "reference": "answer", "solution": "solution",
+        }  # fmt: skip
+        rows = [row | {"solution": f"\\boxed{{{row['answer']}}}"} for row in rows]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kind = "sft" if sft else "rl"
+    written = {
+        "name": "own",
+        "base": {"folder": str(folder / "model")},
+        "experts": {
+            "sums": {
+                "domain": {
+                    "curriculum": curriculum,
+                    "rewards": [{"name": reward, "outcome": True}],
+                },
+                "path": [{kind: {"steps": 2, "optimizer": {"lr": 2e-4}}}],
+            }
+        },
+        "evaluate": {"problems": 2, "samples": 2},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(written))
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    plan = plan_post_train(recipe)
+    check_recipe(recipe, plan)
+    return [*notes(recipe, plan), *cautions(recipe, plan)]
+
+
+def files(**options: Any) -> dict[str, Any]:
+    return {"name": "files", "options": {"sources": {"files": ["sums.jsonl"]}, **options}}
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "expected"),
+    [
+        (R1_IN_HEADER, {}, "thinking is on by the template"),
+        (R1_IN_HEADER, {"thinking": True}, "thinking is on as asked for"),
+        (R1_IN_TEXT, {}, "thinking is left to the model by the template"),
+        (QWEN3, {}, "thinking is off by the template"),
+        (QWEN3, {"thinking": True}, "thinking is on as asked for"),
+        (DEEPSEEK_V31, {"thinking": True}, "thinking is on as asked for"),
+        (DEEPSEEK_V31, {"thinking": False}, "thinking is off as asked for"),
+        (LLAMA, {}, "thinking is left to the model by the template"),
+    ],
+)
+def test_check_says_the_decision_of_each_domain(
+    model: Path, tmp_path: Path, template: str, options: dict[str, Any], expected: str
+) -> None:
+    lines = said(model, tmp_path, template, files(**options), solved=True)
+    (decision,) = [line for line in lines if "thinking is" in line]
+    assert decision.startswith(f"domain sums: {expected} (chat_template.jinja ")
+    assert not [line for line in lines if "gives 0 to all" in line]
+
+
+def test_what_a_template_cannot_do_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        said(model, tmp_path, R1_IN_HEADER, files(thinking=False))
+    assert "experts.sums.domain.curriculum: files: `thinking: false`" in str(refused.value)
+    assert "chat_template.jinja opens a thought in every turn" in str(refused.value)
+    assert "leave `thinking` out or set it to true" in str(refused.value)
+
+
+def test_a_curriculum_that_says_nothing_follows_the_template(model: Path, tmp_path: Path) -> None:
+    """Built-in curricula ask for no mode: a model that always thinks thinks there, too."""
+    lines = said(model, tmp_path, R1_IN_HEADER, {"name": "general"}, reward="format")
+    assert any(line.startswith("domain sums: thinking is on by the template") for line in lines)
+
+
+def test_a_thought_that_only_the_model_can_open_is_cautioned(model: Path, tmp_path: Path) -> None:
+    lines = said(model, tmp_path, LLAMA, files(thinking=True))
+    assert [line for line in lines if "knows no thoughts: answers count only" in line]
+
+
+def test_a_thought_that_the_template_drops_is_refused(model: Path, tmp_path: Path) -> None:
+    """Where a stage trains on what rows show."""
+    curriculum = files(thinking=True, shares={"sft": 0.5})
+    with pytest.raises(InputError, match="drops the turn's thought"):
+        said(model, tmp_path, LLAMA, curriculum, solved=True, sft=True)

@@ -104,9 +104,13 @@ def _folder(fs: Any, path: str) -> str:
     path = path.rstrip("/")
     if fs.isdir(path):
         return path
-    above = [posixpath.dirname(path), posixpath.dirname(posixpath.dirname(path))]
-    is_name = not any(sign in path for sign in "*?[") and not posixpath.splitext(path)[1]
-    return next((each for each in above if is_name and each and fs.isdir(each)), "")
+    for above in (posixpath.dirname(path), posixpath.dirname(posixpath.dirname(path))):
+        asked = path.removeprefix(above)
+        if any(sign in asked for sign in "*?[") or posixpath.splitext(asked)[1]:
+            return ""
+        if above and fs.isdir(above):
+            return above
+    return ""
 
 
 def fingerprint(patterns: Sequence[str]) -> dict[str, list[Any]]:

@@ -53,6 +53,11 @@ def files_of_folder(
         raise InputError(f"files: no file matches {pattern}")
     subset, left, said = _chosen("subset", list(subsets), list(rest), "default", pattern)
     splits = subsets[subset]
+    if not splits:
+        raise InputError(
+            f"files: {pattern}: none of the files is there that README.md names for {subset}, or of"
+            f" no kind that is read. {KINDS_READ}"
+        )
     split, left, of_splits = _chosen("split", list(splits), left, "train", pattern)
     if left:
         raise InputError(f"files: no file matches {pattern}: {folder} has no {'/'.join(left)}")
@@ -120,7 +125,7 @@ def _declared(fs: Any, folder: str) -> Iterator[tuple[str, Splits]]:
         if not isinstance(config, dict) or "data_files" not in config:
             continue
         config = cast("dict[str, Any]", config)
-        top = posixpath.join(folder, str(config.get("data_dir") or ""))
+        top = posixpath.join(folder, str(config.get("data_dir") or "")).rstrip("/")
         splits = {name: _globbed(fs, top, each) for name, each in _patterns(config["data_files"])}
         name = "default" if config.get("default") else str(config.get("config_name", "default"))
         yield name, {name: paths for name, paths in splits.items() if paths}

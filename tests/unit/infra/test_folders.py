@@ -1,0 +1,161 @@
+"""Which files of a folder are read: one subset and one split, chosen or asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from infra.data_files.files import choices_of, find_files, fingerprint
+from infra.errors import InputError
+
+pytestmark = pytest.mark.unit
+
+README = """---
+license: mit
+configs:
+{configs}
+---
+# A data set
+
+---
+"""
+ONE = """- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path:
+    - data/test-*
+"""
+TWO = """- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: main/test-*
+- config_name: socratic
+  data_files:
+  - split: test
+    path: socratic/test-*
+"""
+CHATS = """- config_name: default
+  data_files:
+  - split: train_sft
+    path: data/train_sft-*
+  - split: test_sft
+    path: data/test_sft-*
+"""
+PLAIN = """- config_name: all
+  default: true
+  data_files: '*.csv'
+- config_name: few
+  data_dir: few
+  data_files: [a.csv, b.csv]
+"""
+
+
+def made(folder: Path, *names: str, configs: str = "") -> str:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}\n")
+    if configs:
+        (folder / "README.md").write_text(README.format(configs=configs))
+    return str(folder)
+
+
+def read(folder: str, asked: str = "") -> tuple[list[str], list[str]]:
+    """Paths below the folder, and what is said of a choice."""
+    found = find_files([f"{folder}/{asked}" if asked else folder])
+    said = [choice.removeprefix(f"{folder}: ") for choice in choices_of(found)]
+    return [str(Path(file.path).relative_to(folder)) for file in found], said
+
+
+def test_a_copy_of_a_hub_repository_is_read_as_its_readme_says(tmp_path: Path):
+    train = [f"data/train-0000{n}-of-00002.parquet" for n in range(2)]
+    one = made(tmp_path / "one[1]", *train, "data/test-0.parquet", "old.jsonl", configs=ONE)
+    assert read(one) == (train, ["the split train is read, and not test"])
+    for asked in ("test", "default/test"):
+        assert read(one, asked) == (["data/test-0.parquet"], [])
+    with pytest.raises(InputError, match=r"no file matches .*/tset"):
+        read(one, "tset")
+
+
+def test_a_subset_is_asked_for_where_there_are_several(tmp_path: Path):
+    names = ["main/train-0.parquet", "main/test-0.parquet", "socratic/test-0.parquet"]
+    two = made(tmp_path / "two", *names, configs=TWO)
+    with pytest.raises(InputError, match=r"several subsets: main, socratic; say which, e\.g\. .*/"):
+        read(two)
+    assert read(two, "main")[0] == [names[0]]
+    assert read(two, "main")[1][0].endswith("/main: the split train is read, and not test")
+    assert read(two, "main/test") == ([names[1]], [])
+    assert read(two, "socratic") == ([names[2]], [])
+    bare = made(tmp_path / "bare", *names)
+    with pytest.raises(InputError, match="several subsets: main, socratic"):
+        read(bare)
+    assert read(bare, "main/train") == ([names[0]], [])
+
+
+def test_splits_of_other_names_are_listed_and_not_guessed(tmp_path: Path):
+    chats = made(tmp_path, "data/train_sft-0.parquet", "data/test_sft-0.parquet", configs=CHATS)
+    with pytest.raises(InputError, match="several splits: train_sft, test_sft; say which"):
+        read(chats)
+    assert read(chats, "train_sft") == (["data/train_sft-0.parquet"], [])
+
+
+def test_the_default_subset_is_read_and_the_other_one_named(tmp_path: Path):
+    folder = made(tmp_path, "x.csv", "few/a.csv", "few/b.csv", configs=PLAIN)
+    assert read(folder) == (["x.csv"], ["the subset default is read, and not few"])
+    assert read(folder, "few") == (["few/a.csv", "few/b.csv"], [])
+
+
+def test_a_folder_of_files_is_read_whole_unless_their_names_are_those_of_splits(tmp_path: Path):
+    plain = made(tmp_path / "plain", "b.jsonl", "a.jsonl.gz", ".hidden.jsonl", "notes.txt")
+    assert read(plain) == (["a.jsonl.gz", "b.jsonl"], [])
+    split = made(tmp_path / "split", "train.jsonl", "train_2.jsonl", "dev.jsonl", "my-test.jsonl")
+    assert read(split) == (
+        ["train.jsonl", "train_2.jsonl"],
+        ["the split train is read, and not validation, test"],
+    )
+    assert read(split, "validation") == (["dev.jsonl"], [])
+    deep = made(tmp_path / "deep", "train/a.csv", "validation/a.csv")
+    assert read(deep, "validation") == (["validation/a.csv"], [])
+    assert read(deep)[0] == ["train/a.csv"]
+    mixed = made(tmp_path / "mixed", "train.jsonl", "more.jsonl")
+    with pytest.raises(InputError, match=r"whose names say none \(more\.jsonl\)"):
+        read(mixed)
+    twice = made(tmp_path / "twice", "rows.jsonl", "rows.csv")
+    with pytest.raises(InputError, match=r"several kinds \(\.csv, \.jsonl\), perhaps the same"):
+        read(twice)
+
+
+def test_a_folder_far_away_is_read_alike(tmp_path: Path):
+    far = fsspec.filesystem("memory")
+    for name in ("train-0.jsonl", "test-0.jsonl"):
+        far.pipe_file(f"/hub/data/{name}", b"{}\n")
+    found = find_files(["memory://hub"])
+    assert [file.path for file in found] == ["/hub/data/train-0.jsonl"]
+    assert [file.path for file in find_files(["memory://hub/test"])] == ["/hub/data/test-0.jsonl"]
+    assert list(fingerprint(["memory://hub/test"])) == ["1: test-0.jsonl"]
+
+
+def test_a_subset_that_was_not_fetched_is_named(tmp_path: Path):
+    folder = made(tmp_path, "main/train-0.parquet", configs=TWO)
+    with pytest.raises(
+        InputError, match=r"none of the files is there that README\.md names for soc"
+    ):
+        read(folder, "socratic")
+
+
+@pytest.mark.parametrize("asked", ["none", "none.jsonl", "a/b/c/d", "*.jsonl"])
+def test_a_path_that_is_not_there_is_said_so(asked: str, tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("x")
+    made(tmp_path, "deep/one/two/rows.csv")
+    with pytest.raises(InputError, match="no file matches"):
+        find_files([f"{tmp_path}/{asked}"])
+
+
+def test_a_readme_that_is_no_yaml_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"README\.md: its first part is no YAML"):
+        read(made(tmp_path, "a.csv", configs=" - {"))

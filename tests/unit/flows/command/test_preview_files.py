@@ -1,0 +1,165 @@
+"""Each kind of file through the command, a stage's stream and the index of prompts: all of them
+read the same rows, and say the same of the bad ones."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from curricula.prompt_files.curriculum import Files
+from flows.command.main import main
+from tasks.message_files.rendering import Renderer
+from tasks.message_files.spec import MessageFiles
+from tasks.message_files.stream import MixedStream
+from tests.parts.chat_parts import random_base
+
+pytestmark = pytest.mark.unit
+README = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: data/train-*}
+  - {split: test, path: data/test-*}
+---
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+
+
+def chat(number: int) -> dict[str, Any]:
+    asked = {"role": "user", "content": f'{number}+1,\n"ü"'}
+    return {"messages": [asked, {"role": "assistant", "content": str(number + 1)}]}
+
+
+def question(number: int) -> dict[str, Any]:
+    return {"prompt": f'{number}+1,\n"ü"', "answer": str(number + 1)}
+
+
+def as_lines(file: Path, rows: Sequence[Any]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_array(file: Path, rows: Sequence[Any]) -> None:
+    file.write_text(json.dumps(rows, indent=2))
+
+
+def as_packed(file: Path, rows: Sequence[Any]) -> None:
+    file.write_bytes(gzip.compress(json.dumps(rows).encode()))
+
+
+def as_table(file: Path, rows: Sequence[Any]) -> None:
+    with file.open("w", newline="", encoding="utf-8-sig") as opened:
+        writer = csv.DictWriter(opened, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in row.items()}
+            writer.writerow(texts)
+
+
+def as_parquet(file: Path, rows: Sequence[Any]) -> None:
+    pq.write_table(pa.Table.from_pylist(list(rows)), file)
+
+
+def as_repository(folder: Path, rows: Sequence[Any]) -> None:
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text(README)
+    as_parquet(folder / "data/train-00000-of-00001.parquet", rows)
+    as_parquet(folder / "data/test-00000-of-00001.parquet", rows[:1])
+
+
+def as_saved(folder: Path, rows: Sequence[Any]) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    made = datasets.Dataset.from_list(list(rows))
+    datasets.DatasetDict({"train": made, "test": made.select([0])}).save_to_disk(folder)
+
+
+KINDS: dict[str, Callable[[Path, Sequence[Any]], None]] = {
+    "rows.jsonl": as_lines,
+    "rows.json": as_array,
+    "rows.json.gz": as_packed,
+    "rows.csv": as_table,
+    "rows.parquet": as_parquet,
+    "repository": as_repository,
+    "saved": as_saved,
+}
+every_kind = pytest.mark.parametrize("name", KINDS)
+
+
+def preview(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit):
+        main(["preview", *arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@every_kind
+def test_conversations_of_each_kind_are_previewed_and_trained_on(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rows = [chat(number) for number in range(5)]
+    KINDS[name](tmp_path / name, rows)
+    found = preview(capsys, str(tmp_path / name), "--model", str(model), "--rows", "9")
+    assert (found["rows_read"], found["rows_bad"]) == (5, 0)
+    shown = [each["tokens"] for each in found["shown"]]
+    assert all("ü" in each["text"] for each in found["shown"])
+    source = MessageFiles(files=[str(tmp_path / name)])
+    stream = MixedStream([source], Renderer.of_model(model), 0, tmp_path / "scratch")
+    taken = [list(stream.take().tokens) for _ in range(5)]
+    assert sorted(taken) == sorted(shown)
+    if name in ("repository", "saved"):
+        assert found["choices"][0].endswith("the split train is read, and not test")
+
+
+@every_kind
+def test_prompts_of_each_kind_are_previewed_and_asked(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rows = [question(number) for number in range(5)]
+    KINDS[name](tmp_path / name, rows)
+    arguments = (str(tmp_path / name), "--model", str(model), "--kind", "prompts")
+    assert preview(capsys, *arguments)["rows_bad"] == 0
+    made = Files(sources={"files": [str(tmp_path / name)]}, shares={"heldout": 0})
+    problems = made.problems("rl", made.num_rows("rl"), 0)
+    assert {p.messages[0].content: p.reference for p in problems} == {
+        row["prompt"]: {"answer": row["answer"]} for row in rows
+    }
+
+
+def test_a_bad_reference_is_bad_in_preview_and_in_the_index(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from datetime import date
+    from decimal import Decimal
+
+    rows: list[dict[str, Any]] = [{"prompt": "x"}]
+    values = {"decimal": Decimal("1.5"), "date": date(2020, 1, 2), "bytes": b"x"}
+    for name, value in values.items():
+        as_parquet(tmp_path / f"{name}.parquet", [rows[0] | {"answer": value}])
+        file = str(tmp_path / f"{name}.parquet")
+        found = preview(capsys, file, "--model", str(model), "--kind", "prompts")
+        made = Files(sources={"files": [file], "max_bad_share": 1}, shares={"heldout": 0})
+        assert found["bad_rows"] == made.counts[0].named
+        assert "is no JSON; write it as text" in found["bad_rows"][0]
+
+
+def test_no_file_is_said_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["preview", "--model", str(model)])
+    assert ended.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err

@@ -90,6 +90,8 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_held_out": "state.json",
         "series": "state.json",
         "counts": "state.json",
+        "updates": "state.json",
+        "verdicts": "state.json",
         "_watch": "handle",
         "_gallery": "handle",
         "_last_steps": "handle",
@@ -132,11 +134,21 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_checkpoint_seconds": "state.json",
         "_unsaved": "state.json",
         "series": "state.json",
+        "updates": "state.json",
         "_reporter": "handle",
         "_steps": "spec",
     },
     "tasks/series.py:Series": {"_names": "spec", "_points": "state.json"},
     "tasks/rl/counts.py:RlCounts": {"_rollouts": "state.json", "_groups": "state.json"},
+    "tasks/updates.py:Updates": {
+        "made": "state.json",
+        "skipped": "state.json",
+        "_without_gradient": "state.json",
+    },
+    "tasks/verdicts.py:Judged": dict.fromkeys(
+        ("ended", "reasons", "low", "high", "outcomes", "groups", "flat"), "state.json"
+    ),
+    "tasks/verdicts.py:Verdicts": {"_domains": "state.json"},
     "tasks/saving.py:Saving": {
         "_snapshot": "empty",
         "_save": "empty",

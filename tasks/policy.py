@@ -24,7 +24,8 @@ class Bounds(Config):
     max_entropy: float | None = None
     """if the mean entropy of five steps (nats per token) is above this, the run stops (collapse)"""
     max_failed_share: float = Field(default=0.2, ge=0, le=1)
-    """if the share of failed samples in a step is above this, the run stops"""
+    """if the share of failed samples in a step is above this, or that of failed verdicts since the
+    stage began, the run stops. 1: never"""
 
 
 class Evaluation(Config):

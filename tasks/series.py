@@ -40,6 +40,10 @@ class Series:
                 if len(points) > 2 * FEWEST_POINTS:
                     self._points[name] = [p for p in points if p[0] % every == 0]
 
+    def last(self, name: str, count: int) -> list[float]:
+        """The newest values of a metric, at most so many."""
+        return [value for _, value in self._points.get(name, [])[-count:]]
+
     def state(self) -> dict[str, Any]:
         """What `restore` takes."""
         return {name: list(points) for name, points in self._points.items()}

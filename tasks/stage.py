@@ -21,6 +21,7 @@ from engines.megatron.spec import Parallel
 from engines.weights.spec import WeightTransport
 from infra.config import Config
 from infra.errors import InputError
+from infra.store.manifest import StageWarning
 from infra.store.retention import NoteKind, Retention
 from infra.user_files import UserFiles
 
@@ -300,6 +301,11 @@ class Reporter(Protocol):
     def progress(self, done: int, total: int, message: str = "") -> None: ...
 
     def warn(self, message: str) -> None: ...
+
+    def keep_warning(self, warning: StageWarning) -> None:
+        """Say it now, and keep it with the artifact: the command, Prefect and the report show it
+        when the run ends, also where a later run takes the artifact from the store."""
+        ...
 
     def dataset(self, name: str, rows: int, source: str) -> None: ...
 

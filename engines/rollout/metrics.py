@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MOST_REASONS = 8
 """of a filter in a step: each is a curve"""
+_UNJUDGED = (Status.FAILED, Status.ABORTED)
 
 
 def mean(values: Iterable[float], default: float = 0.0) -> float:
@@ -21,13 +22,18 @@ def mean(values: Iterable[float], default: float = 0.0) -> float:
 
 
 def outcome(sample: Sample) -> float:
-    """The verifier's verdict; 0 where there is none."""
+    """The verifier's verdict on a sample that was judged."""
     return sample.rewards.get("outcome", 0.0)
+
+
+def verdict(sample: Sample) -> float | None:
+    """Its outcome; None where no verdict was given, which is no outcome of 0."""
+    return None if sample.status in _UNJUDGED else outcome(sample)
 
 
 def judged(samples: Sequence[Sample]) -> list[Sample]:
     """Samples that carry a verdict: neither failed nor aborted."""
-    return [s for s in samples if s.status not in (Status.FAILED, Status.ABORTED)]
+    return [s for s in samples if s.status not in _UNJUDGED]
 
 
 def share(samples: Sequence[Sample], status: Status) -> float:
@@ -121,9 +127,12 @@ def _of_rollouts(groups: Sequence[Group]) -> dict[str, float]:
     rollouts = first_samples(groups)
     verdicts = judged(rollouts)
     tokens = sum(s.num_trained_tokens for g in groups for s in judged(g.samples))
+    scores: dict[str, float] = {}
+    if verdicts:  # without a verdict there is no score, not one of 0
+        scores["reward_mean"] = mean(s.reward for s in verdicts)
+        scores["outcome_mean"] = mean(map(outcome, verdicts))
     return {
-        "reward_mean": mean(s.reward for s in verdicts),
-        "outcome_mean": mean(map(outcome, verdicts)),
+        **scores,
         "response_tokens_mean": tokens / max(len(verdicts), 1),
         "truncated_share": share(rollouts, Status.TRUNCATED),
         "malformed_share": share(rollouts, Status.MALFORMED),

@@ -24,6 +24,7 @@ from flows.reports.report import (
     task_table,
     training_table,
 )
+from flows.reports.warned import state_line, warning_lines
 from flows.running.records import RunRecord, StageRecord
 
 STYLES = {
@@ -94,12 +95,14 @@ def run_table(plan: list[PlannedStage], stages: dict[str, StageRecord]) -> Table
 def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> int:
     """Scores, notes and links of a run that is over."""
     report = build_report(record, plan)
-    console.print(f"{report.run}: {report.state} in {report.seconds:.0f} s", markup=False)
+    console.print(state_line(report), markup=False)
     for table in _result_tables(report):
         console.print(table)
     said = [f"{s.name}: {s.message}" for s in record.stages().values() if s.is_done and s.message]
     for note in [*said, *notes(report, record.recipe())]:
         console.print(f"- {note}", markup=False, soft_wrap=True)
+    for line in warning_lines(report):
+        console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
     links, page = record.state().links, report_path(report.run)
     links.pop("report", "")  # another machine may have made it, or nobody yet
     for title, url in (links | ({"report": page.as_uri()} if page.is_file() else {})).items():
@@ -108,9 +111,13 @@ def show_end(record: RunRecord, plan: list[PlannedStage], console: Console) -> i
 
 
 def _result_tables(report: Report) -> Iterator[Table]:
-    for title, scores in (("temperature 1", report.scores), ("greedy", report.greedy)):
-        if scores:
-            yield text_table(*score_table(scores), f"mean outcome, {title}")
+    sampled = score_table(report.scores, report.no_verdict)
+    for title, (header, rows) in (
+        ("temperature 1", sampled),
+        ("greedy", score_table(report.greedy)),
+    ):
+        if rows:
+            yield text_table(header, rows, f"mean outcome, {title}")
     if report.gains:
         yield text_table(*training_table(report), "first and last version, with 95% intervals")
     if report.tasks:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from flows.post_train import UNIFIED
 from flows.reports.report import Report, mean
+from flows.reports.warned import warning_lines
 from flows.running.records import RunHead
 
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")
@@ -64,6 +65,15 @@ def result_of(report: Report) -> str:
     ]
     more = len(said) - _MOST
     return ", ".join(said[:_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def message_of(report: Report) -> str:
+    """The result, and what is wrong with it: the last word of the run in Prefect."""
+    lines = warning_lines(report)
+    if not lines:
+        return result_of(report)
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return f"WARNING, {lines[0]}{more}; {result_of(report)}"
 
 
 def _last(scored: Mapping[str, object], report: Report) -> list[str]:

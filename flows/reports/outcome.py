@@ -14,6 +14,7 @@ from flows.reports.rendering import p_text
 from flows.reports.report import Gain, Report, Scores, domains_of, mean
 from flows.reports.score_cells import ScoreCell, ScoreTable, score_tables
 from tasks.evaluate.spec import NOTHINK
+from tasks.evaluate.statistics import judged_in_both
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,16 @@ def _difference(found: Paired) -> str:
 def _lead(
     second: str, first: str, domains: Sequence[str], outcomes: ProblemOutcomes
 ) -> Paired | None:
-    """How much `first` is better; None unless both answered the same problems of all domains."""
+    """How much `first` is better, on what both have a verdict; None unless both answered the same
+    problems of all domains."""
     theirs = [outcomes.get((second, domain), []) for domain in domains]
     ours = [outcomes.get((first, domain), []) for domain in domains]
-    if not all(ours) or list(map(len, ours)) != list(map(len, theirs)):
+    if list(map(len, ours)) != list(map(len, theirs)):
         return None
-    return paired_over_domains(theirs, ours)
+    known = [judged_in_both(a, b) for a, b in zip(theirs, ours, strict=True)]
+    if not all(row for row, _ in known):
+        return None
+    return paired_over_domains([a for a, _ in known], [b for _, b in known])
 
 
 def _is_sure(

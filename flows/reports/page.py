@@ -33,6 +33,7 @@ from flows.reports.score_cells import score_tables, task_tables
 from flows.reports.seconds import WHAT, seconds_of
 from flows.reports.stage_view import StageView, stage_views
 from flows.reports.timeline_picture import timeline_picture
+from flows.reports.warned import state_line, warning_lines
 from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord
 from infra.home import home
@@ -122,7 +123,8 @@ def markdown(report: Report, said: list[str]) -> str:
     """The same in short, for the Prefect page."""
     return "\n\n".join(
         [
-            f"### {report.run}: {report.state} in {report.seconds:.0f} s",
+            f"### {state_line(report)}",
+            *_markdown_warnings(report),
             *_markdown_scores(report),
             *_markdown_tasks(report),
             *_markdown_rounds(report),
@@ -134,9 +136,14 @@ def markdown(report: Report, said: list[str]) -> str:
     )
 
 
+def _markdown_warnings(report: Report) -> list[str]:
+    lines = [f"- **{line}**" for line in warning_lines(report)]
+    return ["#### Warnings", "\n".join(lines)] if lines else []
+
+
 def _markdown_scores(report: Report) -> list[str]:
     tables = {
-        "Scores (temperature 1)": score_table(report.scores),
+        "Scores (temperature 1)": score_table(report.scores, report.no_verdict),
         "Scores (greedy)": score_table(report.greedy),
         "First and last version, with 95% intervals": training_table(report),
     }

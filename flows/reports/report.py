@@ -23,13 +23,17 @@ from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
+from infra.store.manifest import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
 from tasks.evaluate.scaling import Scaling
+from tasks.evaluate.statistics import judged_in_both
 from tasks.evaluate.statistics import mean as mean_of
 from tasks.lm_eval.spec import TASK_SCORES_FILE
 from tasks.rl.curve import CURVE_FILE, Curve
 
 Scores = dict[str, dict[str, float]]
+NO_VERDICT = "no verdict"
+"""in place of a score, where every verdict failed"""
 Intervals = dict[str, dict[str, tuple[float, float]]]
 
 
@@ -84,6 +88,8 @@ class Report(Config):
     scores: Scores
     """model -> domain -> mean outcome at temperature 1"""
     greedy: Scores
+    no_verdict: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
+    """model -> domain -> why no rollout at temperature 1 got a verdict: it has no score there"""
     best_of: dict[str, Scores] = Field(default_factory=dict[str, Scores])
     """by k: expected best of k samples at temperature 1; pass@k where outcomes are 0 or 1"""
     intervals: dict[str, Intervals] = Field(default_factory=dict[str, Intervals])
@@ -98,6 +104,8 @@ class Report(Config):
     """by model: what scores call its versions, in the order of its path"""
     curves: dict[str, Curve] = Field(default_factory=dict[str, Curve])
     """by finished stage whose policy learned from its own samples"""
+    warnings: dict[str, list[StageWarning]] = Field(default_factory=dict[str, list[StageWarning]])
+    """by finished stage that found something wrong with its result"""
     admissions: dict[str, Admission] = Field(default_factory=dict[str, Admission])
     """by finished stage of kind `admit`"""
     rounds: list[Round] = Field(default_factory=list[Round])
@@ -129,6 +137,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
         ],
         scores=content.get("scores", {}),
         greedy=content.get("greedy", {}),
+        no_verdict=content.get("no_verdict", {}),
         best_of=content.get("best_of", {}),
         intervals=content.get("intervals", {}),
         scaling=Scaling.model_validate(content.get("scaling", {})),
@@ -141,6 +150,7 @@ def build_report(record: RunRecord, plan: Sequence[PlannedStage]) -> Report:
             if planned.spec.policy is not None
             and (data := read_file(record, stages.get(planned.name), CURVE_FILE)) is not None
         },
+        warnings={s.name: s.warnings for s in known if s.warnings},
         admissions=_admissions(record, plan),
         rounds=rounds_of(record.head(), recipe, plan, content),
     )
@@ -198,13 +208,18 @@ def _gains(
             continue
         domain, since = expert.domain.name, first_version(versions.get(name, []))
         before, after = means.get((since, domain)), means.get((name, domain))
-        if before is None or after is None:
+        known = ([], []) if before is None or after is None else judged_in_both(before, after)
+        if not before or not after or not known[0]:
             continue
-        found = paired(before, after)
+        found = paired(*known)
         tries = samples[since, domain]
-        new = [value for value, row in zip(after, tries, strict=True) if not any(row)]
+        new = [
+            value
+            for earlier, value, row in zip(before, after, tries, strict=True)
+            if earlier is not None and value is not None and not any(row)
+        ]
         gains[name] = Gain(
-            domain=domain, since=since, before=mean_of(before), after=mean_of(after),
+            domain=domain, since=since, before=mean_of(known[0]), after=mean_of(known[1]),
             mean=found.difference, low=found.low, high=found.high, p=found.p, test=found.test,
             problems=found.problems, samples=max(map(len, tries), default=0),
             unsolved=len(new), newly_solved=mean_of(new) if new else None,
@@ -225,17 +240,26 @@ def domains_of(scores: Scores) -> list[str]:
     return list(dict.fromkeys(domain for row in scores.values() for domain in row))
 
 
-def score_table(scores: Scores) -> tuple[list[str], list[list[str]]]:
+def score_table(
+    scores: Scores, no_verdict: Mapping[str, Mapping[str, str]] | None = None
+) -> tuple[list[str], list[list[str]]]:
     """Header and rows as text, models by row, with the mean over domains last."""
-    domains = domains_of(scores)
+    lacking = no_verdict or {}
+    domains = list(
+        dict.fromkeys([*domains_of(scores), *(d for of in lacking.values() for d in of)])
+    )
     rows = [
         [
             model,
-            *(_cell(row.get(domain)) for domain in domains),
+            *(
+                NO_VERDICT if domain in lacking.get(model, {}) else _cell(row.get(domain))
+                for domain in domains
+            ),
             # A mean over some of the domains would not compare with the others.
             _cell(mean(row) if len(row) == len(domains) else None),
         ]
-        for model, row in scores.items()
+        for model in dict.fromkeys([*scores, *lacking])
+        for row in [scores.get(model, {})]
     ]
     return ["model", *domains, "mean"], rows
 

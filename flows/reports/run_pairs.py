@@ -12,7 +12,7 @@ from pydantic import Field
 from flows.reports.paired_tests import holm, paired
 from infra.config import Config
 from tasks.evaluate.spec import NOTHINK
-from tasks.evaluate.statistics import mean
+from tasks.evaluate.statistics import judged_in_both, mean, problem_means
 
 _DECIDES = ("curriculum", "outcome", "driver", "max_new_tokens", "max_turns")
 """what makes a domain's problems, and how an answer to them is judged"""
@@ -103,9 +103,17 @@ def _cells(
             other is not None
             and asked is not None
             and asked == _problems(second, cell["domain"])
-            and len(other["outcomes"]) == len(cell["outcomes"]) > 0
+            and len(other["outcomes"]) == len(cell["outcomes"])
+            and _of_both(other, cell)[0]
         ):
             yield other, cell
+
+
+def _of_both(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[list[float], list[float]]:
+    """The problems' means, of those on which both have a verdict."""
+    return judged_in_both(problem_means(first["outcomes"]), problem_means(second["outcomes"]))
 
 
 def _task_cells(
@@ -136,8 +144,7 @@ def _as_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _score(first: Mapping[str, Any], second: Mapping[str, Any]) -> PairedScore:
-    ours = [mean(outcomes) for outcomes in first["outcomes"]]
-    theirs = [mean(outcomes) for outcomes in second["outcomes"]]
+    ours, theirs = _of_both(first, second)
     found = paired(ours, theirs)
     return PairedScore(
         model=second["model"], domain=second["domain"], kind=second["kind"],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flows.reports.report import Report, Scores, domains_of
-from tasks.evaluate.statistics import mean
+from tasks.evaluate.statistics import mean, verdicts
 
 MEAN = "mean"
 
@@ -34,6 +34,8 @@ class ScoreTable:
     domains: list[str]
     rows: dict[str, dict[str, ScoreCell]]
     """model -> domain, or `mean`, -> cell"""
+    no_verdict: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    """model -> domain -> why it has no score there: every verdict failed"""
 
     @property
     def columns(self) -> list[str]:
@@ -51,17 +53,20 @@ def score_tables(report: Report, scores: Mapping[str, Any]) -> list[ScoreTable]:
     cells = {(c["model"], c["domain"], c["kind"]): c for c in scores.get("cells", [])}
     tables: list[ScoreTable] = []
     for title, name, table in kinds:
-        domains = domains_of(table)
+        lacking = report.no_verdict if name == "scores" else {}
+        domains = list(
+            dict.fromkeys([*domains_of(table), *(d for of in lacking.values() for d in of)])
+        )
         if not domains:
             continue
         kind = "greedy" if name == "greedy" else "score"
         intervals = report.intervals.get(name, {})
         rows = {
             model: _row(model, row, kind, domains, intervals.get(model, {}), cells)
-            for model, row in table.items()
-            if row
+            for model in dict.fromkeys([*table, *lacking])
+            if (row := table.get(model, {})) or model in lacking
         }
-        tables.append(ScoreTable(title, domains, rows))
+        tables.append(ScoreTable(title, domains, rows, lacking))
     return tables
 
 
@@ -86,8 +91,9 @@ def _row(
     for domain, value in row.items():
         low, high = intervals.get(domain, (None, None))
         outcomes = cells.get((model, domain, kind), {}).get("outcomes", [])
-        samples = len(outcomes[0]) if outcomes else 0
-        made[domain] = ScoreCell(value, low, high, len(outcomes), samples)
+        judged = [of for of in verdicts(outcomes) if of]
+        samples = max(map(len, judged), default=0)
+        made[domain] = ScoreCell(value, low, high, len(judged), samples)
     if len(row) == len(domains) > 1:
         # A mean over some of the domains would not compare with the others.
         made[MEAN] = _mean(list(made.values()))

@@ -17,7 +17,7 @@ from flows.reports.problem_outcomes import problem_outcomes
 from flows.rounds.settings import RoundsSettings
 from flows.running.records import RunHead
 from infra.config import Config
-from tasks.evaluate.statistics import interval, mean
+from tasks.evaluate.statistics import interval, judged_in_both, mean
 
 _BETTER = {"sure": "surely better", "higher": "better"}
 """by `rounds.promote`"""
@@ -79,7 +79,7 @@ def rounds_in(plan: Sequence[PlannedStage], expert: str) -> list[PlannedStage]:
 
 def judge(
     last: Sequence[PlannedStage],
-    outcomes: Mapping[str, Sequence[float]],
+    outcomes: Mapping[str, Sequence[float | None]],
     settings: RoundsSettings,
 ) -> list[Round]:
     """The rounds whose last models (`rounds_in`) were scored; outcomes are means by problem.
@@ -92,10 +92,13 @@ def judge(
         own = outcomes.get(model)
         if own is None:
             break
-        low, high = interval(own)
+        known = [value for value in own if value is not None]
+        if not known:
+            break
+        low, high = interval(known)
         found = Round(
             number=number, model=model, stage=stage.name,
-            score=mean(own), low=low, high=high,
+            score=mean(known), low=low, high=high,
         )  # fmt: skip
         best = best_of_rounds(judged)
         if best is not None:
@@ -106,12 +109,15 @@ def judge(
 
 def _compared(
     found: Round,
-    own: Sequence[float],
+    own: Sequence[float | None],
     best: Round,
-    others: Sequence[float],
+    others: Sequence[float | None],
     settings: RoundsSettings,
 ) -> Round:
-    gain = paired(others, own)
+    known = judged_in_both(others, own)
+    if not known[0]:
+        return found.model_copy(update={"over": best.model, "promoted": False})
+    gain = paired(*known)
     measured = gain.difference if settings.promote == "higher" else gain.low
     return found.model_copy(
         update={

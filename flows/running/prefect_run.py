@@ -22,7 +22,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import plan_of
 from flows.page.asked import Asked
-from flows.page.shown import result_of, shown_name, shown_tags
+from flows.page.shown import message_of, shown_name, shown_tags
 from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
@@ -63,7 +63,7 @@ def run_flow(name: str, asked: Asked, arguments: dict[str, Any]) -> State[Any]:
         return Failed(message=str(error))
     except NotDue as why:
         return Completed(name=why.state, message=str(why))
-    return Completed(message=result_of(report), data=report.model_dump())
+    return Completed(message=message_of(report), data=report.model_dump())
 
 
 def _report(name: str, asked: Asked, arguments: dict[str, Any]) -> Report:

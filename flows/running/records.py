@@ -20,6 +20,7 @@ from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
+from infra.store.manifest import StageWarning
 from infra.store.store import Store
 
 State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
@@ -56,6 +57,8 @@ class StageRecord(Config):
     """Unix time of the last progress"""
     message: str = ""
     metrics: dict[str, float] = Field(default_factory=dict)
+    warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
+    """of its artifact"""
 
     @property
     def is_done(self) -> bool:

@@ -284,12 +284,11 @@ class _Recorded:
             mine=not cached,
             cached=cached,
             seconds=0.0 if cached else self._before or round(artifact.seconds, 2),
-            artifact=artifact.url,
-            metrics=artifact.metrics,
+            **_of_artifact(artifact),
         )
 
     def end(self, state: str, message: str = "", artifact: ArtifactRecord | None = None) -> None:
-        made = {} if artifact is None else {"artifact": artifact.url, "metrics": artifact.metrics}
+        made = {} if artifact is None else _of_artifact(artifact)
         seconds = round(self._before + time.time() - self._began, 2)
         self._put(state=state, message=message[:2000], seconds=seconds, **made)
 
@@ -297,3 +296,7 @@ class _Recorded:
         self._written = time.time()
         self._stage = self._stage.model_copy(update=changes)
         self._record.put_stage(self._stage)
+
+
+def _of_artifact(made: ArtifactRecord) -> dict[str, object]:
+    return {"artifact": made.url, "metrics": made.metrics, "warnings": made.warnings}

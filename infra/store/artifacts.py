@@ -20,7 +20,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,13 @@ from typing import Any
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
 from infra.store.local_copies import verified_copy
-from infra.store.manifest import ArtifactRecord, Manifest, library_versions, machine_type
+from infra.store.manifest import (
+    ArtifactRecord,
+    Manifest,
+    StageWarning,
+    library_versions,
+    machine_type,
+)
 from infra.store.retention import KeptCheckpoint, NoteKind, Retention, retained
 from infra.store.seal import seal, unseal
 from infra.store.store import FileRecord, Store
@@ -91,6 +97,7 @@ class ArtifactStore:
         code: Mapping[str, Any],
         again: str = "",
         metrics: Mapping[str, float],
+        warnings: Sequence[StageWarning] = (),
         seeds: Mapping[str, int],
         mlflow_run_id: str,
         seconds: float,
@@ -107,7 +114,7 @@ class ArtifactStore:
         manifest = Manifest(
             kind=kind, digest=digest, attempt=attempt, files=files, identity=dict(identity),
             inputs=dict(inputs), code=dict(code), again=again, seeds=dict(seeds),
-            metrics=dict(metrics),
+            metrics=dict(metrics), warnings=list(warnings),
             mlflow_run_id=mlflow_run_id, seconds=seconds, created=time.time(),
             libraries=dict(library_versions()), machine=dict(machine_type()),
         )  # fmt: skip
@@ -193,7 +200,8 @@ class ArtifactStore:
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
         return ArtifactRecord(
             kind=manifest.kind, digest=manifest.digest, url=self.store.url(place),
-            metrics=manifest.metrics, mlflow_run_id=manifest.mlflow_run_id,
+            metrics=manifest.metrics, warnings=manifest.warnings,
+            mlflow_run_id=manifest.mlflow_run_id,
             seconds=manifest.seconds, created=manifest.created,
         )  # fmt: skip
 

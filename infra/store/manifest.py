@@ -27,6 +27,23 @@ class _Stored(Config):
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
+class StageWarning(_Stored):
+    """What a person must know before they trust a stage's result: it trained on little, say.
+
+    Example: what="2 of 3 steps made no update", cause="all groups had equal rewards", advice="draw
+    harder problems", figures={"steps": 3, "skipped": 2}
+    """
+
+    what: str
+    cause: str = ""
+    advice: str = ""
+    figures: dict[str, float] = Field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = f"{self.what}: {self.cause}" if self.cause else self.what
+        return f"{said}. {self.advice[:1].upper()}{self.advice[1:]}" if self.advice else said
+
+
 class ArtifactRecord(_Stored):
     """What a stage hands to the next ones.
 
@@ -45,6 +62,7 @@ class ArtifactRecord(_Stored):
     """how long the attempt that made it took"""
     created: float = 0.0
     """Unix time"""
+    warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
 
     @property
     def name(self) -> str:
@@ -71,6 +89,8 @@ class Manifest(_Stored):
     """the run that was told to run the stage again; part of the digest"""
     seeds: dict[str, int]
     metrics: dict[str, float]
+    warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
+    """what its stage found wrong with the result"""
     mlflow_run_id: str
     seconds: float
     created: float

@@ -12,11 +12,13 @@ from pathlib import Path
 from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.metrics import most_frequent_reason
 from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
 from engines.rollout.records.filters import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
+from infra.store.manifest import StageWarning
 from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
 from tasks.resources import unless_stopped
@@ -34,6 +36,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     rows: list[DistilledRow] = []
     counts: dict[str, dict[str, int]] = {}
     formats: dict[str, str] = {}
+    failures: dict[str, str] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
         parts = await open_sampling(
@@ -49,6 +52,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
             formats[domain.name] = chat.format_checksum
             work = _sample(spec, context, parts, domain, kept, chat)
             rollouts = await unless_stopped(context, work)
+            failures[domain.name] = most_frequent_reason([r.samples[0] for r in rollouts])
             tokens += sum(r.num_trained_tokens for r in rollouts)
             # the filters run in a thread while the next expert generates
             sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
@@ -57,7 +61,7 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         for domain, task in zip(domains, sifting, strict=True):
             kept, counts[domain.name] = await task
             rows += [_row(context, domain.name, r, s) for r in kept for s in r.samples]
-    _check_counts(context, counts)
+    _check_counts(context, counts, {name: why for name, why in failures.items() if why})
     write_dataset(context.out / DATA_FILE, rows, formats)
     (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
     return {
@@ -123,13 +127,28 @@ def _row(context: StageContext, role: str, rollout: Rollout, sample: Sample) -> 
     )
 
 
-def _check_counts(context: StageContext, counts: dict[str, dict[str, int]]) -> None:
-    """Raises TrainingStopped if no domain has a row left; warns of each that has none."""
+def _check_counts(
+    context: StageContext, counts: dict[str, dict[str, int]], failures: dict[str, str]
+) -> None:
+    """Raises TrainingStopped if no domain has a row left; warns of each that has none. `failures`:
+    why verdicts failed, by domain."""
     empty = {name: count for name, count in counts.items() if not count["kept"]}
-    for name, count in empty.items():
-        context.reporter.warn(f"distill: no rollout of {name} passed the filters: {count}")
     if len(empty) == len(counts):
+        why = f" Verdicts failed: {'; '.join(failures.values())}." if failures else ""
         raise TrainingStopped(
-            f"distill: no rollout passed the filters, so there is nothing to learn from: {counts}. "
-            "Train the experts longer, or lower `min_outcome`"
+            f"distill: no rollout passed the filters, so there is nothing to learn from: {counts}."
+            f"{why} Train the experts longer, or lower `min_outcome`"
         )
+    for name, count in empty.items():
+        dropped = {reason: n for reason, n in count.items() if n and reason != "sampled"}
+        context.reporter.keep_warning(
+            StageWarning(
+                what=f"no rollout of {name} is in the dataset, of {count['sampled']} sampled",
+                cause=f"the filters dropped all of them: {dropped}",
+                advice="train its expert longer, or lower `min_outcome`",
+                figures=dict(count),
+            )
+        )
+    for name, why in failures.items():
+        if name not in empty:
+            context.reporter.warn(f"distill: verdicts on {name} failed: {why}")

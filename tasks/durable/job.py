@@ -255,6 +255,7 @@ def _commit(
             code=with_commit(identity.code).model_dump(),
             again=identity.again,
             metrics=metrics,
+            warnings=reporter.warnings,
             seeds={"seed": int(given.spec.get("seed", 0))},
             mlflow_run_id=given.mlflow_run,
             seconds=seconds,

@@ -74,7 +74,9 @@ def durable_stage(
     outcome = outcome_of(record.metrics, stage.steps)
     watch.done(record, cached, outcome)
     name = "Cached" if cached else "Completed"
-    return Completed(name=name, message=outcome or record.url, data=record)
+    warned = "; ".join(f"WARNING: {warning}" for warning in record.warnings)
+    said = "; ".join(filter(None, [warned, outcome])) or record.url
+    return Completed(name=name, message=said, data=record)
 
 
 class LiveArtifact:
@@ -132,8 +134,9 @@ class _PrefectWatch:
         origin = "found in the store" if cached else f"made in {record.seconds:.1f} s"
         rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in record.metrics.items())
         where = f"artifact `{record.url}`\n\ndigest `{record.digest}`"
+        warned = "".join(f"**Warning: {warning}**\n\n" for warning in record.warnings)
         table = f"| metric | value |\n|---|---|\n{rows}"
-        self._show(outcome or "done", f"{origin}\n\n{where}\n\n{table}")
+        self._show(outcome or "done", f"{warned}{origin}\n\n{where}\n\n{table}")
 
     def _show(self, state: str, text: str) -> None:
         """The stage's one artifact; written anew as the stage goes on."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from infra.numbers import numbers_of
 from infra.store.artifacts import ArtifactRecord
+from infra.store.manifest import StageWarning
 from infra.tracking.rest import Dataset
 from infra.tracking.spool import RunRef
 from tasks.durable.protocol import JobInput, emit
@@ -36,6 +37,8 @@ class JobReporter:
     """the type of each metric that once was no number, by its name"""
     _last_progress: float = 0.0
     _last_line: float = 0.0
+    warnings: list[StageWarning] = field(default_factory=list[StageWarning])
+    """those that are kept with the artifact"""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.pulse.beat()
@@ -67,6 +70,10 @@ class JobReporter:
 
     def warn(self, message: str) -> None:
         emit("warn", message=message)
+
+    def keep_warning(self, warning: StageWarning) -> None:
+        self.warnings.append(warning)
+        self.warn(str(warning))
 
     def dataset(self, name: str, rows: int, source: str) -> None:
         if self.tracker is not None and isinstance(self.run, str):

@@ -20,6 +20,7 @@ from tasks.evaluate.cells import (
     scaling_of,
     scores_of,
 )
+from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import open_sampling
@@ -55,15 +56,14 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
             context.reporter.progress(version + 1, len(models), f"evaluated {name}")
         worked = time.monotonic() - began
     results = mirrored(results, spec.nothink)
-    for result in results:
-        if result.failure:
-            context.reporter.warn(f"{result.model} on {result.domain}: {result.failure}")
+    for warning in warnings_of(results):
+        context.reporter.keep_warning(warning)
     for budget, scores in scaling_of(results).metrics().items():
         context.reporter.metrics(budget, scores)
     (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
     gallery.write(context.out)
     return {
-        **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results},
+        **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results if r.score is not None},
         "generated_tokens": float(sum(r.tokens for r in results)),
         "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
         "rollouts_recovered": float(recovered),

@@ -9,14 +9,22 @@ from typing import Any, Literal
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
-from engines.rollout.metrics import most_frequent_reason, outcome, share
+from engines.rollout.metrics import most_frequent_reason, share, verdict
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.rolls_groups import RollsGroups
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Problem, Rollout, Sample, Status
 from tasks.evaluate.scaling import CUTTABLE, Lines, Scaling, ScalingPoint, by_samples, by_turns
 from tasks.evaluate.spec import NOTHINK, EvaluateSpec
-from tasks.evaluate.statistics import best_of, interval, mean, powers_of_two, standard_error
+from tasks.evaluate.statistics import (
+    best_of,
+    interval,
+    mean,
+    powers_of_two,
+    problem_means,
+    standard_error,
+    verdicts,
+)
 
 _SHOWN, _SHOWN_FAILED, _SHOWN_TOKENS = 16, 4, 65_536
 """of a cell, kept for browsing: the first rollouts of so many problems, the same for each model,
@@ -42,12 +50,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What came out. `score` is the mean outcome, 0 to 1; a failed rollout counts as 0."""
+    """What came out. A rollout whose verdict failed counts in no score."""
 
     model: str
     domain: str
     kind: Literal["score", "greedy"]
-    score: float
+    score: float | None
+    """mean outcome, 0 to 1, of the problems with a verdict; None: no rollout has one"""
     stderr: float
     """standard error of the score, over problems"""
     rollouts: int
@@ -58,20 +67,38 @@ class CellResult:
     failed_share: float
     failure: str
     """most frequent reason of failed rollouts"""
-    outcomes: Sequence[Sequence[float]]
-    """of each problem's samples, problems in the order of the seed"""
+    outcomes: Sequence[Sequence[float | None]]
+    """of each problem's samples, problems in the order of the seed; None: no verdict"""
     turns: Sequence[Sequence[int]] = ()
     """that each of them took"""
     most_turns: int = 0
     """the limit of them; 0 where a lower one would have given other rollouts"""
 
     @property
+    def has_verdict(self) -> bool:
+        return self.score is not None
+
+    @property
     def problem_means(self) -> list[float]:
-        return [mean(samples) for samples in self.outcomes]
+        return [value for value in problem_means(self.outcomes) if value is not None]
 
     def best_of(self, k: int) -> list[float]:
-        """Expected best outcome of k samples, by problem."""
-        return [best_of(samples, k) for samples in self.outcomes]
+        """Expected best outcome of k samples, by problem with so many verdicts."""
+        return [best_of(of, k) for of in verdicts(self.outcomes) if len(of) >= k]
+
+    @property
+    def most_samples(self) -> int:
+        """Verdicts on a problem, at most."""
+        return max(map(len, verdicts(self.outcomes)), default=0)
+
+    @property
+    def asked(self) -> int:
+        """Rollouts of which a verdict was asked and not known beforehand: those that ended well."""
+        return round(self.rollouts * (1 - self.truncated_share - self.malformed_share))
+
+    @property
+    def failed(self) -> int:
+        return round(self.rollouts * self.failed_share)
 
 
 def cells_of(spec: EvaluateSpec, model: str, domains: Sequence[LiveDomain]) -> list[Cell]:
@@ -170,17 +197,20 @@ def scores_of(results: Sequence[CellResult]) -> dict[str, Any]:
     sampled = [r for r in results if r.kind == "score"]
     greedy = [r for r in results if r.kind == "greedy"]
     best = {
-        str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if len(r.outcomes[0]) >= k}
-        for k in powers_of_two(max((len(r.outcomes[0]) for r in sampled), default=0))
+        str(k): {(r.model, r.domain): r.best_of(k) for r in sampled if r.most_samples >= k}
+        for k in powers_of_two(max((r.most_samples for r in sampled), default=0))
     }
     by_problem = {
-        "scores": {(r.model, r.domain): r.problem_means for r in sampled},
-        "greedy": {(r.model, r.domain): r.problem_means for r in greedy},
+        "scores": {(r.model, r.domain): r.problem_means for r in sampled if r.has_verdict},
+        "greedy": {(r.model, r.domain): r.problem_means for r in greedy if r.has_verdict},
     }
     return {
-        "scores": _table({(r.model, r.domain): r.score for r in sampled}),
-        "greedy": _table({(r.model, r.domain): r.score for r in greedy}),
-        "stderr": _table({(r.model, r.domain): r.stderr for r in sampled}),
+        "scores": _table({(r.model, r.domain): r.score for r in sampled if r.has_verdict}),
+        "greedy": _table({(r.model, r.domain): r.score for r in greedy if r.has_verdict}),
+        "no_verdict": _table(
+            {(r.model, r.domain): r.failure for r in sampled if not r.has_verdict}
+        ),
+        "stderr": _table({(r.model, r.domain): r.stderr for r in sampled if r.has_verdict}),
         "best_of": {k: _means(cells) for k, cells in best.items()},
         "intervals": {name: _intervals(cells) for name, cells in by_problem.items()}
         | {f"best_of_{k}": _intervals(cells) for k, cells in best.items()},
@@ -225,13 +255,13 @@ def turns_of(rollout: Rollout) -> int:
 def _result(cell: Cell, groups: Sequence[Sequence[Rollout]]) -> CellResult:
     rollouts = [r for group in groups for r in group]
     firsts = [r.samples[0] for r in rollouts]
-    outcomes = [[outcome(r.samples[0]) for r in group] for group in groups]
-    means = [mean(of) for of in outcomes]
+    outcomes = [[verdict(r.samples[0]) for r in group] for group in groups]
+    means = [value for value in problem_means(outcomes) if value is not None]
     return CellResult(
         model=cell.model,
         domain=cell.domain.name,
         kind=cell.kind,
-        score=mean(means),
+        score=mean(means) if means else None,
         stderr=standard_error(means),
         rollouts=len(rollouts),
         tokens=sum(r.num_trained_tokens for r in rollouts),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from infra.config import Config
-from tasks.evaluate.statistics import best_of, interval, mean
+from tasks.evaluate.statistics import best_of, interval, mean, verdicts
 
 CUTTABLE = "conversation"
 """the driver whose rollouts tell what fewer turns would have come to"""
@@ -57,23 +57,24 @@ class Scaling(Config):
         return dict(sorted(found.items()))
 
 
-def by_samples(outcomes: Sequence[Sequence[float]]) -> list[ScalingPoint]:
+def by_samples(outcomes: Sequence[Sequence[float | None]]) -> list[ScalingPoint]:
     """Of each problem's sample outcomes; empty for one sample each.
 
     Example: [[1, 0, 0, 0]] -> 0.25 of 1 sample, 0.5 of 2, 1 of 4
     """
+    judged = [of for of in verdicts(outcomes) if of]
     return [
         _point(
             k,
-            [best_of(samples, k) for samples in outcomes],
-            [best_of(_solved(samples), k) for samples in outcomes],
+            [best_of(samples, k) for samples in judged],
+            [best_of(_solved(samples), k) for samples in judged],
         )
-        for k in budgets(min(map(len, outcomes), default=0))
+        for k in budgets(min(map(len, judged), default=0))
     ]
 
 
 def by_turns(
-    outcomes: Sequence[Sequence[float]], turns: Sequence[Sequence[int]], limit: int
+    outcomes: Sequence[Sequence[float | None]], turns: Sequence[Sequence[int]], limit: int
 ) -> list[ScalingPoint]:
     """Of each problem's sample outcomes and the turns that these took, under `limit`; empty for a
     limit of 1.
@@ -81,11 +82,15 @@ def by_turns(
     Example: [[1, 1]], [[1, 3]], 4 -> 0.5 of 1 turn, 0.5 of 2, 1 of 4
     """
     points: list[ScalingPoint] = []
-    for most in budgets(limit):
-        reached = [
-            [outcome if taken <= most else 0.0 for outcome, taken in zip(of, its, strict=True)]
+    for most in budgets(limit) if any(verdicts(outcomes)) else []:
+        cut = [
+            [
+                outcome if outcome is None or taken <= most else 0.0
+                for outcome, taken in zip(of, its, strict=True)
+            ]
             for of, its in zip(outcomes, turns, strict=True)
         ]
+        reached = [of for of in verdicts(cut) if of]
         solved = [mean(_solved(of)) for of in reached]
         points.append(_point(most, [mean(of) for of in reached], solved))
     return points

@@ -14,6 +14,28 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def verdicts(outcomes: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Of each problem's samples, the outcomes of those that were judged."""
+    return [[value for value in samples if value is not None] for samples in outcomes]
+
+
+def problem_means(outcomes: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """None for a problem without a verdict. Example: [[1, 0], [None]] -> [0.5, None]"""
+    return [mean(of) if of else None for of in verdicts(outcomes)]
+
+
+def judged_in_both(
+    first: Sequence[float | None], second: Sequence[float | None]
+) -> tuple[list[float], list[float]]:
+    """The problems' means where both have one. Raises ValueError where their numbers differ.
+
+    Example: [0.5, None, 1], [0, 1, 1] -> [0.5, 1], [0, 1]
+    """
+    pairs = zip(first, second, strict=True)
+    kept = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return [a for a, _ in kept], [b for _, b in kept]
+
+
 def standard_error(values: Sequence[float]) -> float:
     """Of the mean of independent values; 0 for fewer than two."""
     if len(values) < 2:

@@ -22,6 +22,7 @@ from tasks.offline.spec import ROLLOUTS, OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
 from tasks.rl.spec import RlSettings
 from tasks.stage import Reporter, StageContext, require_inputs
+from tasks.updates import Updates
 
 
 async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
@@ -43,6 +44,7 @@ async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
             first = (step - 1) * per_step % len(groups)
             taken = list(islice(cycle(groups), first, first + per_step))
             await training.step(step, taken, last=settings.steps)
+        _conclude(training.updates, context.reporter)
         await training.export()
     return {
         "steps": float(settings.steps),
@@ -50,6 +52,19 @@ async def run(spec: OfflineSpec, context: StageContext) -> dict[str, float]:
         "groups_unused": float(unused),
         "passes": settings.steps * per_step / len(groups),
     }
+
+
+def _conclude(updates: Updates, reporter: Reporter) -> None:
+    """Raises TrainingStopped where no step trained anything."""
+    if not updates.made:
+        raise TrainingStopped(
+            f"nothing was trained: none of {updates.skipped} steps made an update, as no token of"
+            " their groups may be trained on; sample again with a larger `max_new_tokens`, or look"
+            " at `algorithm.truncated`"
+        )
+    updates.require_gradient("The advantages are all 0: look at the rewards of the rollouts")
+    for warning in updates.warnings():
+        reporter.keep_warning(warning)
 
 
 def _at_most(groups: int, settings: RlSettings, reporter: Reporter) -> RlSettings:

@@ -10,8 +10,9 @@ none of them trains (MOPD, arXiv 2606.30406; GLM-5, arXiv 2602.15763).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from engines.chat import Chat
 from engines.types import Message, Problem
@@ -32,8 +33,20 @@ async def run(spec: OpdSpec, context: StageContext) -> dict[str, float]:
     names = [domain.name for domain in spec.domains]
     require_inputs(context, [STUDENT, *names])
     teachers = {name: context.inputs[name] for name in names}
+    check_other_weights(context.input_records, names)
     await asyncio.to_thread(check_same_tokens, context.inputs[STUDENT], teachers)
     return await train(_as_rl(spec), context, teachers)
+
+
+def check_other_weights(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raises InputError for a teacher that is the student itself: it teaches nothing."""
+    student = records.get(STUDENT, {}).get("digest")
+    same = [name for name in names if student and records.get(name, {}).get("digest") == student]
+    if same:
+        raise InputError(
+            f"the teacher of {', '.join(same)} is the student itself, the same artifact: there is"
+            " nothing to learn from it; use an expert that was trained"
+        )
 
 
 def _as_rl(spec: OpdSpec) -> RlSpec:

@@ -105,6 +105,7 @@ async def train(
             spec, context, record, loop, saving, roles, fleet, evaluation, devices, timeline
         )
         worked = time.monotonic() - began
+        record.conclude(spec.settings.algorithm.needs)
         if devices.are_shared:
             await evaluation.finish()
         async with devices.keeping():

@@ -42,6 +42,14 @@ class RlCounts:
         for reason, count in sampled.filtered.items():
             self._groups[f"filtered: {reason}"] += count
 
+    @property
+    def filtered(self) -> dict[str, int]:
+        """Groups that may not teach, by reason."""
+        prefix = "filtered: "
+        named = {n.removeprefix(prefix): k for n, k in self._groups.items() if n.startswith(prefix)}
+        old = self._groups["too old to train on"]
+        return {**named, "too old to train on": old} if old else named
+
     def state(self) -> dict[str, dict[str, int]]:
         """What `restore` takes. Example: {"rollouts": {"completed": 30, "truncated": 2}, "groups":
         {"sampled": 4, "trained on": 3, "filtered: equal_rewards": 1}}"""

@@ -23,11 +23,11 @@ class ScorePoint(Config):
     version: int
     """of the weights; they wrote every token"""
     outcome: float | None
-    """mean over problems, 0 to 1; a failed rollout counts as 0. None: no problem was finished"""
+    """mean over problems, 0 to 1, of the rollouts with a verdict. None: no problem has one"""
     stderr: float
     """standard error of the outcome, over problems"""
     problems: int
-    """that were finished in time"""
+    """that were finished in time, and have a verdict"""
     wanted: int
     """problems that were begun"""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engines.rollout.evaluator import Evaluated
-from engines.rollout.metrics import outcome
-from tasks.evaluate.statistics import mean, standard_error
+from engines.rollout.metrics import verdict
+from tasks.evaluate.statistics import mean, problem_means, standard_error
 from tasks.rl.curve import ScorePoint
 
 
@@ -14,7 +14,8 @@ def score_points(evaluated: Evaluated) -> dict[str, ScorePoint]:
     """By domain."""
     points: dict[str, ScorePoint] = {}
     for domain, groups in evaluated.groups.items():
-        means = [mean([outcome(rollout.samples[0]) for rollout in group]) for group in groups]
+        outcomes = [[verdict(rollout.samples[0]) for rollout in group] for group in groups]
+        means = [value for value in problem_means(outcomes) if value is not None]
         points[domain] = ScorePoint(
             step=evaluated.step,
             version=evaluated.version,

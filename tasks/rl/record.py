@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from engines.algorithms.choices import Need
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.evaluator import Evaluated
@@ -21,8 +22,11 @@ from engines.sglang.in_flight import ServerUse
 from tasks.rl.counts import RlCounts
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.rl.held_out_scores import point_metrics, score_points
+from tasks.rl.outcome_warnings import warnings_of
 from tasks.series import Series
 from tasks.stage import Reporter
+from tasks.updates import Updates
+from tasks.verdicts import SOLVED, Verdicts
 
 _STATE_FILE = "state.json"
 _TOTALS = (
@@ -87,6 +91,8 @@ class RlRecord:
         self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
         self.series = Series(_CURVES)
         self.counts = RlCounts()
+        self.updates = Updates()
+        self.verdicts = Verdicts()
         self.step = 0
         self.version = 0
         self.solved = False
@@ -111,6 +117,10 @@ class RlRecord:
                 values.append(metrics[name])
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
+        self.verdicts.observe(result.sampled.groups)
+        is_solved = metrics.get("outcome_mean", 0.0) >= SOLVED
+        if result.trained or not (result.critic or is_solved):
+            self.updates.observe(result.trained)
         shown = result.shown_groups
         self._last_steps.add(result.step, shown, self._gallery, result.logprobs)
         if "outcome_mean" in metrics:
@@ -128,6 +138,14 @@ class RlRecord:
         for fault in filter(None, (result.sampled.filter_fault, result.buffer_fault)):
             self._reporter.warn(f"step {result.step}: {fault}")
         self.solved = self._watch.observe(result.step, metrics, reason)
+        self.verdicts.require_some(result.step, self._watch.max_failed_share)
+
+    def conclude(self, needs: Collection[Need]) -> None:
+        """At the end of the stage: keep what a person must know of its result; `needs` are the
+        advantage's. Raises TrainingStopped where nothing was trained."""
+        said = warnings_of(self.updates, self.verdicts, self.counts.filtered, self.series, needs)
+        for warning in said:
+            self._reporter.keep_warning(warning)
 
     def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
         """Take scores on held-out problems in and report them; the publish waited so long."""
@@ -165,8 +183,7 @@ class RlRecord:
             "steps": float(self.step),
             "version": float(self.version),
             "solved": float(self.solved),
-            "outcome_first": mean(outcomes[:_WINDOW]),
-            "outcome_last": mean(outcomes[-_WINDOW:]),
+            **_ends("outcome", outcomes),
             "mismatch_mean": mean(self._kept["mismatch_mean"]),
             "mismatch_max": max(self._kept["mismatch_max"], default=0.0),
             "mfu": mean(self._kept["mfu"]),
@@ -186,10 +203,7 @@ class RlRecord:
 
     def _distance(self) -> dict[str, float]:
         """From the teachers, where there are any, at either end."""
-        kl = self._kept["teacher_kl"]
-        if not kl:
-            return {}
-        return {"teacher_kl_first": mean(kl[:_WINDOW]), "teacher_kl_last": mean(kl[-_WINDOW:])}
+        return _ends("teacher_kl", self._kept["teacher_kl"])
 
     def _scores(self) -> dict[str, float]:
         """On held-out problems at either end, mean over domains, where any were scored."""
@@ -233,6 +247,8 @@ class RlRecord:
             "training": self._training,
             "series": self.series.state(),
             "counts": self.counts.state(),
+            "updates": self.updates.state(),
+            "verdicts": self.verdicts.state(),
             "held_out": {
                 domain: [point.model_dump() for point in points]
                 for domain, points in self._held_out.items()
@@ -261,10 +277,19 @@ class RlRecord:
         self._training = {int(step): outcome for step, outcome in state["training"].items()}
         self.series.restore(state["series"])
         self.counts.restore(state["counts"])
+        self.updates.restore(state["updates"])
+        self.verdicts.restore(state["verdicts"])
         for domain, points in state["held_out"].items():
             self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
         for step, values in state["metrics"].items():
             self._reporter.metrics(int(step), values)
+
+
+def _ends(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Means at either end; nothing where there is no value."""
+    if not values:
+        return {}
+    return {f"{name}_first": mean(values[:_WINDOW]), f"{name}_last": mean(values[-_WINDOW:])}
 
 
 def _rate(totals: dict[str, float], tokens: str, seconds: str) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from tasks.rl.roles import Roles, consumer_of, lease_roles
 from tasks.rl.spec import RlSettings
 from tasks.saving import Saving, Written
 from tasks.stage import StageContext, Stopped
+from tasks.updates import Updates
 
 _STATE_FILE = "state.json"
 
@@ -36,6 +37,7 @@ class TrainingOnSaved:
     saving: Saving
     done: int = 0
     """the last step that is trained"""
+    updates: Updates = field(default_factory=Updates)
 
     @classmethod
     async def begin(
@@ -61,6 +63,8 @@ class TrainingOnSaved:
         await self.saving.wait_for_snapshot()
         result = await self.consumer.step(step, groups, Sampled())
         self.done = step
+        if result.trained or not result.critic:
+            self.updates.observe(result.trained)
         reporter, stop = self.context.reporter, self.context.stop
         reporter.metrics(step, step_metrics(result))
         reporter.progress(step, last, f"{len(groups)} groups")
@@ -75,7 +79,11 @@ class TrainingOnSaved:
         await self.roles.export(self.context.out, self.context.inputs["model"])
 
     def _snapshot(self, step: int, folder: Path) -> Coroutine[Any, Any, Written]:
-        state = {"step": step, "version": self.policy.version}
+        state = {
+            "step": step,
+            "version": self.policy.version,
+            "updates": self.updates.state(),
+        }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         return self.roles.begin_save(folder)
 
@@ -86,3 +94,4 @@ class TrainingOnSaved:
         state = json.loads((latest[1] / _STATE_FILE).read_text())
         await self.roles.load(latest[1])
         self.done, self.policy.version = state["step"], state["version"]
+        self.updates.restore(state["updates"])

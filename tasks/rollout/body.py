@@ -18,7 +18,8 @@ from tasks.admitted import only_admitted
 from tasks.resources import unless_stopped
 from tasks.rollout.spec import RolloutSpec
 from tasks.sampling import open_sampling
-from tasks.stage import StageContext, require_inputs
+from tasks.stage import Reporter, StageContext, require_inputs
+from tasks.verdicts import Verdicts
 
 _SHOWN = 32
 """groups of a domain of which rollouts are kept to browse"""
@@ -43,6 +44,7 @@ async def run(spec: RolloutSpec, context: StageContext) -> dict[str, float]:
             context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
         worked = time.monotonic() - began
     groups = _in_turns(of_domain)
+    _conclude(groups, context.reporter)
     save_groups(context.out, groups)
     gallery = Gallery(parts.chat)
     for domain, made in zip(domains, of_domain, strict=True):
@@ -72,6 +74,15 @@ async def _sample(
     ]
 
 
+def _conclude(groups: list[Group], reporter: Reporter) -> None:
+    """Keep what a person must know. Raises TrainingStopped where no rollout got a verdict."""
+    verdicts = Verdicts()
+    verdicts.observe(groups)
+    verdicts.require_some_at_all()
+    for warning in verdicts.warnings(["spread"]):
+        reporter.keep_warning(warning)
+
+
 def _in_turns(of_domain: list[list[Group]]) -> list[Group]:
     """One group of each domain in turn, with tickets in this order."""
     groups = [group for turn in zip(*of_domain, strict=True) for group in turn]
@@ -81,11 +92,14 @@ def _in_turns(of_domain: list[list[Group]]) -> list[Group]:
 def _summary(groups: list[Group]) -> dict[str, float]:
     rollouts = first_samples(groups)
     verdicts = judged(rollouts)
+    scores: dict[str, float] = {}
+    if verdicts:  # without a verdict there is no score, not one of 0
+        scores["outcome_mean"] = mean(map(outcome, verdicts))
+        scores["reward_mean"] = mean(s.reward for s in verdicts)
     return {
+        **scores,
         "groups": float(len(groups)),
         "rollouts": float(len(rollouts)),
-        "outcome_mean": mean(map(outcome, verdicts)),
-        "reward_mean": mean(s.reward for s in verdicts),
         "failed_share": 1 - len(verdicts) / len(rollouts),
         "zero_variance_share": mean(float(not g.has_signal) for g in groups),
         "generated_tokens": float(sum(s.num_trained_tokens for g in groups for s in g.samples)),

@@ -57,6 +57,9 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         began = time.monotonic()
         await _train(spec, context, supply, record, saving, trainer)
         worked = time.monotonic() - began
+        record.conclude()
+        for warning in supply.conclusions():
+            context.reporter.keep_warning(warning)
         await trainer.export(context.out, model)
         record.series.write(context.out)
         return {

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.curriculum import Files
 from infra.data_files.bad_row import Reason
+from infra.store.manifest import StageWarning
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import MixedStream
+from tasks.sft.supply import little_trained
 from tasks.stage import Reporter, StageContext
 
 if TYPE_CHECKING:
     from tasks.sft.spec import SftSpec
     from tasks.sft.supply import Batches
 
+_MANY_BAD = 0.05
+"""share of rows that were left out, from which it is a warning"""
 _POSITION_FILE = "data.json"
 
 
@@ -62,6 +66,23 @@ class FileSupply:
             named = stream.counts.named
             yield from (f"left out: {line}" for line in named[self._warned[number] :])
             self._warned[number] = len(named)
+
+    def conclusions(self) -> Iterator[StageWarning]:
+        counts = [stream.counts for stream in self._stream.streams]
+        bad = sum((each.bad for each in counts), start=Counter[str]())
+        read = sum(each.read for each in counts)
+        if bad.total() > _MANY_BAD * read:
+            named = [line for each in counts for line in each.named]
+            reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common())
+            yield StageWarning(
+                what=f"{bad.total()} of the {read} rows that were read were left out",
+                cause=f"{reasons}; e.g. {'; '.join(named[:2])}",
+                advice="correct them, or say which columns hold what; `tributary preview` shows it",
+                figures={"left_out": bad.total(), "read": read},
+            )
+        yield from little_trained(
+            sum(each.trained for each in counts), sum(each.tokens for each in counts)
+        )
 
     def save(self, folder: Path) -> None:
         (folder / _POSITION_FILE).write_text(json.dumps(self._stream.position))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.series import Series
 from tasks.stage import Reporter
+from tasks.updates import Updates
 
 _STATE_FILE = "state.json"
 _WINDOW = 20
@@ -24,6 +25,7 @@ class SftRecord:
         self._steps = steps
         self.step = 0
         self.series = Series(_CURVES)
+        self.updates = Updates()
         self._losses: list[float] = []
         self._tokens = 0.0
         self._seconds = 0.0
@@ -39,8 +41,18 @@ class SftRecord:
             self._losses = [*self._losses, metrics["loss"]][-_WINDOW:]
             self._unsaved[self.step] = metrics
             self.series.observe(self.step, metrics)
+            self.updates.observe(metrics)
             self._reporter.metrics(self.step, metrics)
         self._reporter.progress(self.step, self._steps, f"loss {self._losses[-1]:.4f}")
+
+    def conclude(self) -> None:
+        """At the end of the stage. Raises TrainingStopped where nothing was trained."""
+        self.updates.require_gradient(
+            "No token of the data counts in the loss: look at its `weight`, `train` and `loss`"
+            " fields, with `tributary preview`"
+        )
+        for warning in self.updates.warnings():
+            self._reporter.keep_warning(warning)
 
     def checkpointed(self, seconds: float) -> None:
         """Take in how long checkpoints stopped the run."""
@@ -68,6 +80,7 @@ class SftRecord:
             "checkpoint_seconds": self._checkpoint_seconds,
             "metrics": self._unsaved,
             "series": self.series.state(),
+            "updates": self.updates.state(),
         }
         (folder / _STATE_FILE).write_text(json.dumps(state))
         self._unsaved = {}
@@ -86,5 +99,6 @@ class SftRecord:
         self._tokens, self._seconds = state["tokens"], state["seconds"]
         self._checkpoint_seconds = state["checkpoint_seconds"]
         self.series.restore(state["series"])
+        self.updates.restore(state["updates"])
         for step, metrics in state["metrics"].items():
             self._reporter.metrics(int(step), metrics)

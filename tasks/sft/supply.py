@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engines.batching import TokenSequence
 from infra.hooks import resolve
+from infra.store.manifest import StageWarning
 from tasks.sft.data import SftData, batches_for_steps, load_data, said_of_unrendered
 from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext
@@ -15,6 +16,8 @@ from tasks.stage import Reporter, StageContext
 if TYPE_CHECKING:
     from tasks.sft.spec import SftSpec
 
+_LITTLE = 0.01
+"""share of trained tokens below which it is a warning"""
 Batches = list[list[TokenSequence]]
 
 
@@ -34,6 +37,10 @@ class Supply(Protocol):
         """What was left out since the last call, for a person."""
         ...
 
+    def conclusions(self) -> Iterator[StageWarning]:
+        """What a person must know of what was trained on, at the end of the stage."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write where it stands into a checkpoint's folder."""
         ...
@@ -43,6 +50,17 @@ class Supply(Protocol):
     def summary(self) -> Mapping[str, float]:
         """Metrics of the artifact."""
         ...
+
+
+def little_trained(trained: int, tokens: int) -> Iterator[StageWarning]:
+    """Of so many tokens, where the loss is taken on next to none."""
+    if trained < _LITTLE * tokens:
+        yield StageWarning(
+            what=f"the loss was taken on {trained} of {tokens} tokens",
+            cause="the other tokens are prompts, or are marked as not to be trained on",
+            advice="look at some rows with `tributary preview`",
+            figures={"trained": trained, "tokens": tokens},
+        )
 
 
 def open_supply(spec: SftSpec, context: StageContext) -> Supply:
@@ -63,14 +81,8 @@ class ListSupply:
     def report(self, reporter: Reporter, stage: str) -> None:
         data = self._data
         reporter.dataset(stage, len(data.sequences), data.source)
-        if data.too_long:
-            reporter.warn(
-                f"{data.too_long} of {data.too_long + len(data.sequences)} sequences are longer"
-                " than the model's context and were left out"
-            )
-
-        if data.unrendered:
-            reporter.warn(f"{data.source}: {said_of_unrendered(data.unrendered)}")
+        for warning in self._warnings():
+            reporter.keep_warning(warning)
 
     def batches(self, start: int, stop: int) -> Batches:
         sequences = self._data.sequences
@@ -79,6 +91,28 @@ class ListSupply:
 
     def warnings(self) -> Iterator[str]:
         yield from ()
+
+    def conclusions(self) -> Iterator[StageWarning]:
+        yield from ()
+
+    def _warnings(self) -> Iterator[StageWarning]:
+        data = self._data
+        if data.too_long:
+            total = data.too_long + len(data.sequences)
+            yield StageWarning(
+                what=f"{data.too_long} of {total} sequences were left out",
+                cause="they are longer than the model's context",
+                advice="shorten them, or take a model with a longer context",
+                figures={"too_long": data.too_long, "sequences": total},
+            )
+        if data.unrendered:
+            yield StageWarning(
+                what=f"{data.source}: {said_of_unrendered(data.unrendered)}",
+                advice="correct these conversations, or the chat template",
+                figures={"unrendered": len(data.unrendered)},
+            )
+        trained = sum(sum(s.loss_mask) for s in data.sequences)
+        yield from little_trained(trained, sum(len(s.tokens) for s in data.sequences))
 
     def save(self, folder: Path) -> None:
         """Nothing is needed."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from engines.types import Transcript, Verdict
 from infra.store.artifacts import StageCheckpoints
+from infra.store.manifest import StageWarning
 from infra.store.store import Store
 from tasks.stage import Resources, StageContext, StageResources
 
@@ -40,6 +41,7 @@ class ListReporter:
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    kept: list[StageWarning] = field(default_factory=list)
     verbose: bool = False
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -53,6 +55,10 @@ class ListReporter:
         self.warnings.append(message)
         if self.verbose:
             print(f"  warning: {message}", flush=True)
+
+    def keep_warning(self, warning: StageWarning) -> None:
+        self.kept.append(warning)
+        self.warn(str(warning))
 
     def dataset(self, name: str, rows: int, source: str) -> None:
         pass

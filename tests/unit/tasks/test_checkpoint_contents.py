@@ -21,6 +21,8 @@ LOOP = (
             "rl/body",
             "rl/record",
             "rl/counts",
+            "verdicts",
+            "updates",
             "series",
             "rl/roles",
             "rl/evaluation",

@@ -9,7 +9,7 @@ import pytest
 from engines.rollout.records.gallery import Gallery, read_rollouts
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from infra.errors import EngineError
+from infra.errors import EngineError, TrainingStopped
 from tasks.domain import Domain
 from tasks.evaluate.body import twins_of
 from tasks.evaluate.cells import (
@@ -20,6 +20,7 @@ from tasks.evaluate.cells import (
     roll_cells,
     scores_of,
 )
+from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import EvaluateSpec
 from tests.parts.rollout_parts import CharChat, Counting, Policy, domain, roller
 from tests.parts.stage_parts import stage_context
@@ -32,20 +33,19 @@ class Thinking(Counting):
         return [replace(p, thinking=True) for p in super().problems(split, count, seed, start)]
 
 
+SPEC_DOMAIN = {
+    "curriculum": {"name": "x"},
+    "outcomes": [{"name": "y"}],
+    "max_new_tokens": 48,
+    "max_turns": 1,
+    "timeout_s": 60.0,
+}
+
+
 def spec(**changes):
     raw = {
         "settings": {"problems": 4, "samples": 3, "samples_elsewhere": 2},
-        "domains": [
-            {
-                "name": name,
-                "curriculum": {"name": "x"},
-                "outcomes": [{"name": "y"}],
-                "max_new_tokens": 48,
-                "max_turns": 1,
-                "timeout_s": 60.0,
-            }
-            for name in ("a", "b")
-        ],
+        "domains": [{**SPEC_DOMAIN, "name": name} for name in ("a", "b")],
         "home": {"m": ["a"]},
         **changes,
     }
@@ -113,7 +113,7 @@ def test_the_best_of_k_is_scored_where_there_are_k_samples():
     assert set(tables["intervals"]["scores"]["m"]) == {"a", "b"}
 
 
-async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
+async def test_a_score_is_the_mean_outcome_of_the_rollouts_with_a_verdict(tmp_path):
     def score(answer):
         if answer == "3":
             raise ValueError("no verdict")
@@ -123,18 +123,63 @@ async def test_a_score_is_the_mean_outcome_and_failures_count_as_zero(tmp_path):
     gallery = Gallery(CharChat())
     cells = cells_of(spec(home={"m": []}), "m", [live("a", score)])
     (one,) = await roll_cells(roller(policy), cells, await kept(tmp_path), gallery)
-    assert one.score == 0.5  # 0 is wrong, 1 and 2 are right, 3 failed
+    assert one.score == pytest.approx(2 / 3)  # 0 is wrong, 1 and 2 are right, 3 failed
     assert one.rollouts == 8
     assert one.failed_share == 0.25
     assert one.failure == "no verdict (2 of 2, the first on a/heldout/3)"
     assert one.tokens == 16
-    assert one.stderr == pytest.approx((4 * 0.25 / 3 / 4) ** 0.5)
-    assert one.outcomes == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert one.stderr == pytest.approx((2 / 3 / 2 / 3) ** 0.5)
+    assert one.outcomes == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [None, None]]
+    assert scores_of([one])["scores"] == {"m": {"a": one.score}}
+    (warning,) = warnings_of([one])
+    assert (warning.figures, warning.cause) == ({"failed": 2, "asked": 8}, one.failure)
     gallery.write(tmp_path)
     rows = list(read_rollouts(tmp_path / "rollouts.parquet"))
     assert [r.response for r in rows] == ["0", "1", "2", "3"]
     assert [r.reason for r in rows] == ["", "", "", "no verdict"]
     assert rows[0].prompt == "<0>"
+
+
+async def rolled_with(tmp_path, scores, say=lambda prompt, _: prompt[1:-1]):
+    """One model on a domain for each way to score."""
+    domains = [live(name, score) for name, score in scores.items()]
+    described = spec(home={"m": []}, domains=[{**SPEC_DOMAIN, "name": name} for name in scores])
+    cells = cells_of(described, "m", domains)
+    return await roll_cells(roller(Policy(say)), cells, await kept(tmp_path), Gallery(CharChat()))
+
+
+def fails(answer):
+    raise ValueError("'answer'")
+
+
+async def test_a_reward_that_always_fails_gives_no_score_and_ends_the_evaluation(tmp_path):
+    results = await rolled_with(tmp_path, {"a": fails, "b": lambda said: float(said > "1")})
+    assert [r.score for r in results] == [None, 0.5]
+    tables = scores_of(results)
+    assert (tables["scores"], tables["no_verdict"]) == (
+        {"m": {"b": 0.5}},
+        {"m": {"a": "'answer' (8 of 8, the first on a/heldout/0)"}},
+    )
+    assert tables["intervals"]["scores"].keys() == {"m"}
+    assert "a" not in tables["scaling"]["samples"]
+    with pytest.raises(TrainingStopped, match=r"rewards of a failed on each of the 8 .*'answer'"):
+        list(warnings_of(results))
+
+
+async def test_a_model_without_a_verdict_beside_one_with_scores_is_named(tmp_path):
+    (lost,) = await rolled_with(tmp_path / "1", {"a": fails})
+    (found,) = await rolled_with(tmp_path / "2", {"a": lambda _: 1.0})
+    other = replace(found, model="n")
+    (warning,) = warnings_of([lost, other])
+    assert warning.what == "8 of 8 verdicts on m in a (temperature 1) failed"
+    assert scores_of([lost, other])["scores"] == {"n": {"a": 1.0}}
+
+
+async def test_broken_answers_are_zeros_and_what_fails_beside_them_is_said(tmp_path):
+    (one,) = await rolled_with(tmp_path, {"a": fails}, lambda p, _: "?" if p != "<3>" else "3")
+    assert (one.score, one.malformed_share, one.asked, one.failed) == (0.0, 0.75, 2, 2)
+    (warning,) = warnings_of([one])
+    assert warning.what.startswith("2 of 2 verdicts")
 
 
 async def test_domains_of_one_curriculum_keep_their_own_rollouts_when_resumed(tmp_path):

@@ -15,6 +15,7 @@ from tasks.offline.body import run
 from tasks.offline.spec import OfflineSpec
 from tasks.rl.saved_rollouts import TrainingOnSaved
 from tasks.rl.spec import RlSettings
+from tasks.updates import Updates
 from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter, stage_context
 
@@ -42,8 +43,11 @@ class TakenSteps:
     def __init__(self, settings: RlSettings) -> None:
         self.groups_per_step = settings.problems_per_step
         self.steps: list[list[int]] = []
+        self.updates = Updates()
+        self.trained = {"grad_norm": 0.5}
 
     async def step(self, step: int, groups: Sequence[Group], last: int) -> None:
+        self.updates.observe(self.trained)
         self.steps.append([g.ticket for g in groups])
 
     async def export(self) -> None:

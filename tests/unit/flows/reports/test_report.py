@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from curricula.built_in import BUILT_IN
 from curricula.flaws import FLAWS
 from curricula.procedural import Procedural
+from flows.command.live_table import show_end
 from flows.load import load_recipe, validate_recipe
+from flows.page.shown import message_of, result_of
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
@@ -22,6 +26,7 @@ from flows.running.run import recorded
 from infra.errors import InputError
 from infra.hooks import resolve
 from infra.store.artifacts import ArtifactStore
+from infra.store.manifest import StageWarning
 from infra.timeline import TRAINER, Timeline
 from infra.trace_file import write_trace
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
@@ -91,6 +96,7 @@ def test_the_report_has_exactly_the_agreed_shape(record: RunRecord) -> None:
     assert set(shown) == {
         "run", "state", "seconds", "stages", "scores", "greedy", "best_of", "intervals", "gains",
         "scaling", "tasks", "versions", "curves", "admissions", "rounds",
+        "warnings", "no_verdict",
     }  # fmt: skip
     assert [stage["name"] for stage in shown["stages"]] == ["base", "evaluate"]
     assert set(shown["stages"][0]) == {"name", "kind", "digest", "cached", "seconds", "artifact"}
@@ -235,6 +241,56 @@ def test_a_stage_that_scored_its_policy_on_the_way_is_shown_with_its_curve_and_t
     text = page(record, report, plan_post_train(record.recipe()))
     assert "held out: agent" in text
     assert "Idle: trainer 0%, servers 100%" in text
+
+
+def test_what_is_wrong_with_a_result_is_said_wherever_the_run_is_shown(
+    record: RunRecord, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    artifacts = ArtifactStore(record.store, tmp_path / "cache")
+    warning = StageWarning(
+        what="2 of 3 steps made no update", cause="all rewards were <equal>",
+        advice="draw harder problems", figures={"steps": 3, "skipped": 2},
+    )  # fmt: skip
+    artifacts.commit(
+        "rl", "a" * 64, 1, folder, identity={}, inputs={}, code={}, metrics={}, seeds={},
+        mlflow_run_id="", seconds=3.0, warnings=[warning],
+    )  # fmt: skip
+    made = artifacts.find("rl", "a" * 64)
+    assert made is not None
+    assert made.warnings == [warning], "a cached stage has it too"
+    record.put_stage(
+        StageRecord(name="agent-rl", kind="rl", state="cached", digest="a" * 64,
+                    artifact=made.url, warnings=made.warnings)
+    )  # fmt: skip
+    report, plan = _report(record), plan_post_train(record.recipe())
+    line = "agent-rl: 2 of 3 steps made no update: all rewards were <equal>. Draw harder problems"
+    assert report.model_dump()["warnings"] == {"agent-rl": [warning.model_dump()]}
+    assert message_of(report) == f"WARNING, {line}; {result_of(report)}"
+    text = markdown(report, [])
+    assert text.startswith(f"### {record.run}: completed with 1 warning in 12 s\n\n#### Warnings")
+    assert f"- **{line}**" in text
+    console = Console(record=True, width=300, file=StringIO())
+    show_end(record, plan, console)
+    assert f"warning: {line}" in console.export_text()
+    html = page(record, report, plan)
+    assert "all rewards were &lt;equal&gt;" in html
+    assert html.index('id="warnings"') < html.index('id="river"')
+
+
+def test_a_cell_without_a_verdict_is_no_score_of_zero(record: RunRecord) -> None:
+    lacking = {"m": {"b": "reward 'x' raised KeyError: 'answer' (8 of 8)"}}
+    header, rows = score_table({"n": {"a": 0.5, "b": 0.25}, "m": {"a": 0.5}}, lacking)
+    assert (header, rows) == (
+        ["model", "a", "b", "mean"],
+        [["n", "0.500", "0.250", "0.375"], ["m", "0.500", "no verdict", ""]],
+    )
+    report = _report(record).model_copy(
+        update={"no_verdict": {"base": {"web": "it raised KeyError"}}}
+    )
+    html = page(record, report, plan_post_train(record.recipe()))
+    assert 'title="it raised KeyError">no verdict' in html
 
 
 def test_the_markdown_holds_scores_and_stages(record: RunRecord) -> None:

@@ -1,0 +1,46 @@
+"""What an evaluation says of verdicts that failed: none of them is a score of 0."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from infra.errors import TrainingStopped
+from infra.store.manifest import StageWarning
+from tasks.evaluate.cells import CellResult
+
+FEWEST = 8
+"""verdicts that a domain's rewards must have failed, of as many, to be at fault"""
+
+
+def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
+    """By model and domain. Raises TrainingStopped where a domain's rewards failed every time that
+    they were asked, whatever the model, and where nothing has a score."""
+    by_domain: defaultdict[str, list[CellResult]] = defaultdict(list)
+    for result in results:
+        by_domain[result.domain].append(result)
+    has_scores = any(result.score is not None for result in results)
+    for domain, cells in by_domain.items():
+        failed, asked = sum(c.failed for c in cells), sum(c.asked for c in cells)
+        if 0 < failed == asked and (failed >= FEWEST or not has_scores):
+            why = next(cell.failure for cell in cells if cell.failure)
+            raise TrainingStopped(
+                f"the rewards of {domain} failed on each of the {failed} rollouts that they were"
+                f" asked about, so there is no score: {why}. Repair the reward or the environment,"
+                " or give the rows what it reads; `tributary check` tries it"
+            )
+    if not has_scores:
+        raise TrainingStopped("no rollout of any model got a verdict, so there is no score")
+    for result in results:
+        if result.failed:
+            left = "" if result.score is None else "; the score is of the others"
+            yield StageWarning(
+                what=f"{result.failed} of {result.asked} verdicts on {result.model} in"
+                f" {result.domain} ({_HOW[result.kind]}) failed{left}",
+                cause=result.failure,
+                advice="repair the reward or the environment, and evaluate again",
+                figures={"failed": result.failed, "asked": result.asked},
+            )
+
+
+_HOW = {"score": "temperature 1", "greedy": "greedy"}

@@ -1,0 +1,249 @@
+"""What the rewards made of a stage's rollouts, domain by domain, and what must be said of it.
+
+A failed verdict is no score: nothing is trained on it, and a stage whose rewards give no verdict at
+all ends with their reason. What only partly went wrong becomes a warning at the end of the stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from engines.algorithms.choices import Need
+from engines.rollout.metrics import first_samples, outcome
+from engines.types import Group, Sample, Status
+from infra.errors import TrainingStopped
+from infra.store.manifest import StageWarning
+
+FEWEST = 8
+"""rollouts from which a rule about shares holds"""
+_MANY = 0.05
+"""share of failed verdicts from which they are a warning"""
+_MOST = 0.5
+"""share of truncated, malformed or useless rollouts from which they are a warning"""
+_REASONS = 256
+"""different ones that are counted"""
+SOLVED = 0.9
+"""mean outcome from which equal rewards are no fault: the policy solves the problems"""
+
+
+@dataclass(slots=True)
+class Judged:
+    """Rollouts of one domain by how they ended; a reward is asked of those that are complete."""
+
+    ended: Counter[str] = field(default_factory=Counter[str])
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    """why verdicts failed"""
+    low: float | None = None
+    high: float | None = None
+    """the least and the greatest reward"""
+    outcomes: float = 0.0
+    """their sum"""
+    groups: int = 0
+    flat: int = 0
+    """of the groups, those whose rewards are equal though the problem is not solved"""
+
+    @property
+    def rollouts(self) -> int:
+        return self.ended.total()
+
+    @property
+    def failed(self) -> int:
+        return self.ended[Status.FAILED]
+
+    @property
+    def asked(self) -> int:
+        """How often a verdict was asked for and not known beforehand."""
+        return self.ended[Status.COMPLETED] + self.failed
+
+    @property
+    def has_no_verdict(self) -> bool:
+        return 0 < self.failed == self.asked
+
+    @property
+    def scored(self) -> int:
+        return self.rollouts - self.failed - self.ended[Status.ABORTED]
+
+    @property
+    def mean_outcome(self) -> float | None:
+        return self.outcomes / self.scored if self.scored else None
+
+    @property
+    def reason(self) -> str:
+        """The most frequent one, with its count."""
+        why, count = self.reasons.most_common(1)[0]
+        return f"{why} ({count} of {self.failed})"
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        made = cls(**state)
+        made.ended, made.reasons = Counter(state["ended"]), Counter(state["reasons"])
+        return made
+
+    def add(self, sample: Sample) -> None:
+        self.ended[sample.status] += 1
+        if sample.status is Status.FAILED:
+            if sample.reason in self.reasons or len(self.reasons) < _REASONS:
+                self.reasons[sample.reason] += 1
+        elif sample.status is not Status.ABORTED:
+            self.low = sample.reward if self.low is None else min(self.low, sample.reward)
+            self.high = sample.reward if self.high is None else max(self.high, sample.reward)
+            self.outcomes += outcome(sample)
+
+    def add_group(self, group: Group) -> None:
+        samples = first_samples([group])
+        verdicts = [s for s in samples if s.status not in (Status.FAILED, Status.ABORTED)]
+        solved = bool(verdicts) and sum(map(outcome, verdicts)) >= SOLVED * len(verdicts)
+        self.groups += 1
+        self.flat += not group.has_signal and not solved
+        for sample in samples:
+            self.add(sample)
+
+
+class Verdicts:
+    """Follows a stage; saved with its checkpoints."""
+
+    def __init__(self) -> None:
+        self._domains: dict[str, Judged] = {}
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Take in what was sampled."""
+        for group in groups:
+            if group.samples:
+                name = group.samples[0].domain
+                self._domains.setdefault(name, Judged()).add_group(group)
+
+    def require_some_at_all(self) -> None:
+        """Raises TrainingStopped where rewards were asked and never gave a verdict."""
+        if self._domains and all(judged.has_no_verdict for judged in self._domains.values()):
+            name, judged = next(iter(self._domains.items()))
+            raise TrainingStopped(f"there is no verdict to learn from: {no_verdict(name, judged)}")
+
+    def require_some(self, step: int, most_failed: float) -> None:
+        """Raises TrainingStopped where a domain's reward failed every time that it was asked, and
+        where more than `most_failed` of all verdicts did."""
+        if most_failed >= 1.0:
+            return
+        for name, judged in self._domains.items():
+            if judged.has_no_verdict and judged.failed >= FEWEST:
+                raise TrainingStopped(f"step {step}: {no_verdict(name, judged)}")
+        failed = sum(judged.failed for judged in self._domains.values())
+        asked = sum(judged.asked for judged in self._domains.values())
+        if asked >= FEWEST and failed > most_failed * asked:
+            worst = max(self._domains.values(), key=lambda judged: judged.failed)
+            raise TrainingStopped(
+                f"step {step}: {failed} of the {asked} verdicts so far failed, which is more than"
+                f" the bound of {most_failed:.0%}; most often: {worst.reason}. Repair the reward or"
+                " the environment, or raise `bounds.max_failed_share`"
+            )
+
+    @property
+    def is_solved(self) -> bool:
+        means = [judged.mean_outcome for judged in self._domains.values()]
+        return bool(means) and all(mean is not None and mean >= SOLVED for mean in means)
+
+    def nothing_learned(self, filtered: Mapping[str, int]) -> str:
+        """Why no step could update the policy; `filtered`: groups that were dropped, by reason."""
+        for name, judged in self._domains.items():
+            if judged.has_no_verdict:
+                return no_verdict(name, judged)
+        whole = Counter[str]()
+        for judged in self._domains.values():
+            whole.update(judged.ended)
+        for status, said in _ENDS.items():
+            if whole and whole[status] == whole.total():
+                return f"all {whole.total()} rollouts {said}"
+        if not filtered:
+            return "too few groups of the steps could be trained on"
+        reason, count = max(filtered.items(), key=lambda item: item[1])
+        if reason == "equal_rewards":
+            return f"the rewards within each of {count} groups were equal{self._all_equal()}"
+        total = sum(filtered.values())
+        return f"{count} of {total} groups were dropped by the filter as `{reason}`"
+
+    def _all_equal(self) -> str:
+        lows = [j.low for j in self._domains.values() if j.low is not None]
+        highs = [j.high for j in self._domains.values() if j.high is not None]
+        if lows and min(lows) == max(highs):
+            return f", every reward was {lows[0]:g}"
+        ended = Counter[str]()
+        for judged in self._domains.values():
+            ended.update(judged.ended)
+        counts = ", ".join(f"{count} {status}" for status, count in ended.most_common())
+        return f"; rollouts ended: {counts}"
+
+    def warnings(self, needs: Collection[Need]) -> Iterator[StageWarning]:
+        """`needs`: of the advantage."""
+        for name, judged in self._domains.items():
+            yield from _ends(name, judged)
+            if "teachers" not in needs:  # these do not learn from rewards
+                yield from _rewards(name, judged, compares="spread" in needs)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes."""
+        return {
+            name: {f.name: getattr(judged, f.name) for f in fields(judged)}
+            for name, judged in self._domains.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._domains = {name: Judged.of_state(of) for name, of in state.items()}
+
+
+_ENDS = {
+    Status.TRUNCATED: "were cut off at their limit of tokens, turns or context; raise the domain's"
+    " `max_new_tokens` or `max_turns`",
+    Status.MALFORMED: "broke the format of calls or thoughts; give the model a longer cold start,"
+    " or correct the chat template",
+    Status.ABORTED: "were aborted by the engine",
+}
+
+
+def no_verdict(domain: str, judged: Judged) -> str:
+    """A sentence on a reward that never gave one."""
+    return (
+        f"the rewards of {domain} failed on each of the {judged.failed} rollouts that they were"
+        f" asked about: {judged.reason}. Repair the reward or the environment, or give the rows"
+        " what it reads; `tributary check` tries it"
+    )
+
+
+def _ends(name: str, judged: Judged) -> Iterator[StageWarning]:
+    total, failed = judged.rollouts, judged.failed
+    if failed and (judged.has_no_verdict or failed > _MANY * judged.asked):
+        yield StageWarning(
+            what=f"{failed} of {judged.asked} verdicts on {name} failed; no failed one is trained"
+            " on",
+            cause=judged.reason,
+            advice="repair the reward or the environment",
+            figures={"failed": failed, "asked": judged.asked},
+        )
+    for status in (Status.TRUNCATED, Status.MALFORMED):
+        count = judged.ended[status]
+        if count > _MOST * total:
+            yield StageWarning(
+                what=f"{count} of {total} rollouts of {name} ended {status}",
+                cause=_ENDS[status].partition("; ")[0],
+                advice=_ENDS[status].partition("; ")[2],
+                figures={str(status): count, "rollouts": total},
+            )
+
+
+def _rewards(name: str, judged: Judged, *, compares: bool) -> Iterator[StageWarning]:
+    """`compares`: whether equal rewards in a group teach nothing."""
+    if judged.scored >= FEWEST and judged.low == judged.high and judged.low is not None:
+        yield StageWarning(
+            what=f"the reward of all {judged.scored} rollouts of {name} was {judged.low:g}",
+            cause="it tells no answer from another",
+            advice="look at the samples, and try the reward with `tributary test-hook`",
+            figures={"rollouts": judged.scored, "reward": judged.low},
+        )
+    elif compares and judged.flat > _MOST * judged.groups:
+        yield StageWarning(
+            what=f"{judged.flat} of {judged.groups} groups of {name} taught nothing",
+            cause="all rollouts of such a group earned the same, and did not solve the problem",
+            advice="draw easier problems, more rollouts of each, or give a longer cold start",
+            figures={"groups": judged.groups, "flat": judged.flat},
+        )

@@ -1,0 +1,236 @@
+"""A stage that trained nothing fails with the cause; one that trained on little says so.
+
+The loop, the roller, the filter and the record are the real ones; the policy says what it is told,
+and the trainer answers with the metrics that it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.rollout.bounds import StopRule
+from engines.rollout.consumer import StepResult
+from engines.rollout.filters.verdict import in_process
+from engines.rollout.metrics import step_metrics
+from engines.rollout.records.gallery import Gallery
+from engines.sglang.in_flight import ServerUse
+from engines.step_inputs import StepInputs, TrainedStep
+from engines.types import Group
+from infra.errors import InputError, TrainingStopped
+from tasks.opd.body import check_other_weights
+from tasks.rl.record import RlRecord
+from tests.parts.loop_parts import Notes, Parts
+from tests.parts.rollout_parts import CharChat, domain
+from tests.parts.stage_parts import ListReporter
+
+pytestmark = pytest.mark.unit
+
+Say = Callable[[str, Any], str]
+Score = Callable[[str], float]
+
+
+def by_turn(answers: str) -> Say:
+    """Says one of these letters after the other."""
+    spoken = iter(range(10**9))
+    return lambda prompt, sampling: answers[next(spoken) % len(answers)]
+
+
+def fails(answer: str) -> float:
+    raise ValueError("reward 'math' raised KeyError: 'answer'")
+
+
+class Drops:
+    def keep(self, group: Group) -> bool | str:
+        return "not today"
+
+
+async def run_stage(
+    say: Say,
+    scores: Score | dict[str, Score],
+    *,
+    steps: int = 3,
+    trained: dict[str, float] | None = None,
+    needs: Collection[Any] = ("spread",),
+    max_failed_share: float = 0.2,
+    max_new_tokens: int = 8,
+    **parts: Any,
+) -> tuple[RlRecord, ListReporter]:
+    """The steps of an `rl` stage, and its end."""
+    reporter = ListReporter()
+    watch = StopRule(
+        solved_reward=0.97, min_outcome=0.0, max_entropy=None, max_failed_share=max_failed_share
+    )
+    record = RlRecord(
+        watch=watch, gallery=Gallery(CharChat()), reporter=reporter, steps=steps, notes=Notes()
+    )
+    named = scores if isinstance(scores, dict) else {"d": scores}
+    domains = [domain(n, score, max_new_tokens=max_new_tokens) for n, score in named.items()]
+    made = Parts(say, domains=domains, wanted=4, **parts)
+
+    async def rl_step(inputs: StepInputs) -> TrainedStep:
+        return TrainedStep({"entropy": 0.5, "tokens": 10.0, **(trained or {})})
+
+    made.trainer.rl_step = rl_step
+
+    async def after_step(result: StepResult) -> bool:
+        record.observe(result, ServerUse(), {})
+        return record.solved
+
+    await made.loop.run(first=1, last=steps, after_step=after_step)
+    record.conclude(needs)
+    return record, reporter
+
+
+async def stopped(say: Say, scores: Score | dict[str, Score], **more: Any) -> str:
+    with pytest.raises(TrainingStopped) as caught:
+        await run_stage(say, scores, **more)
+    return str(caught.value)
+
+
+async def said(say: Say, scores: Score | dict[str, Score], **more: Any) -> list[str]:
+    _, reporter = await run_stage(say, scores, **more)
+    return [str(warning) for warning in reporter.kept]
+
+
+async def test_a_stage_that_learns_says_nothing() -> None:
+    assert await said(by_turn("01"), float) == []
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0], ids=["stops at once", "failures are tolerated"])
+async def test_a_reward_that_always_raises_ends_the_stage_with_its_cause(share: float) -> None:
+    why = await stopped(by_turn("01"), fails, max_failed_share=share)
+    assert "KeyError: 'answer'" in why
+
+
+async def test_a_reward_that_fails_wherever_it_is_asked_is_no_small_share_of_broken_answers() -> (
+    None
+):
+    # 7 of 8 rollouts break the format: one of 8 is less than the bound of 20%
+    say = by_turn("???????1")
+    why = await stopped(say, fails, steps=20)
+    assert "step 8: the rewards of d failed on each of the 8 rollouts" in why
+
+
+async def test_a_reward_that_fails_on_half_of_what_it_is_asked_breaks_the_bound() -> None:
+    score: Score = lambda answer: fails(answer) if answer == "1" else float(answer)  # noqa: E731
+    why = await stopped(by_turn("??????01"), score, steps=20)
+    assert "of the 8 verdicts so far failed" in why
+    assert "bound of 20%" in why
+
+
+async def test_one_domain_whose_reward_always_fails_ends_the_stage_beside_nine_that_work() -> None:
+    scores: dict[str, Score] = {f"d{n}": float for n in range(9)}
+    why = await stopped(by_turn("01"), {**scores, "lost": fails}, steps=20, max_failed_share=0.5)
+    assert "the rewards of lost failed on each of the 8 rollouts" in why
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+async def test_a_constant_reward_trains_nothing(value: float) -> None:
+    if value == 1.0:
+        (line,) = [s for s in await said(by_turn("01"), lambda _: value) if "no step" in s]
+        assert "solves the problems already" in line
+        assert "call every answer right" in line
+        return
+    why = await stopped(by_turn("01"), lambda _: value)
+    assert why == (
+        "nothing was trained: none of 3 steps made an update, as the rewards within each of 12"
+        f" groups were equal, every reward was {value:g}"
+    )
+
+
+async def test_a_constant_reward_under_an_advantage_that_trains_on_it_is_said() -> None:
+    lines = await said(by_turn("01"), lambda _: 0.0, needs=("critic",), needs_spread=False)
+    (line,) = lines
+    assert line.startswith("the reward of all 24 rollouts of d was 0: it tells no answer from")
+
+
+async def test_every_rollout_truncated() -> None:
+    why = await stopped(by_turn("01"), lambda _: 0.0, max_new_tokens=1)
+    assert "all 24 rollouts were cut off" in why
+    assert "`max_new_tokens`" in why
+
+
+async def test_most_rollouts_truncated() -> None:
+    spoken = iter(range(10**9))
+    lengths = [9, 9, 9, 1]
+    long: Say = lambda prompt, _: "1" * lengths[next(spoken) % 4]  # noqa: E731
+    lines = await said(long, lambda answer: float(len(answer) == 1))
+    assert any(s.startswith("18 of 24 rollouts of d ended truncated: ") for s in lines)
+
+
+async def test_every_rollout_malformed() -> None:
+    why = await stopped(by_turn("?"), float)
+    assert "all 24 rollouts broke the format" in why
+
+
+async def test_a_filter_that_keeps_nothing() -> None:
+    why = await stopped(by_turn("01"), float, group_filter=in_process(Drops()))
+    assert "12 of 12 groups were dropped by the filter as `not_today`" in why
+
+
+async def test_steps_without_an_update_are_counted() -> None:
+    spoken = iter(range(10**9))
+    # the first two steps have equal rewards, the third can learn
+    say: Say = lambda prompt, _: "0" if (n := next(spoken)) < 16 else str(n % 2)  # noqa: E731
+    lines = await said(say, float)
+    assert lines[0].startswith("2 of 3 steps made no update: the rewards within each of 8 groups")
+    assert lines[1].startswith("8 of 12 groups of d taught nothing: all rollouts of such a group")
+
+
+async def test_a_gradient_of_nothing_but_zeros_is_no_training() -> None:
+    why = await stopped(by_turn("01"), float, trained={"grad_norm": 0.0})
+    assert why.startswith("nothing was trained: the gradient was exactly 0 in each of 3 updates")
+
+
+async def test_a_collapsed_policy_is_said_unless_it_solves_its_problems() -> None:
+    lines = await said(by_turn("01"), float, trained={"entropy": 1e-6})
+    assert lines[0].startswith("the policy's entropy fell to 1e-06 nats a token at a mean outcome")
+    right = by_turn("1111111111111110")
+    assert await said(right, float, trained={"entropy": 1e-6}, oversample=4.0, steps=2) == []
+
+
+async def test_a_student_that_is_its_teachers_equal_is_said() -> None:
+    lines = await said(by_turn("01"), float, trained={"teacher_kl": 1e-9}, needs=("teachers",))
+    assert lines[0].startswith("student and teachers were never further apart than 0.0001 nats")
+
+
+def test_a_teacher_that_is_the_student_itself_is_refused() -> None:
+    records = {"model": {"digest": "a"}, "math": {"digest": "a"}, "code": {"digest": "b"}}
+    with pytest.raises(InputError, match="the teacher of math is the student itself"):
+        check_other_weights(records, ["math", "code"])
+    check_other_weights(records, ["code"])
+
+
+async def test_what_was_counted_outlives_an_attempt(tmp_path: Path) -> None:
+    first, _ = await run_stage(by_turn("01"), float)
+    first.save(tmp_path)()
+    state = json.loads((tmp_path / "state.json").read_text())
+    second, reporter = await run_stage(by_turn("01"), float)
+    second.restore(tmp_path)
+    assert (second.updates.state(), second.verdicts.state()) == (
+        state["updates"],
+        state["verdicts"],
+    )
+    assert state["verdicts"]["d"]["ended"] == {"completed": 24}
+    reporter.kept.clear()
+    second.conclude(["spread"])
+    assert reporter.kept == []
+
+
+async def test_a_step_without_a_verdict_has_no_outcome() -> None:
+    made = Parts(by_turn("01"), domains=[domain("d", fails)], wanted=4)
+    steps: list[StepResult] = []
+
+    async def after_step(result: StepResult) -> bool:
+        steps.append(result)
+        return False
+
+    await made.loop.run(first=1, last=1, after_step=after_step)
+    metrics = step_metrics(steps[0])
+    assert metrics["failed_share"] == 1.0
+    assert not metrics.keys() & {"outcome_mean", "reward_mean"}, "no verdict is no score of 0"

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from infra.errors import TributaryError
@@ -44,7 +45,13 @@ class MathJudge:
 
     async def equal(self, gold: str, answer: str) -> bool:
         """Whether both denote the same. Raises `TookTooLong`."""
-        return await asyncio.to_thread(self._ask, gold, answer)
+        (found,) = await self.each_equal([(gold, answer)])
+        return found
+
+    async def each_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two of each pair denote the same, all within the time of one comparison.
+        Raises `TookTooLong`."""
+        return await asyncio.to_thread(self._ask, pairs)
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -56,27 +63,28 @@ class MathJudge:
         """A copy in another process starts its own worker."""
         return MathJudge, (self.time_limit,)
 
-    def _ask(self, gold: str, answer: str) -> bool:
+    def _ask(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         with self._lock:
             try:
-                return self._asked(gold, answer)
+                return self._asked(pairs)
             except _WorkerDied:
                 pass  # by its question, or by what has nothing to do with it: a second one knows
             try:
-                return self._asked(gold, answer)
+                return self._asked(pairs)
             except _WorkerDied:
                 raise TookTooLong("math-verify: the worker died twice") from None
 
-    def _asked(self, gold: str, answer: str) -> bool:
+    def _asked(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         process = self._running()
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            process.stdin.write(json.dumps(pairs).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError as error:
             self.close()
             raise _WorkerDied from error
-        return bool(json.loads(self._read(process, self.time_limit)))
+        found: list[bool] = json.loads(self._read(process, self.time_limit))
+        return found
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

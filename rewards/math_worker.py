@@ -1,6 +1,10 @@
-"""The process behind `MathJudge`: one question `[gold, answer]` a line in, `true` or `false` out.
+"""The process behind `MathJudge`: a line of questions `[[gold, answer], ...]` in, as many times
+`true` or `false` out.
 
 Run as a file, so that it imports nothing of ours. Its owner keeps the time and kills it.
+
+math-verify rounds at six decimal places and drops what is small. So constants are compared here to
+many digits of their own size, and what it calls equal is tried with numbers for the variables.
 """
 
 from __future__ import annotations
@@ -8,23 +12,87 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from typing import Any
 
 MEMORY_LIMIT = 2 << 30
 """bytes of address space"""
+DIGITS = 50
+"""to which constants are computed"""
+_LEAST_DIGITS = 6
+"""that a decimal must have, to stand for a number without end"""
+_POINTS = ((7, 3), (11, 13), (5, 19), (23, 17), (3, 29), (31, 37))
+"""what is put in for variables, as fractions"""
 
 
 def main() -> None:
-    from math_verify import parse, verify
-
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    from math_verify import parse, verify  # what takes time, before the owner measures it
+
     print("ready", flush=True)
     for line in sys.stdin:
-        gold, answer = (
-            # None turns the alarm off; the hint forgets it
-            parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-            for text in json.loads(line)
-        )
-        print(json.dumps(bool(verify(gold, answer, timeout_seconds=None))), flush=True)
+        pairs = json.loads(line)
+        print(json.dumps([_answer(a, b, parse, verify) for a, b in pairs]), flush=True)
+
+
+def _answer(gold: str, answer: str, parse: Any, verify: Any) -> bool:
+    try:
+        return _is_equal(gold, answer, parse, verify)
+    except Exception:  # whatever sympy cannot compare, or has no memory for, is not equal
+        return False
+
+
+def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
+    import sympy
+
+    golds, answers = (
+        [
+            sympy.nsimplify(found, rational=True) if isinstance(found, sympy.Expr) else found
+            for found in parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # its alarm is off
+        ]
+        for text in (gold, answer)
+    )
+    if not golds or not answers:
+        return False
+    first, second = golds[0], answers[0]
+    if all(isinstance(each, sympy.Expr) and not each.free_symbols for each in (first, second)):
+        return _same_constant(first.doit(), second.doit(), answer)
+    return bool(verify(golds, answers, timeout_seconds=None)) and _holds(first, second)
+
+
+def _same_constant(exact: Any, said: Any, written: str) -> bool:
+    """Whether they are equal, or what was written is a rounding to six digits or more."""
+    import sympy
+
+    if exact == said or (exact.is_Rational and said.is_Rational):
+        return bool(exact == said)
+    first, second = (sympy.N(each, DIGITS) for each in (exact, said))
+    if abs(first - second) < max(abs(first), abs(second)) * 10 ** (10 - DIGITS):
+        return True
+    whole, point, places = written.strip("+-").partition(".")
+    if not (
+        f"{whole}{places}".isdecimal() and len(f"{whole}{places}".lstrip("0")) >= _LEAST_DIGITS
+    ):
+        return False
+    return bool(point) and bool(abs(first - second) * 2 <= sympy.Rational(1, 10 ** len(places)))
+
+
+def _holds(gold: Any, answer: Any) -> bool:
+    """Whether two expressions are equal at points as well; what is no expression is not tried."""
+    import sympy
+
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return True
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    for shift in range(3):
+        point: Any = {
+            symbol: sympy.Rational(*_POINTS[(at + shift) % len(_POINTS)]) + at // len(_POINTS)
+            for at, symbol in enumerate(symbols)
+        }
+        first, second = (sympy.N(each.subs(point).doit(), DIGITS) for each in (gold, answer))
+        size = max(abs(first), abs(second))
+        if not (size == 0 or abs(first - second) < size * 10 ** (10 - DIGITS)):
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Any, ClassVar
 
 from engines.types import Transcript, Verdict
+from infra.errors import InputError
 from infra.reasoning_gym_library import load_reasoning_gym
 from rewards.format import format_fault
 from rewards.references import reference_of
@@ -16,7 +18,7 @@ from rewards.text import boxed
 class ReasoningGymScore:
     r"""The dataset's score of the answer, 0 to 1; a malformed or empty reply scores 0.
 
-    The answer is what stands in a single `\boxed{...}`, or the whole reply without one. The
+    The answer is what stands in the last `\boxed{...}`, or the whole reply without one. The
     reference names the entry: `{"dataset", "config", "seed", "index"}`.
     """
 
@@ -27,15 +29,17 @@ class ReasoningGymScore:
         if fault := format_fault(transcript):
             return Verdict(0.0, reason=fault)
         boxes = boxed(transcript.answer)
-        answer = boxes[0] if len(boxes) == 1 else transcript.answer.strip()
+        answer = boxes[-1] if boxes else transcript.answer.strip()
         return Verdict(_score(reference, answer))
 
 
 def _score(reference: dict[str, Any], answer: str) -> float:
     config = json.dumps(reference["config"], sort_keys=True)
     dataset = _dataset(reference["dataset"], config, reference["seed"])
-    score = dataset.score_answer(answer, entry=dataset[reference["index"]])
-    return min(1.0, max(0.0, float(score)))
+    score = float(dataset.score_answer(answer, entry=dataset[reference["index"]]))
+    if not math.isfinite(score):
+        raise InputError(f"the dataset {reference['dataset']} scored {score}")
+    return min(1.0, max(0.0, score))
 
 
 @functools.lru_cache(maxsize=32)

@@ -7,7 +7,10 @@ import re
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 _ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*")
-_BOX = "\\boxed{"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
+_LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
+_DIGITS = 15
+"""of a float: more than these are rounding, as in 0.30000000000000004"""
 
 
 def words_of(text: str) -> list[str]:
@@ -30,17 +33,49 @@ def without_mark(line: str) -> str:
 
 
 def boxed(text: str) -> list[str]:
-    r"""The content of each `\boxed{...}`, braces balanced; an unclosed box gives nothing."""
+    r"""The content of each `\boxed{...}`, braces balanced; an unclosed box gives nothing. White
+    space may stand before the brace, and `\boxed 42` is a box as well."""
+    return [content for _, _, content in _boxes(text)]
+
+
+def last_boxed(text: str) -> list[str]:
+    r"""The content of the last box, and of those that make a list with it: nothing but commas and
+    `and` or `or` is between them. Twice the same counts once."""
     found: list[str] = []
-    position = text.find(_BOX)
-    while position >= 0:
-        start = position + len(_BOX)
-        end = _closing_brace(text, start)
-        if end is None:
+    begun = len(text)
+    for start, end, content in reversed(_boxes(text)):
+        if found and not _LISTED.fullmatch(text[end:begun]):
             break
-        found.append(text[start:end])
-        position = text.find(_BOX, end)
+        found.insert(0, content)
+        begun = start
+    return list(dict.fromkeys(found))
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, content) of each."""
+    found: list[tuple[int, int, str]] = []
+    position = 0
+    while box := _BOX.search(text, position):
+        content, end = box[1], box.end()
+        if content == "{":
+            closing = _closing_brace(text, end)
+            if closing is None:
+                break
+            content, end = text[end:closing], closing + 1
+        found.append((box.start(), end, content))
+        position = end
     return found
+
+
+def value_text(value: str | float | bool | None) -> str:
+    """How a value of JSON is written in an answer: `42`, not `42.0`; `true`, not `True`."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower() if value is not None else "null"
+    if not isinstance(value, float):
+        return str(value)
+    if value.is_integer() and abs(value) < 10**_DIGITS:
+        return str(int(value))
+    return f"{value:.{_DIGITS}g}"
 
 
 def _closing_brace(text: str, start: int) -> int | None:

@@ -6,6 +6,8 @@ import asyncio
 import pickle
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +53,7 @@ def reward(judge):
     return made
 
 
-async def verdict(reward: Math, gold: str, answer: str) -> float:
+async def verdict(reward: Math, gold: Any, answer: str) -> float:
     problem = Problem("p", "reasoning", (), {"answer": gold})
     said = Message("assistant", f"\\boxed{{{answer}}}")
     return (await reward(Transcript(problem, (said,), Status.COMPLETED, 9))).score
@@ -99,6 +101,79 @@ async def test_a_question_is_no_answer_to_itself(reward, level):
     for problem in curriculum.problems("heldout", 30, seed=1):
         (question,) = [m.content for m in problem.messages if m.role == "user"]
         assert await verdict(reward, problem.reference["answer"], question) == 0.0, question
+
+
+def table() -> list[tuple[str, str, float]]:
+    lines = (Path(__file__).with_name("math_pairs.txt")).read_text().splitlines()
+    pairs = [(line[0], *line[2:].split(" :: ")) for line in lines if line[:2] in ("+ ", "- ")]
+    return [(gold, answer, float(sign == "+")) for sign, gold, answer in pairs]
+
+
+async def test_every_pair_of_the_table_gets_its_verdict(reward):
+    pairs = table()
+    assert len(pairs) > 700
+    given = [(gold, said, await verdict(reward, gold, said)) for gold, said, _ in pairs]
+    assert [g for g, wanted in zip(given, pairs, strict=True) if g != wanted] == []
+
+
+@pytest.mark.parametrize(
+    "said", [r"{" * 300, r"\frac" * 90, "9" * 400 + "e3000", "(1," * 120, "<x" * 200]
+)
+async def test_what_nobody_can_read_is_wrong_at_once(reward, said):
+    started = time.monotonic()
+    for gold in ("5", r"\{1,2\}", "x+1", "x>5", "(1,2)"):
+        assert await verdict(reward, gold, f"{said}}}") == 0.0
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (42, "42"),
+        (42.0, "42"),
+        (0.1 + 0.2, "0.3"),
+        (1e3, "1000"),
+        (True, "true"),
+        (["1/2", "50"], "50"),
+        ([1.0, 2.0], "2"),
+        (r"So it is \boxed{42}.", "42"),
+    ],
+)
+async def test_a_reference_is_a_value_and_not_its_text(reward, reference, said):
+    assert await verdict(reward, reference, said) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (r"It is \boxed {42}.", 1.0),
+        ("It is \\boxed\n{42}.", 1.0),
+        (r"It is \boxed 42.", 1.0),
+        (r"It is $\boxed{\boxed{42}}$.", 1.0),
+        (r"It is \fbox{42}.", 1.0),
+        (r"First \boxed{12}, then \boxed{42}.", 1.0),
+        (r"First \boxed{42}, then \boxed{12}.", 0.0),
+        (r"\boxed{42}, so \boxed{42}.", 1.0),
+        (r"\boxed{42}, \boxed{42}", 1.0),
+        (r"$\boxed{42}$, $\boxed{12}$", 0.0),
+        ("The answer is 42.", 0.0),
+        (r"It is \boxed{42", 0.0),
+    ],
+)
+async def test_the_last_box_of_the_answer_counts(reward, text, score):
+    problem = Problem("p", "reasoning", (), {"answer": "42"})
+    given = await reward(Transcript(problem, (Message("assistant", text),), Status.COMPLETED, 9))
+    assert given.score == score
+    assert (
+        score or "12', not '42'" in given.reason or r"reads what stands in \boxed" in given.reason
+    )
+
+
+async def test_a_box_in_the_thought_alone_is_no_answer(reward):
+    problem = Problem("p", "reasoning", (), {"answer": "42"}, thinking=True)
+    said = Message("assistant", "It is 42.", reasoning=r"So \boxed{42}")
+    given = await reward(Transcript(problem, (said,), Status.COMPLETED, 9))
+    assert (given.score, given.reason[:16]) == (0.0, "no boxed answers")
 
 
 async def test_many_questions_at_once_get_their_own_answers(judge):

@@ -76,6 +76,11 @@ async def test_length_falls_evenly_over_its_margin(tokens, score):
         (r"\boxed{1} \boxed{2}", ["1", "2"]),
         (r"\boxed{42", []),
         ("42", []),
+        (r"\boxed {42}", ["42"]),
+        ("\\boxed\n{42}", ["42"]),
+        (r"\boxed 42.", ["42."]),
+        (r"\boxed{\boxed{42}}", [r"\boxed{42}"]),
+        (r"\boxedly{42}", []),
     ],
 )
 def test_boxed_reads_balanced_braces(text, found):

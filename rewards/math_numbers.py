@@ -1,0 +1,221 @@
+r"""Numbers in any dress: `1,000`, `\$5`, `5\text{ cm}`, `50\%`, `3\frac{1}{2}`, `1.5e3`, `120_{3}`.
+
+They are compared exactly. Two numbers are one answer if
+
+- their values are equal, and a whole number is not left as a division: `10/2` is not `5`;
+- no units contradict: a unit may be left out, and is never converted;
+- they have the same base;
+- where one is no finite decimal, the other may be its rounding to six digits or more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from rewards.math_units import PERCENT, is_known, is_short, read_unit
+
+Form = Literal["decimal", "fraction"]
+MAX_EXPONENT = 3_000
+_LEAST_DIGITS = 6
+"""that a rounding must have"""
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.\d*)?|\.\d+)"
+_REPEATING = rf"({_WHOLE}?)\.(\d*)(?:\\(?:overline|bar|dot)\{{(\d+)\}}|\((\d+)\))"
+_POWER = r"(?:\\times|\\cdot|\*|x)10\^\{?([+-]?\d+)\}?|[eE]([+-]?\d+)(?![\d.])"
+_PATTERNS = [
+    (
+        "mixed",
+        re.compile(rf"({_WHOLE}) ?\\frac\{{(\d+)\}}\{{(\d+)\}}|({_WHOLE}) (\d+)/(\d+)(?![\d.])"),
+    ),
+    (
+        "fraction",
+        re.compile(rf"\\frac\{{(-?{_WHOLE})\}}\{{(-?{_WHOLE})\}}|({_WHOLE})/({_WHOLE})(?![\d.])"),
+    ),
+    ("repeating", re.compile(_REPEATING)),
+    ("scientific", re.compile(rf"({_DECIMAL})(?:{_POWER})|10\^\{{?([+-]?\d+)\}}?")),
+    ("decimal", re.compile(_DECIMAL)),
+]
+_CURRENCY = re.compile(r"([+-]?)\s*([¤€£¥₹]|Rs\.?|USD)\s*([+-]?)")
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
+_IN_BASE = re.compile(
+    r"(?:\\text\{)?([0-9A-Za-z]*\d[0-9A-Za-z]*)\}?"
+    r"(?:_\{?(?:\\text\{)? ?(?:base[ -]?)?(\w+?)\}*"
+    r"|(?:\\text\{)? ?\(?(?:in )?base[ -]\}?(\w+)\)?\}?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number as it was written."""
+
+    value: Fraction
+    form: Form = "decimal"
+    unit: str = ""
+    digits: int = 0
+    """that it shows, without leading zeros; 0: it is exact"""
+    base: int = 0
+    """that it names; 0: none"""
+    numeral: str = ""
+    """its digits in that base"""
+    may_be_variable: bool = False
+    """whether its unit is one letter right behind it"""
+
+
+def read_number(text: str) -> Number | None:
+    """Of a text in the one way of `rewards.math_writing.plain`; None if it is no number."""
+    text = _unwrapped(text)
+    if based := _in_base(text):
+        return based
+    currency = ""
+    if found := _CURRENCY.match(text):
+        currency = read_unit(found[2].strip("."))
+        text = f"{found[1] or found[3]}{text[found.end() :]}"
+        currency = currency[0] if currency else ""
+    sign = -1 if text.startswith("-") else 1
+    text = text[1:].lstrip() if text[:1] in ("+", "-") else text
+    for kind, pattern in _PATTERNS:
+        if found := pattern.match(text):
+            value = _value(kind, found)
+            return None if value is None else _with_unit(kind, found, sign * value, currency, text)
+    return None
+
+
+def same_number(gold: Number, said: Number) -> bool:
+    """Whether `said` is the answer `gold`."""
+    if gold.base:
+        return (gold.base, gold.numeral) == (said.base, said.numeral)
+    if said.base not in (0, 10) or _contradict(gold, said):
+        return False
+    for wanted, given in _readings(gold, said):
+        is_left_open = wanted.denominator == 1 and said.form == "fraction" and not said.digits
+        if wanted == given:
+            return not is_left_open
+        if _is_rounded(wanted, given, said.digits) or _is_rounded(given, wanted, gold.digits):
+            return True
+    return False
+
+
+def _contradict(gold: Number, said: Number) -> bool:
+    """Whether their units do."""
+    if said.may_be_variable and (not said.unit or said.unit != gold.unit):
+        return True
+    return (
+        PERCENT not in (gold.unit, said.unit)
+        and "" not in (gold.unit, said.unit)
+        and (gold.unit != said.unit)
+    )
+
+
+def _readings(gold: Number, said: Number) -> list[tuple[Fraction, Fraction]]:
+    """Pairs of values, of which one must be equal. A percent sign that only one of them has was
+    left out, or the other one is the share: `50%` is `50` and `1/2`, and `0.5%` is not `0.5`."""
+    if (gold.unit == PERCENT) == (said.unit == PERCENT):
+        return [(gold.value, said.value)]
+    if "" not in (gold.unit, said.unit):
+        return []
+    share = [
+        (n.value / 100 if n.unit == PERCENT else n.value) for n in (gold, said)
+    ]  # fmt: skip
+    left_out = [(gold.value, said.value)] if abs(gold.value) > 1 else []
+    return [(share[0], share[1]), *left_out]
+
+
+def _is_rounded(exact: Fraction, shown: Fraction, digits: int) -> bool:
+    """Whether `shown` is a number without end, rounded to this many digits."""
+    under = exact.denominator
+    for prime in (2, 5):
+        while under % prime == 0:
+            under //= prime
+    if digits < _LEAST_DIGITS or under == 1:
+        return False
+    return is_rounding(exact - shown, shown, digits)
+
+
+def is_rounding(difference: Fraction, shown: Fraction, digits: int) -> bool:
+    if not shown:
+        return False
+    exponent = len(str(int(abs(shown)))) if abs(shown) >= 1 else 0
+    while abs(shown) < Fraction(1, 10 ** (1 - exponent)) and exponent > -MAX_EXPONENT:
+        exponent -= 1
+    return abs(difference) * 2 <= Fraction(10) ** (exponent - digits)
+
+
+def _unwrapped(text: str) -> str:
+    """Without what says that it is about equal, and without brackets around all of it."""
+    text = text.removeprefix(r"\approx").strip()
+    text = re.sub(
+        r"^(?:about|approximately|exactly) ", "", re.sub(r"^\\text\{([^{}]*)\}$", r"\1", text)
+    )
+    return re.sub(r"^\(([^(),]*)\)$", r"\1", text.strip())
+
+
+def _in_base(text: str) -> Number | None:
+    found = _IN_BASE.fullmatch(text)
+    if not found:
+        return None
+    named = found[2] or found[3]
+    base = _BASES.get(named.lower()) or (int(named) if named.isdecimal() and len(named) < 3 else 0)
+    try:
+        value = Fraction(int(found[1], base)) if 2 <= base <= 36 else None
+    except ValueError:
+        return None
+    numeral = found[1].upper().lstrip("0") or "0"
+    return None if value is None else Number(value, base=base, numeral=numeral)
+
+
+def _value(kind: str, found: re.Match[str]) -> Fraction | None:
+    parts = [part.replace(",", "") for part in found.groups() if part]
+    if kind == "mixed":
+        whole, over, under = map(int, parts)
+        return whole + Fraction(over, under) if under else None
+    if kind == "fraction":
+        over, under = map(int, parts)
+        return Fraction(over, under) if under else None
+    if kind == "repeating":
+        whole, first, again = (found[1] or "0").replace(",", ""), found[2], found[3] or found[4]
+        ended = Fraction(int(whole + first), 10 ** len(first))
+        return ended + Fraction(int(again), 10 ** len(first) * (10 ** len(again) - 1))
+    if kind == "decimal":
+        return Fraction(_padded(found[0].replace(",", "")))
+    exponent = int(parts[-1])
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    return Fraction(_padded(parts[0]) if len(parts) > 1 else "1") * Fraction(10) ** exponent
+
+
+def _padded(text: str) -> str:
+    return f"0{text}0" if "." in text else text
+
+
+def _with_unit(
+    kind: str, found: re.Match[str], value: Fraction, currency: str, text: str
+) -> Number | None:
+    rest = text[found.end() :]
+    if re.match(r"[\d.,_!(\\^]", rest) and not re.match(
+        r"\\text\{|\^\\circ|\\cdot *\\text|\(in |\( ?[a-z]", rest
+    ):
+        return None
+    read = read_unit(rest)
+    if read is None or (currency and read[0] not in ("", currency)):
+        return None
+    is_attached = bool(rest) and rest[0].isalpha()
+    if is_attached and not is_short(rest) and not is_known(rest):
+        return None
+    shown = found[0] if kind == "decimal" else found[1] or "" if kind == "scientific" else ""
+    digits = len(re.sub(r"[.,]", "", shown).lstrip("0")) if "." in shown else 0
+    form: Form = "fraction" if kind in ("mixed", "fraction") and not _is_whole(found) else "decimal"
+    unit = currency or ("" if read[0].startswith("unit") else read[0])
+    return Number(
+        value * read[1], form, unit, digits, may_be_variable=is_attached and is_short(rest)
+    )
+
+
+def _is_whole(found: re.Match[str]) -> bool:
+    """Whether what stands below the line is 1."""
+    return [part for part in found.groups() if part][-1] == "1"

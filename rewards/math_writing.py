@@ -1,0 +1,177 @@
+r"""One way to write what LaTeX and Unicode can write in many: `\dfrac12`, `½` -> `\frac{1}{2}`.
+
+Nothing here changes what a text denotes. Texts in `\text{...}` stay marked as such, because words
+are units and names, and other letters are variables. `¤` stands for a dollar.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+ROW_END = "⏎"
+"""stands for `\\\\`"""
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SYMBOLS = {
+    **dict.fromkeys("−–—‒﹣－‐‑", "-"),
+    **dict.fromkeys("·⋅∙", r"\cdot "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    "×": r"\times ",
+    "÷": r"\div ",
+    "√": r"\sqrt ",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "∪": r"\cup ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "±": r"\pm ",
+    "≈": r"\approx ",
+    "°": r"^\circ ",
+    "⟨": "(",
+    "⟩": ")",
+    "″": "''",
+    "′": "'",
+}
+_COMMANDS = {
+    **dict.fromkeys(("left", "right", "displaystyle", "textstyle", "limits", "bf", "rm", "it"), ""),
+    **dict.fromkeys(("bigl", "bigr", "Bigl", "Bigr", "big", "Big", "bigg", "Bigg"), ""),
+    **dict.fromkeys(("quad", "qquad", "thinspace", "enspace", "newline"), " "),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
+    "leq": r"\le",
+    "leqslant": r"\le",
+    "geq": r"\ge",
+    "geqslant": r"\ge",
+    "neq": r"\ne",
+    "mid": "|",
+    "vert": "|",
+    "lvert": "|",
+    "rvert": "|",
+    "lt": "<",
+    "gt": ">",
+    "varnothing": r"\emptyset",
+    "degree": r"^\circ",
+    "colon": ":",
+    "lbrace": r"\{",
+    "rbrace": r"\}",
+    "langle": "(",
+    "rangle": ")",
+    "ast": "*",
+    "infin": r"\infty",
+    "lbrack": "[",
+    "rbrack": "]",
+    "thickapprox": r"\approx",
+    "iff": r"\iff",
+    "ldots": "...",
+    "pounds": "£",
+    "euro": "€",
+    "textdollar": "¤",
+    "land": r"\text{ and }",
+    "lor": r"\text{ or }",
+    "vee": r"\text{ or }",
+    "wedge": r"\text{ and }",
+}
+_FONTS = (
+    *("mathbf", "boldsymbol", "bm", "pmb", "mathit", "mathsf", "mathtt", "mathnormal", "bold"),
+    *("ensuremath", "underline", "boxed", "fbox", "displaystyle", "color", "mathstrut"),
+)
+_TEXTS = (
+    *("textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "mathrm"),
+    *("operatorname", "textup", "emph"),
+)
+_FONT = re.compile(rf"\\(?:{'|'.join(_FONTS)})\s*\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}")
+_TEXT = re.compile(rf"\\(?:{'|'.join(_TEXTS)})\s*\{{")
+_INNER_TEXT = re.compile(r"\\text\s*\{((?:[^{}]|\\[{}])*)\\text\s*\{([^{}]*)\}")
+_LONE_LETTER = re.compile(r"\\text\s*\{\s*([eidπ])\s*\}")
+_COMMAND = re.compile(r"\\([A-Za-z]+)\*?(?![A-Za-z])")
+_SPACES = re.compile(r"\\[,;:> \n]|~|\\hspace\*?\{[^{}]*\}|\s+")
+_SHORT_FRACTION = re.compile(
+    r"\\frac\s*(\d|[A-Za-z]|\{[^{}]*\})\s*(\d|[A-Za-z](?![A-Za-z])|\{[^{}]*\})"
+)
+_SHORT_ROOT = re.compile(r"\\sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))")
+_DELIMITERS = re.compile(r"\\[()\[\]]|\*\*(?=\S)|(?<=\S)\*\*|`")
+_LOOSE = re.compile(r"(?<![0-9A-Za-z}%.]) | (?![0-9A-Za-z.])|(?<=[}%.]) (?![A-Za-z0-9\\])")
+_COMMAND_SPACE = re.compile(r"(\\[A-Za-z]+) (?![A-Za-z])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d/])(?!\s*\\frac)")
+
+
+def plain(text: str) -> str:
+    """The text in one way of writing, without the white space that means nothing."""
+    text = _ascii(text).replace("\\\\", ROW_END)
+    text = text.replace(r"\$", "¤").replace("{,}", ",").replace(r"\!", "")
+    text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&")
+    text = _money(text)
+    text = _DELIMITERS.sub(" ", text)
+    text = _TEXT.sub(r"\\text{", text)
+    for _ in range(4):
+        text = _FONT.sub(r"\1", _INNER_TEXT.sub(r"\\text{\1\2", text))
+    text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]), text)
+    text = _LONE_LETTER.sub(r"\1", text)
+    text = _SPACES.sub(" ", text).replace(r"\text{-}", "-")
+    for _ in range(3):
+        text = _SHORT_FRACTION.sub(_fraction, text)
+        text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
+    text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ", text)
+    text = text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("**", "^")
+    text = re.sub(r"\+\s*\\infty", r"\\infty", text)
+    text = re.sub(r"\\\{\s*\\\}|\{\s*\\emptyset\s*\}", r"\\emptyset", text)
+    return tight(text if r"\begin{" in text else text.replace(ROW_END, " "))
+
+
+def tight(text: str) -> str:
+    """Without white space at its ends and around signs, and without a full stop after it."""
+    before = None
+    while text != before:
+        before = text
+        text = text.strip().removesuffix(ROW_END).rstrip()
+        text = (
+            text[:-1] if text.endswith((".", ";", ",", "\\")) and not text.endswith("...") else text
+        )
+        text = _outer_braces(text)
+    text = _GROUPED.sub(lambda found: found[0].replace(" ", ""), text)
+    return _LOOSE.sub("", _COMMAND_SPACE.sub(r"\1", text))
+
+
+def unmarked(text: str) -> str:
+    r"""Without the marks `\text{...}`; what stood in them stays."""
+    return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
+
+
+def _ascii(text: str) -> str:
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda f: f"^{{{f[0].translate(_SUPERSCRIPTS)}}}", text)
+    text = re.sub("[₀-₉]+", lambda f: f"_{{{f[0].translate(_SUBSCRIPTS)}}}", text)
+    text = "".join(
+        f" {c}" if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
+    )
+    text = unicodedata.normalize("NFKC", text.translate(str.maketrans(_SYMBOLS)))
+    return text.replace("\u2044", "/").replace("\u2212", "-")
+
+
+def _money(text: str) -> str:
+    """Dollars that are delimiters of formulas come in pairs; one alone is money."""
+    if text.count("$") % 2 == 0:
+        return text.replace("$", " ")
+    first, _, rest = text.partition("$")
+    return (
+        f"{first}¤{rest.replace('$', ' ')}" if re.match(r"\s*-?[\d.]", rest) else f"{first}{rest}"
+    )
+
+
+def _fraction(found: re.Match[str]) -> str:
+    over, under = (part if part.startswith("{") else f"{{{part}}}" for part in found.groups())
+    return rf"\frac{over}{under}"
+
+
+def _outer_braces(text: str) -> str:
+    """Without braces around all of it."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return text
+    depth = 0
+    for at, letter in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0 and at < len(text) - 1:
+            return text
+    return text[1:-1]

@@ -50,8 +50,8 @@ class PromptSource(Config):
     name: str = Field(default="data", pattern=r"^[a-z0-9][a-z0-9_-]*$")
     """what rewards and reports call it"""
     files: list[str] = Field(min_length=1)
-    """JSONL, Parquet or `datasets` folders: paths relative to the recipe's file, any fsspec URLs,
-    patterns"""
+    """JSONL, JSON arrays, CSV or Parquet, or folders of one of them: paths relative to the recipe's
+    file, any fsspec URLs, patterns; FOLDER/SPLIT where a folder has splits"""
     format: Layout = "auto"
     """how a row holds messages; auto: what they look like"""
     columns: PromptColumns = PromptColumns()

@@ -132,10 +132,18 @@ def _weight(row: Mapping[str, Any], columns: Columns) -> float:
     if not columns.weight:
         return 1.0
     value = column(row, columns.weight)
+    value = _number(value) if isinstance(value, str) else value  # a cell of CSV
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0:
         raise BadRow(Reason.COLUMNS, f"{columns.weight}: {value!r:.40} is no weight, from 0")
     return float(value)
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _openai(messages: list[dict[str, Any]], name: str) -> Conversation:

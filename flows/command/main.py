@@ -190,7 +190,7 @@ def preview(
     Exit code 1 if no row that was read can be trained on.
 
     Args:
-        files: JSONL or Parquet files, or folders that `datasets` saved: paths, patterns or URLs.
+        files: JSONL, JSON, CSV or Parquet files, or folders of them: paths, patterns or URLs.
         model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
         kind: What a row is: a conversation, a prompt with a reference, or a preference pair.
         rows: How many rows to show.

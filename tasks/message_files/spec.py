@@ -14,8 +14,8 @@ class MessageFiles(Config):
     """One source of conversations."""
 
     files: list[str] = Field(min_length=1)
-    """JSONL (`.jsonl`, `.jsonl.gz`) or Parquet (`.parquet`) files, or folders that `datasets`
-    saved: paths relative to the recipe's file, any fsspec URLs, patterns (`chats/*.jsonl`)"""
+    """JSONL, JSON arrays, CSV or Parquet, or folders of one of them: paths relative to the recipe's
+    file, any fsspec URLs, patterns (`chats/*.jsonl`); FOLDER/SPLIT where a folder has splits"""
     format: Layout = "auto"
     """how a row holds its messages; auto: what its messages look like"""
     columns: Columns = Columns()

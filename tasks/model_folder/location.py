@@ -32,5 +32,5 @@ def beside(folder: str, recipe: Path) -> str:
     """A relative path made absolute: it is meant relative to the recipe's folder."""
     if "://" in folder or folder.startswith("$") or is_hub_name(folder):
         return folder
-    path = Path(folder).expanduser()
-    return str((recipe / path).resolve())
+    # Links stay: in the cache of a hub they have the names, and what they lead to has none.
+    return os.path.abspath(recipe / Path(folder).expanduser())

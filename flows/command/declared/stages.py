@@ -22,7 +22,9 @@ Columns = Annotated[
 Chats = Annotated[
     list[str],
     Parameter(
-        negative=(), consume_multiple=True, help="JSONL or Parquet files of messages to learn from"
+        negative=(),
+        consume_multiple=True,
+        help="JSONL, JSON, CSV or Parquet files of messages to learn from",
     ),
 ]
 Prompts = Annotated[
@@ -30,7 +32,7 @@ Prompts = Annotated[
     Parameter(
         negative=(),
         consume_multiple=True,
-        help="JSONL or Parquet files of prompts with references, in place of a domain",
+        help="JSONL, JSON, CSV or Parquet files of prompts with references, in place of a domain",
     ),
 ]
 HeldOut = Annotated[

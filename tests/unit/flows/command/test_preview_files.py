@@ -19,6 +19,7 @@ from flows.command.main import main
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
+from tasks.model_folder.location import beside
 from tests.parts.chat_parts import random_base
 
 pytestmark = pytest.mark.unit
@@ -163,3 +164,20 @@ def test_no_file_is_said_in_one_line(model: Path, capsys: pytest.CaptureFixture[
         main(["preview", "--model", str(model)])
     assert ended.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_of_a_hub_cache_keeps_the_name_of_its_link(tmp_path: Path):
+    (tmp_path / "blobs").mkdir()
+    as_lines(tmp_path / "blobs/abc", [chat(1)])
+    (tmp_path / "train.jsonl").symlink_to(tmp_path / "blobs/abc")
+    assert beside("train.jsonl", tmp_path) == str(tmp_path / "train.jsonl")
+    assert beside("../x/*.csv", tmp_path / "recipes") == str(tmp_path / "x/*.csv")
+
+
+def test_a_weight_of_csv_is_a_number(model: Path, tmp_path: Path):
+    as_table(tmp_path / "a.csv", [chat(1) | {"w": 0.5}])
+    source = MessageFiles.model_validate(
+        {"files": [str(tmp_path / "a.csv")], "columns": {"weight": "w"}}
+    )
+    stream = MixedStream([source], Renderer.of_model(model), 0, tmp_path / "scratch")
+    assert stream.take().weight == 0.5

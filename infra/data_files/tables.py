@@ -21,6 +21,7 @@ class TableRows:
         self._table = table
         self._first = first_row
         self._json = {field.name: field.type for field in table.schema if _has_json(field.type)}
+        self._plain = {field.name for field in table.schema if _is_plain(field.type)}
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -40,7 +41,7 @@ class TableRows:
             except (ValueError, OverflowError) as error:  # a date beyond Python's, a broken JSON
                 faults[name] = f"is not JSON: {error}"
                 continue
-            if fault := json_fault(value):
+            if name not in self._plain and (fault := json_fault(value)):
                 faults[name] = fault
             else:
                 row[name] = value
@@ -159,6 +160,18 @@ def _has_json(kind: Any) -> bool:
     if getattr(kind, "extension_name", "") == "arrow.json":
         return True
     return any(_has_json(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether all that it can hold is JSON: texts, whole numbers and truth values, at any depth."""
+    import pyarrow as pa
+
+    if pa.types.is_map(kind) or pa.types.is_dictionary(kind):
+        return False
+    if kind.num_fields:
+        return all(_is_plain(kind.field(at).type) for at in range(kind.num_fields))
+    are_leaves = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+    return any(each(kind) for each in (*are_leaves, pa.types.is_boolean, pa.types.is_null))
 
 
 def _with_json(value: Any, kind: Any) -> Any:

@@ -46,7 +46,7 @@ def files_of_folder(
 ) -> tuple[list[str], str]:
     """Their paths in order, and what was chosen where there was a choice. `rest`: the subset and
     the split that are asked for. Raises InputError where none or several are meant."""
-    subsets = _subsets(fs, folder, 2 if rest else None)
+    subsets = _subsets(fs, folder, is_named=bool(rest))
     if not subsets and not rest:
         raise InputError(f"files: {pattern} is a folder without a file that is read. {KINDS_READ}")
     if rest and not any(rest[0] in (name, *splits) for name, splits in subsets.items()):
@@ -95,13 +95,18 @@ def _chosen(
     )
 
 
-def _subsets(fs: Any, folder: str, depth: int | None) -> dict[str, Splits]:
+def _subsets(fs: Any, folder: str, *, is_named: bool) -> dict[str, Splits]:
+    """`is_named`: a name behind the folder's path asks for one, which may be a mistake; then files
+    of folders within count only if a README says so."""
     if fs.isfile(f"{folder}/{_STATE}"):
         return {"": {"": _saved(fs, folder)}}
     parts = sorted(posixpath.dirname(path) for path in fs.glob(f"{_literal(folder)}/*/{_STATE}"))
     if parts:
         return {"": {posixpath.basename(part): _saved(fs, part) for part in parts}}
-    return dict(_declared(fs, folder)) or _by_names(fs, folder, depth)
+    if declared := dict(_declared(fs, folder)):
+        return declared
+    found = _by_names(fs, folder, depth=2 if is_named else None)
+    return {name: splits for name, splits in found.items() if name == "." or not is_named}
 
 
 def _saved(fs: Any, folder: str) -> list[str]:
@@ -152,7 +157,7 @@ def _globbed(fs: Any, folder: str, patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _by_names(fs: Any, folder: str, depth: int | None) -> dict[str, Splits]:
+def _by_names(fs: Any, folder: str, *, depth: int | None) -> dict[str, Splits]:
     """Subsets by the folders within, splits by the words in names that `datasets` knows them by."""
     subsets: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(fs.find(folder, maxdepth=depth)):

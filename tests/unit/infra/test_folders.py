@@ -148,10 +148,10 @@ def test_a_subset_that_was_not_fetched_is_named(tmp_path: Path):
         read(folder, "socratic")
 
 
-@pytest.mark.parametrize("asked", ["none", "none.jsonl", "a/b/c/d", "*.jsonl"])
+@pytest.mark.parametrize("asked", ["none", "test", "none.jsonl", "a/b/c/d", "*.jsonl"])
 def test_a_path_that_is_not_there_is_said_so(asked: str, tmp_path: Path):
     (tmp_path / "notes.txt").write_text("x")
-    made(tmp_path, "deep/one/two/rows.csv")
+    made(tmp_path, "deep/one/two/rows.csv", "deep/none.csv", "src/my-test.csv")
     with pytest.raises(InputError, match="no file matches"):
         find_files([f"{tmp_path}/{asked}"])
 

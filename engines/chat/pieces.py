@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from engines.chat.calls import CLOSE, CallForm
-from engines.chat.kept_prefix import what_follows
+from engines.chat.kept_prefix import Follow, what_follows
 from engines.chat.mode import OPEN_THOUGHT, Thoughts, mode_of
 from engines.chat.template import ChatTemplate
 from engines.types import Message, Problem, ToolCall
@@ -88,7 +88,7 @@ class Pieces:
         said = Message("assistant", _MARK, thought, calls)
         before = self._before(said, thinking)
         after = self.template.render([_USER, said, *new], thinking=thinking, open_turn=True)
-        rest = what_follows(before, after, self.template.end_text)
+        rest = self.follow(before, after)
         if rest is None:
             self._refuse(after, before, "an assistant's turn that is followed by others")
         return after, len(after) - len(rest.text)
@@ -100,10 +100,15 @@ class Pieces:
             self._stand_ins[key] = self.template.render([_USER, said], thinking=thinking)
         return self._stand_ins[key]
 
-    def after_empty_thought(self) -> str:
-        """White space that a header without thinking writes behind its empty thought."""
+    @property
+    def thought_pad(self) -> str | None:
+        """What the template writes behind an empty thought; None where no header shows it."""
         found = _CLOSED_THOUGHT.search(self._openings[False])
-        return found[1] if found else "\n\n"
+        return found[1] if found else None
+
+    def follow(self, before: str, longer: str) -> Follow | None:
+        """What a longer conversation has behind this one; None if the template changes it."""
+        return what_follows(before, longer, self.template.end_text, self.thought_pad)
 
     def _check_thought(self, turn: Message, text: str) -> None:
         if turn.reasoning and turn.reasoning.strip() not in text:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engines.chat.kept_prefix import empty_thought_length, what_follows
+from engines.chat.kept_prefix import empty_thought_length
 from engines.chat.pieces import OPEN_THOUGHT, Pieces, without_open_thought
 from engines.chat.template import END, START
 from engines.chat.turns import THINK
@@ -60,11 +60,12 @@ def _without_unsaid_thoughts(
 ) -> TrainingText:
     """Empty thoughts that no message says, put to what is read before the turn."""
     read, exchanges = text.prompt, list[tuple[str, str]]()
-    pad = pieces.after_empty_thought()
     for turn, (said, after) in zip(turns, text.exchanges, strict=True):
         if turn.reasoning is None and not turn.content.lstrip().startswith(THINK):
-            length = empty_thought_length(said, pad)
-            read, said = read + said[:length], said[length:]
+            opened = OPEN_THOUGHT.search(read)
+            begun = opened.group() if opened else ""
+            length = empty_thought_length(begun + said, pieces.thought_pad) - len(begun)
+            read, said = read + said[: max(length, 0)], said[max(length, 0) :]
         exchanges.append((read, said))
         read = after
     follows = [*(read for read, _ in exchanges[1:]), read]
@@ -140,7 +141,7 @@ def _by_prefix(
         if number == 0:
             prompt = header
         else:
-            follow = what_follows(before, header, pieces.template.end_text)
+            follow = pieces.follow(before, header)
             if follow is None:
                 raise _rewritten(pieces, turns[number - 1], before, header)
             said, _ = exchanges[-1]

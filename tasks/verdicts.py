@@ -18,7 +18,9 @@ from infra.errors import TrainingStopped
 from infra.store.manifest import StageWarning
 
 FEWEST = 8
-"""rollouts from which a rule about shares holds"""
+"""rollouts from which a rule about failed verdicts holds"""
+_FEWEST_ROLLOUTS, _FEWEST_GROUPS = 64, 32
+"""from which half of them says something: a few steps of a young policy have such halves"""
 _MANY = 0.05
 """share of failed verdicts from which they are a warning"""
 _MOST = 0.5
@@ -166,13 +168,12 @@ class Verdicts:
     def _all_equal(self) -> str:
         lows = [j.low for j in self._domains.values() if j.low is not None]
         highs = [j.high for j in self._domains.values() if j.high is not None]
-        if lows and min(lows) == max(highs):
-            return f", every reward was {lows[0]:g}"
         ended = Counter[str]()
         for judged in self._domains.values():
             ended.update(judged.ended)
+        same = f", every reward was {lows[0]:g}" if lows and min(lows) == max(highs) else ""
         counts = ", ".join(f"{count} {status}" for status, count in ended.most_common())
-        return f"; rollouts ended: {counts}"
+        return f"{same}; rollouts ended: {counts}"
 
     def warnings(self, needs: Collection[Need]) -> Iterator[StageWarning]:
         """`needs`: of the advantage."""
@@ -222,7 +223,7 @@ def _ends(name: str, judged: Judged) -> Iterator[StageWarning]:
         )
     for status in (Status.TRUNCATED, Status.MALFORMED):
         count = judged.ended[status]
-        if count > _MOST * total:
+        if count > _MOST * total and (total >= _FEWEST_ROLLOUTS or count == total):
             yield StageWarning(
                 what=f"{count} of {total} rollouts of {name} ended {status}",
                 cause=_ENDS[status].partition("; ")[0],
@@ -240,7 +241,7 @@ def _rewards(name: str, judged: Judged, *, compares: bool) -> Iterator[StageWarn
             advice="look at the samples, and try the reward with `tributary test-hook`",
             figures={"rollouts": judged.scored, "reward": judged.low},
         )
-    elif compares and judged.flat > _MOST * judged.groups:
+    elif compares and judged.groups >= _FEWEST_GROUPS and judged.flat > _MOST * judged.groups:
         yield StageWarning(
             what=f"{judged.flat} of {judged.groups} groups of {name} taught nothing",
             cause="all rollouts of such a group earned the same, and did not solve the problem",

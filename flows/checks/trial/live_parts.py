@@ -29,6 +29,8 @@ class LiveParts:
     curriculum: Curriculum
     environment: Environment | None
     terms: Sequence[Term]
+    blind_to_turns: Sequence[str] = ()
+    """as the placed domain has it"""
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
         )
     if len(attempts.problems) > before:
         return None
-    return LiveParts(where, domain, curriculum, environment, terms)
+    return LiveParts(where, domain, curriculum, environment, terms, placed.blind_to_turns)
 
 
 async def unasked(transcript: Transcript) -> Verdict:

@@ -7,6 +7,7 @@ rewards judge.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
@@ -16,11 +17,12 @@ from flows.checks.trial.custom import try_custom
 from flows.checks.trial.demonstrations import base_chat, render
 from flows.checks.trial.driver import try_driver
 from flows.checks.trial.environment import try_environment
-from flows.checks.trial.live_parts import build_parts, read_rows, try_changed
+from flows.checks.trial.live_parts import LiveParts, build_parts, read_rows, try_changed
 from flows.checks.trial.mode import decide_mode
 from flows.checks.trial.problems import try_problems
 from flows.checks.trial.request import Findings, PlacedDomain, TrialRequest
 from flows.checks.trial.rewards import try_rewards
+from tasks.evaluate.scaling import CUTTABLE
 
 _SHOWN = 8
 """demonstrations that are rendered and judged"""
@@ -60,6 +62,7 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
         decided = decide_mode(live, problems, decided, chat, attempts)
     if not decided:
         return
+    _check_turns(live, decided, attempts)
     # A template may drop thoughts that the model is asked for, where none is trained on.
     is_trained = "sft" in placed.counts or (chat and chat.mode.thoughts is not Thoughts.NONE)
     is_rendered = chat is not None and is_trained and render(live, decided, chat, attempts)
@@ -67,3 +70,25 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     if chat is not None and is_rendered:
         try_driver(live, decided[0], chat, attempts)
     try_rewards(live, decided, attempts)
+
+
+def _check_turns(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
+    """Whether a rollout may take as many turns as demonstrations do. A driver of the user's own
+    counts turns in its own way."""
+    most = live.domain.max_turns
+    if live.domain.driver.name != CUTTABLE:
+        return
+    taken = [sum(turn.role == "assistant" for turn in each.turns) for each in shown]
+    if min(taken) > most:
+        attempts.problems.append(
+            f"{live.where}.max_turns: is {most}, and each of {len(taken)} demonstrations of"
+            f" {live.name} takes {min(taken)} or more turns: every such rollout would be cut off"
+            f" with an outcome of 0; set it to {max(taken)} or more"
+        )
+    elif max(taken) > most:
+        longer = sum(count > most for count in taken)
+        attempts.cautions.append(
+            f"{live.where}.max_turns: is {most}, and {longer} of {len(taken)} demonstrations of"
+            f" {live.name} take more turns, up to {max(taken)}: such rollouts would be cut off with"
+            " an outcome of 0"
+        )

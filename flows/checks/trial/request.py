@@ -43,6 +43,9 @@ class PlacedDomain(Config):
     counts: dict[Split, int]
     is_tried: bool = False
     """whether an `admit` stage tries its problems"""
+    blind_to_turns: tuple[str, ...] = ()
+    """the stages that learn from its rewards, where none looks at what each turn earned: each as
+    `NAME (advantage KIND)`"""
 
 
 class PlacedCurriculum(Config):
@@ -123,10 +126,24 @@ def _domains(recipe: Recipe, plan: list[PlannedStage]) -> list[PlacedDomain]:
             where=f"experts.{key}.domain",
             domain=domain,
             counts=_counts(recipe, plan, domain),
+            blind_to_turns=tuple(_blind_to_turns(plan, domain)),
             is_tried=any(d.name == domain.name for spec in tried for d in spec.sampled_domains),
         )
         placed.setdefault(domain.name, place)
     return list(placed.values())
+
+
+def _blind_to_turns(plan: list[PlannedStage], domain: Domain) -> Iterator[str]:
+    """None where some stage looks at turns."""
+    learning = [
+        (stage.name, stage.spec.policy.algorithm)
+        for stage in plan
+        if stage.spec.policy is not None
+        and not stage.spec.has_teachers
+        and any(sampled.name == domain.name for sampled in stage.spec.sampled_domains)
+    ]
+    if not any("turns" in algorithm.needs for _, algorithm in learning):
+        yield from (f"{name} (advantage {of.advantage.kind})" for name, of in learning)
 
 
 def _changed(recipe: Recipe) -> list[PlacedCurriculum]:

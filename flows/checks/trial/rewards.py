@@ -8,6 +8,7 @@ from dataclasses import replace
 from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript, Verdict
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
+from rewards.built_in import BUILT_IN
 from rewards.rubric import Term, turns_fault, verdict_fault
 from rewards.served.build import JUDGE
 from rewards.served.judge import question
@@ -26,14 +27,21 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             continue
         scores: list[float] = []
         for demonstration in judged:
-            score = _score(at, term, _transcript(demonstration), attempts, limit)
-            if score is None:  # said once
+            verdict = _verdict(at, term, _transcript(demonstration), attempts, limit)
+            if verdict is None:  # said once
                 break
-            scores.append(score)
+            scores.append(float(verdict.score))
+            if len(verdict.turns) > 1 and live.blind_to_turns and term.name not in BUILT_IN:
+                attempts.problems.append(
+                    f"{at}: {term.name} says what each turn earned, and nothing looks at it:"
+                    f" {', '.join(live.blind_to_turns)}. Choose the advantage `gigpo`, or a"
+                    " function of your own with `needs: [turns]`; or return no `turns`"
+                )
         if not term.outcome or not judged or len(scores) < len(judged):
             continue
         nothing = _transcript(replace(judged[0], turns=(Message("assistant", ""),)))
-        empty = _score(at, term, nothing, attempts, limit)
+        verdict = _verdict(at, term, nothing, attempts, limit)
+        empty = None if verdict is None else float(verdict.score)
         if empty and {*scores, empty} == {empty}:
             attempts.problems.append(
                 f"{at}: {term.name} gives {empty:g} to every demonstration and to an empty answer"
@@ -65,9 +73,9 @@ def _try_question(
             break
 
 
-def _score(
+def _verdict(
     at: str, term: Term, transcript: Transcript, attempts: Attempts, limit: float
-) -> float | None:
+) -> Verdict | None:
     problem = transcript.problem.id
     what = f"{term.name} on {'a demonstration' if transcript.answer else 'an empty answer'}"
     fine, verdict = attempts.wait(
@@ -78,7 +86,7 @@ def _score(
     if fault := verdict_fault(term, verdict) or turns_fault(verdict, transcript):
         attempts.problems.append(f"{at}: {term.name} {fault}")
         return None
-    return float(verdict.score)
+    return verdict
 
 
 async def _asked(term: Term, transcript: Transcript) -> Verdict | NoVerdict:

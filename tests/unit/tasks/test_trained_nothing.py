@@ -139,7 +139,7 @@ async def test_a_constant_reward_trains_nothing(value: float) -> None:
     why = await stopped(by_turn("01"), lambda _: value)
     assert why == (
         "nothing was trained: none of 3 steps made an update, as the rewards within each of 12"
-        f" groups were equal, every reward was {value:g}"
+        f" groups were equal, every reward was {value:g}; rollouts ended: 24 completed"
     )
 
 
@@ -159,8 +159,8 @@ async def test_most_rollouts_truncated() -> None:
     spoken = iter(range(10**9))
     lengths = [9, 9, 9, 1]
     long: Say = lambda prompt, _: "1" * lengths[next(spoken) % 4]  # noqa: E731
-    lines = await said(long, lambda answer: float(len(answer) == 1))
-    assert any(s.startswith("18 of 24 rollouts of d ended truncated: ") for s in lines)
+    lines = await said(long, lambda answer: float(len(answer) == 1), steps=9)
+    assert any(s.startswith("54 of 72 rollouts of d ended truncated: ") for s in lines)
 
 
 async def test_every_rollout_malformed() -> None:
@@ -175,11 +175,11 @@ async def test_a_filter_that_keeps_nothing() -> None:
 
 async def test_steps_without_an_update_are_counted() -> None:
     spoken = iter(range(10**9))
-    # the first two steps have equal rewards, the third can learn
-    say: Say = lambda prompt, _: "0" if (n := next(spoken)) < 16 else str(n % 2)  # noqa: E731
-    lines = await said(say, float)
-    assert lines[0].startswith("2 of 3 steps made no update: the rewards within each of 8 groups")
-    assert lines[1].startswith("8 of 12 groups of d taught nothing: all rollouts of such a group")
+    # the first five steps have equal rewards, the others can learn
+    say: Say = lambda prompt, _: "0" if (n := next(spoken)) < 40 else str(n % 2)  # noqa: E731
+    lines = await said(say, float, steps=8)
+    assert lines[0].startswith("5 of 8 steps made no update: the rewards within each of 20 groups")
+    assert lines[1].startswith("20 of 32 groups of d taught nothing: all rollouts of such a group")
 
 
 async def test_a_gradient_of_nothing_but_zeros_is_no_training() -> None:

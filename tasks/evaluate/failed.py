@@ -1,4 +1,4 @@
-"""What an evaluation says of verdicts that failed: none of them is a score of 0."""
+"""What an evaluation says of scores that are none: a failed verdict is no score of 0."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
             )
     if not has_scores:
         raise TrainingStopped("no rollout of any model got a verdict, so there is no score")
+    for domain, cells in by_domain.items():
+        if all(cell.truncated_share == 1 for cell in cells):
+            yield StageWarning(
+                what=f"every rollout of every model in {domain} was cut off, so each scores 0",
+                cause="the limit of tokens, turns or context is below what an answer takes",
+                advice=f"raise `max_new_tokens` or `max_turns` of {domain}",
+                figures={"rollouts": sum(cell.rollouts for cell in cells)},
+            )
     for result in results:
         if result.failed:
             left = "" if result.score is None else "; the score is of the others"

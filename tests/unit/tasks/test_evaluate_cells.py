@@ -175,6 +175,13 @@ async def test_a_model_without_a_verdict_beside_one_with_scores_is_named(tmp_pat
     assert scores_of([lost, other])["scores"] == {"n": {"a": 1.0}}
 
 
+async def test_a_domain_whose_rollouts_are_all_cut_off_is_named(tmp_path):
+    (cut,) = await rolled_with(tmp_path, {"a": lambda _: 0.0}, lambda prompt, _: "1" * 9)
+    assert (cut.score, cut.truncated_share) == (0.0, 1.0)
+    (warning,) = warnings_of([cut])
+    assert warning.what == "every rollout of every model in a was cut off, so each scores 0"
+
+
 async def test_broken_answers_are_zeros_and_what_fails_beside_them_is_said(tmp_path):
     (one,) = await rolled_with(tmp_path, {"a": fails}, lambda p, _: "?" if p != "<3>" else "3")
     assert (one.score, one.malformed_share, one.asked, one.failed) == (0.0, 0.75, 2, 2)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from engines.weight_versions import WeightVersions
+from infra.json_schema import ParameterKind, parameters_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
-ParameterKind: TypeAlias = Literal[
-    "string", "number", "integer", "boolean", "array", "object", "any"
-]
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -59,6 +57,13 @@ class Tool:
     schema: Mapping[str, Json] | None = None
     """the function as its own JSON schema describes it, which templates get as it is; None: they
     get what the other fields say"""
+
+    @staticmethod
+    def of_function(function: Mapping[str, Any]) -> Tool:
+        """One with a `name`, a `description` and its `parameters` as a JSON schema."""
+        kinds, required = parameters_of(function.get("parameters"))
+        described = str(function.get("description") or "")
+        return Tool(str(function["name"]), described, kinds, required, function)
 
 
 @dataclass(frozen=True, slots=True)

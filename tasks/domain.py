@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -15,13 +16,14 @@ from pydantic import (
 
 from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.of_rows import OF_LIBRARIES
-from curricula.prompt_files.spec import PromptFiles
+from curricula.prompt_files.spec import PromptFiles, PromptSource
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
 from rewards.built_in import BUILT_IN as REWARDS
 from rewards.built_in import SERVED
+from rewards.references import reference_keys
 
 
 class HookSpec(Config):
@@ -111,6 +113,25 @@ class RewardTerm(RewardSpec):
     """whether its score is the domain's outcome (exactly one term is)"""
 
 
+def with_needs(curriculum: CurriculumSpec, rewards: Sequence[RewardSpec]) -> CurriculumSpec:
+    """The curriculum `files` with what our rewards read of the references of each source: a row
+    that lacks it is a bad row. Any other curriculum as it is."""
+    if curriculum.name != "files":
+        return curriculum
+    given = curriculum.options["sources"]
+    listed: list[Any] = given if isinstance(given, list) else [given]
+    sources: list[Any] = []
+    for written in listed:
+        source = PromptSource.model_validate(written)
+        judged = [r for r in rewards if not r.sources or source.name in r.sources]
+        keys = {k for r in judged if r.name in REWARDS for k in reference_keys(r.name, r.options)}
+        needs = sorted(keys.union(source.needs))
+        sources.append({**dict(written), "needs": needs} if needs else written)
+    named = sources if isinstance(given, list) else sources[0]
+    options = {**curriculum.options, "sources": named}
+    return curriculum.model_copy(update={"options": options})
+
+
 class DriverSpec(HookSpec):
     """What runs a rollout."""
 
@@ -145,6 +166,12 @@ class Domain(Config):
     timeout_s: PositiveFloat = Field(default=60.0, allow_inf_nan=False)
     """time limit in seconds for the start of your own environment and for each step; a sample that
     exceeds it is failed"""
+
+    @model_validator(mode="after")
+    def _rows_have_what_rewards_read(self) -> Domain:
+        made = with_needs(self.curriculum, self.rewards)
+        object.__setattr__(self, "curriculum", made)  # it is frozen from here on
+        return self
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Domain:

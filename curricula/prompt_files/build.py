@@ -50,6 +50,10 @@ class Counts:
     """rows that are left, by split"""
     choices: list[str] = field(default_factory=list[str])
     """which part is read of a folder that holds more"""
+    layouts: dict[str, int] = field(default_factory=dict[str, int])
+    """good rows by what they look like"""
+    unread: dict[str, int] = field(default_factory=dict[str, int])
+    """good rows by the columns in them that nothing reads"""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -152,18 +156,25 @@ class Builder:
     ) -> bool:
         """Whether the row is a problem that no row before it is. Raises BadRow."""
         prompt = read_prompt(row, source)
+        self._note(number, prompt)
         content, its_id = checksum(prompt.text), id_of(row, source, prompt.text)
         if source.columns.id and ids.setdefault(its_id, content) != content:
             raise BadRow(Reason.SAME_ID, f"another row with another prompt has the id {its_id!r}")
         if content in self._known:
             return False
-        line = _line({"id": its_id, "where": where, "row": used_columns(row, source)})
+        line = _line({"id": its_id, "where": where, "row": used_columns(row, prompt)})
         self._known.add(content)
         start = self._rows.tell()
         self._rows.write(line)
         split = split_of(content, source, self._settings.shares)
         self.places[f"{number}/{split}"].extend((start, len(line)))
         return True
+
+    def _note(self, number: int, prompt: Prompt) -> None:
+        counts = self.counts[number]
+        counts.layouts[prompt.layout] = counts.layouts.get(prompt.layout, 0) + 1
+        for name in prompt.unread:
+            counts.unread[name] = counts.unread.get(name, 0) + 1
 
     def _count_splits(self, number: int, places: Mapping[str, array[int]]) -> None:
         self.counts[number].splits = {s: len(places[f"{number}/{s}"]) // 2 for s in SPLITS}
@@ -190,3 +201,5 @@ def _line(value: dict[str, Any]) -> bytes:
         return json_bytes(value) + b"\n"
     except TypeError as error:
         raise BadRow(Reason.COLUMNS, f"holds a value that is no JSON: {error}") from None
+    except RecursionError:
+        raise BadRow(Reason.COLUMNS, "is nested too deeply") from None

@@ -61,10 +61,13 @@ class Files:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Sentences on the rows that are no problems."""
+        """Sentences on the rows that are no problems, and on columns that nothing reads."""
         for counts in self.counts:
             at = f"source {counts.source}"
             yield from (f"{at}: {choice}" for choice in counts.choices)
+            if counts.unread:
+                looks = " or ".join(counts.layouts)
+                yield f"{at}: read as {looks}; not read: {', '.join(sorted(counts.unread))}"
             if counts.bad:
                 reasons = ", ".join(f"{n} {why}" for why, n in counts.bad.items())
                 first = "; ".join(counts.named[:3])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORM = 3
+_FORM = 4
 """of the folder's files; raise it when they change"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from curricula.prompt_files.reference import Reference, exact, read_reference
 from curricula.prompt_files.spec import PromptSource
-from curricula.rows.conversation import text_of, tools_of
-from curricula.rows.layouts import column, is_text, read_messages
+from curricula.rows.asked import TALKS, read_asked, read_system, with_system
+from curricula.rows.fields import Fields, lacking
+from curricula.rows.layouts import read_tools, refuse_unread
+from curricula.rows.messages import Reading
+from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
+from curricula.rows.texts import shallow, text_of
 from engines.types import Json, Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
-from infra.data_files.rows import RowWithFaults
 
-PROMPTS = ("prompt", "question", "problem", "messages", "conversations")
-REFERENCES = ("reference", "answer", "ground_truth", "target")
-_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
+PROMPTS = (
+    "prompt", "question", "problem", *TALKS, "instruction", "query", "input", "inputs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +39,41 @@ class Prompt:
     """what was said in the row itself: two rows with the same one are one problem"""
     text_asked: str
     """of that, what the user said"""
+    layout: str = field(default="", compare=False)
+    """what the row looks like, for a person"""
+    unread: frozenset[str] = field(default=frozenset(), compare=False)
+    """columns, and fields inside them, that say something and change nothing"""
+    used: frozenset[str] = field(default=frozenset(), compare=False)
+    """columns of which the prompt is made"""
 
 
+@shallow
 def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
     """Raises BadRow."""
-    columns = source.columns
-    tools = tools_of(column(row, columns.tools) if columns.tools else row.get("tools"))
-    said = _messages(row, source, tools)
-    if columns.system and (text := text_of(column(row, columns.system), columns.system)):
-        said = (Message("system", text), *said)
+    columns, unread = source.columns, set[str]()
+    given = Fields(row, unread)
+    tools = read_tools(given, columns.tools)
+    said, looks_like = _messages(given, source, Reading(source.format, tools, unread))
     if fault := _fault(said):
         raise BadRow(Reason.MESSAGES, fault)
-    reference = _reference(row, source)
+    reference = read_reference(given, source)
+    metadata = {name: exact(given.column(name)) for name in columns.metadata}
+    solution = _solution(given, columns.solution, reference)
+    if columns.id:
+        given.column(columns.id)
+    refuse_unread(given)
+    given.close()
     return Prompt(
         messages=_with_wording(said, source),
-        reference=reference,
+        reference=reference.value,
         tools=tools,
-        metadata={name: _exact(column(row, name)) for name in columns.metadata},
-        solution=_solution(row, columns.solution, reference),
+        metadata=metadata,
+        solution=solution,
         text="\n".join(map(_said, said)),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
+        layout=f"{looks_like}, {reference.said}",
+        unread=frozenset(unread),
+        used=given.read,
     )
 
 
@@ -63,20 +81,15 @@ def id_of(row: Mapping[str, Any], source: PromptSource, text: str) -> str:
     """Raises BadRow."""
     if not source.columns.id:
         return f"{checksum(text):016x}"
-    value = column(row, source.columns.id)
+    value = Fields(row, set()).column(source.columns.id)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRow(Reason.COLUMNS, f"{source.columns.id}: {value!r:.40} is no id")
     return str(value)
 
 
-def used_columns(row: Mapping[str, Any], source: PromptSource) -> dict[str, Any]:
+def used_columns(row: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
     """The row with nothing but what is read of it."""
-    named = source.columns
-    names = {named.prompt, named.reference, named.id, named.system, named.tools, named.solution}
-    names |= {"tools", *named.metadata, *(PROMPTS if not named.prompt else ())}
-    names |= set(REFERENCES if not named.reference else ())
-    faults = row.faults if isinstance(row, RowWithFaults) else {}
-    return {name: row[name] for name in row if name in names and name not in faults}
+    return {name: row[name] for name in row if name in prompt.used}
 
 
 def checksum(text: str) -> int:
@@ -93,28 +106,24 @@ def _said(message: Message) -> str:
 
 
 def _messages(
-    row: Mapping[str, Any], source: PromptSource, tools: tuple[Tool, ...]
-) -> tuple[Message, ...]:
-    name = source.columns.prompt or _first(row, PROMPTS)
-    value = column(row, name)
-    if is_text(value):
-        return (Message("user", value),)
-    messages = read_messages(value, name, source.format, tools)
+    row: Fields, source: PromptSource, reading: Reading
+) -> tuple[tuple[Message, ...], str]:
+    """What the model is asked, and the columns that say it."""
+    columns = source.columns
+    name = columns.prompt or row.first(PROMPTS)
+    if not name:
+        name = next(filter(row.holds, PROMPTS), "prompt")
+        if not row.holds(name):
+            more = f". Prompts are read from: {PROMPTS_READ}{nearest_prompt(row.values)}"
+            raise lacking(name, row.values, more)
+    asked = read_asked(row, name, reading, auto=not columns.prompt)
     # What follows the last question is its answer, which a row of conversations holds as well.
-    asked = max((at for at, m in enumerate(messages) if m.role in ("user", "tool")), default=-1)
-    return messages[: asked + 1]
-
-
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """One that can be read, before one that holds what is no JSON."""
-    faults = row.faults if isinstance(row, RowWithFaults) else {}
-    there = [name for name in names if name in faults or not _is_missing(row.get(name))]
-    return next((name for name in there if name not in faults), (there or names)[0])
-
-
-def _is_missing(value: Any) -> bool:
-    """Null, or what a column of numbers has in its place."""
-    return value is None or value != value
+    roles = [turn.message.role for turn in asked.turns]
+    last = max((at for at, role in enumerate(roles) if role in ("user", "tool")), default=-1)
+    turns = asked.turns[: last + 1]
+    if turns:
+        turns = with_system(turns, read_system(row, columns.system))
+    return tuple(turn.message for turn in turns), asked.columns
 
 
 def _fault(messages: Sequence[Message]) -> str:
@@ -136,43 +145,10 @@ def _with_wording(said: tuple[Message, ...], source: PromptSource) -> tuple[Mess
     return said
 
 
-def _reference(row: Mapping[str, Any], source: PromptSource) -> Json:
-    """An object as it is; anything else as `{"answer": ...}`; without one, an empty object."""
-    name = source.columns.reference
-    if not name:
-        name = _first(row, REFERENCES)
-        if _is_missing(row.get(name)):
-            return {}
-    value = column(row, name)
-    if _is_missing(value) or value == "":
-        raise BadRow(Reason.REFERENCE, f"{name}: is empty")
-    if source.reference_pattern:
-        value = _matched(value, source.reference_pattern, name)
-    value = _exact(value)
-    return value if isinstance(value, dict) else {"answer": value}
-
-
-def _exact(value: Any) -> Any:
-    """Whole numbers of more than 64 bits as text: not everything that a rollout passes through
-    keeps their digits."""
-    if isinstance(value, dict):
-        return {name: _exact(each) for name, each in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_exact(each) for each in cast("list[Any]", value)]
-    is_large = isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT
-    return str(value) if is_large else value
-
-
-def _matched(value: Any, pattern: str, name: str) -> str:
-    found = list(re.finditer(pattern, str(value)))
-    if not found:
-        raise BadRow(Reason.REFERENCE, f"{name}: {str(value)[-40:]!r} has no match of {pattern!r}")
-    return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()
-
-
-def _solution(row: Mapping[str, Any], name: str, reference: Json) -> str:
+def _solution(row: Fields, name: str, reference: Reference) -> str:
     if name:
-        return text_of(column(row, name), name)
-    answer = reference.get("answer") if isinstance(reference, dict) else None
+        return text_of(row.column(name), name)
+    value = reference.value
+    answer = value.get("answer") if isinstance(value, dict) else None
     is_shown = isinstance(answer, str | int | float) and not isinstance(answer, bool)
     return str(answer) if is_shown else ""

@@ -14,18 +14,22 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PromptColumns(Config):
-    """Names of the columns of a file. A row that lacks a column named here is a bad row."""
+    """Names of the columns of a file. A row that lacks a column named here is a bad row. `a.b` is
+    the field b of a column of objects; `a+b` are two texts, one below the other."""
 
     prompt: str = ""
     """a text, or a list of messages; empty: the first that a row has of `prompt`, `question`,
-    `problem`, `messages`, `conversations`"""
+    `problem`, `messages`, `conversations`, `conversation`, `instruction` (with `input` or
+    `context`), `query`, `input`, `inputs`"""
     reference: str = ""
     """what the reward compares with; empty: the first that a row has of `reference`, `answer`,
-    `ground_truth`, `target`, or nothing"""
+    `ground_truth`, `target`, `label`, `expected_answer`, `final_answer`,
+    `reward_model.ground_truth`, or nothing"""
     id: str = ""
     """a text or a number that no other row of the source has; empty: the prompt's checksum"""
     system: str = ""
-    """text of a system message that comes first; empty: none"""
+    """text of a system message that comes first; empty: `system` or `system_prompt`, where a row
+    has it"""
     tools: str = ""
     """a list of functions; empty: `tools`, where a row has it"""
     solution: str = ""
@@ -56,9 +60,13 @@ class PromptSource(Config):
     """how a row holds messages; auto: what they look like"""
     columns: PromptColumns = PromptColumns()
     """names of the columns, where they are not the usual ones"""
+    needs: list[str] = Field(default_factory=list)
+    """fields of its reference that a row must have, or it is a bad row; what the domain's built-in
+    rewards read is among them"""
     reference_pattern: str = ""
     """regular expression whose last match in the reference's text counts, its group 1 if it has
-    one, e.g. `#### (.+)`"""
+    one, e.g. `#### (.+)`; empty: the whole text, or what follows its last `####` where that is
+    its last line"""
     system: str = ""
     """text of a system message, for rows without one"""
     instruction: str = ""

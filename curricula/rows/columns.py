@@ -11,13 +11,20 @@ Layout: TypeAlias = Literal["auto", "openai", "sharegpt"]
 
 
 class Columns(Config):
-    """Names of the columns of a file. A row that lacks a column named here is a bad row."""
+    """Names of the columns of a file. A row that lacks a column named here is a bad row. `a.b` is
+    the field b of a column of objects; `a+b` are two texts, one below the other."""
 
     messages: str = ""
-    """empty: `messages` (OpenAI) or `conversations` (ShareGPT)"""
+    """empty: `messages` (OpenAI), `conversations` or `conversation` (ShareGPT)"""
+    prompt: str = ""
+    """of rows without messages, what is asked: a text, or the messages before the answer; empty:
+    `instruction` with `input` or `context`, `prompt`, `question`, `problem`, `query`, `input`"""
+    completion: str = ""
+    """of such rows, the answer; empty: `output`, `completion`, `response`, `answer`, `solution`"""
     tools: str = ""
     """empty: `tools`, where a row has it"""
     system: str = ""
-    """text of a system message that comes first; empty: `system`, where a ShareGPT row has it"""
+    """text of a system message that comes first; empty: `system` or `system_prompt`, where a row
+    has it"""
     weight: str = ""
-    """factor of the row's loss, at least 0; empty: every row counts 1"""
+    """factor of the row's loss, at least 0; empty: `weight`, where a row has it, or 1"""

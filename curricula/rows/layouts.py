@@ -1,142 +1,156 @@
-"""Rows in OpenAI's layout and in ShareGPT's."""
+"""A row of any layout as a conversation to learn from."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, cast
 
-from curricula.rows.columns import Columns, Layout
-from curricula.rows.conversation import (
-    Conversation,
-    calls_of,
-    fault_of_order,
-    text_of,
-    tools_of,
+from curricula.rows.asked import (
+    SUPPORTED,
+    TALKS,
+    layout_of,
+    question_and_answer,
+    read_asked,
+    read_said,
+    read_system,
+    with_system,
 )
-from curricula.rows.nulls import without_filled_nulls
+from curricula.rows.columns import Columns, Layout
+from curricula.rows.conversation import Conversation, fault_of_order
+from curricula.rows.fields import Fields, lacking
+from curricula.rows.messages import (
+    MEDIA,
+    THOUGHTS,
+    Reading,
+    Turn,
+    is_sharegpt,
+    is_text,
+    read_turns,
+)
+from curricula.rows.nearest import nearest_layout
+from curricula.rows.texts import shallow, text_of
+from curricula.rows.tools import tools_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
-from infra.json_text import parse_json
 
-Role = Literal["system", "user", "assistant", "tool"]
-_OPENAI: Mapping[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-_SHAREGPT: Mapping[str, Role] = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "observation": "tool",
-    "tool": "tool",
-}
-_CALLS = ("function_call", "tool_call")
-_REASONING = ("reasoning_content", "reasoning")
-_WRITTEN_LIST = re.compile(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
-_PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
-_UNREAD = ("function_call", "refusal", "audio", "images")
-"""fields of a message that hold what a model would say or see, and that nothing here renders"""
+_MARKS = ("train", "training", "loss", "loss_mask", "loss_scale", "step_loss_mask", "mask")
+"""what says in other frameworks which part of a row is learned"""
 
 
+@shallow
 def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conversation:
     """Raises BadRow."""
-    is_talk = row.get("conversations") is not None
-    name = columns.messages or ("conversations" if is_talk else "messages")
-    tools = tools_of(column(row, columns.tools) if columns.tools else row.get("tools"))
-    messages = _objects(column(row, name), name, tools)
-    if _is_sharegpt(messages, layout):
-        read = _sharegpt(row, messages, name, columns)
-    else:
-        read = _openai(messages, name)
-        if columns.system:
-            read = _with_system(read, column(row, columns.system))
-    if fault := fault_of_order(read.messages):
+    unread: set[str] = set()
+    given = Fields(row, unread)
+    tools = read_tools(given, columns.tools)
+    turns, looks_like = _turns(given, columns, Reading(layout, tools, unread))
+    turns = with_system(turns, read_system(given, columns.system))
+    weight = _weight(given, columns)
+    refuse_unread(given)
+    given.refuse(_MARKS, "", Reason.COLUMNS)
+    given.close()
+    messages = tuple(turn.message for turn in turns)
+    if fault := fault_of_order(messages):
         raise BadRow(Reason.MESSAGES, fault)
-    return replace(read, tools=tools, weight=_weight(row, columns))
+    untrained = frozenset(at for at, turn in enumerate(turns) if turn.is_untrained)
+    return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
 
 
-def read_messages(
-    value: Any, name: str, layout: Layout, tools: Sequence[Tool]
-) -> tuple[Message, ...]:
-    """Those of a column, in whatever order they are. Raises BadRow."""
-    messages = _objects(value, name, tools)
-    if _is_sharegpt(messages, layout):
-        return tuple(_sharegpt_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
-    return tuple(_openai_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
+def refuse_unread(row: Fields) -> None:
+    """Raises BadRow for a column that a model would see or call, and that nothing here reads."""
+    row.refuse(MEDIA, "", Reason.COLUMNS)
+    if row.has("functions") and not row.has("tools") and "functions" not in row.read:
+        raise BadRow(Reason.COLUMNS, "has `functions`; if it holds tools, name it in columns.tools")
 
 
-def column(row: Mapping[str, Any], name: str) -> Any:
-    """Raises BadRow where the row has none of this name."""
-    if name not in row:
-        has = ", ".join(map(str, row)) or "none"
-        raise BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}")
-    return row[name]
+def read_tools(row: Fields, name: str) -> tuple[Tool, ...]:
+    """Of the column of this name, or of `tools`. Raises BadRow."""
+    return tools_of(row.column(name) if name else row.get("tools"))
 
 
-def _is_sharegpt(messages: list[dict[str, Any]], layout: Layout) -> bool:
-    return layout == "sharegpt" or (layout == "auto" and "from" in messages[0])
+def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn], str]:
+    """The turns, and what the row looks like."""
+    if columns.prompt or columns.completion:
+        if columns.messages:
+            raise BadRow(Reason.COLUMNS, "name messages, or prompt and completion, and not both")
+        return _asked_and_said(row, columns, reading)
+    talk = columns.messages or row.first(TALKS)
+    if not talk and question_and_answer(row) is not None:
+        return _asked_and_said(row, columns, reading)
+    if not talk and not any(map(row.holds, TALKS)):
+        more = f". Layouts that are read: {SUPPORTED}{nearest_layout(row.values)}"
+        raise lacking("messages", row.values, more)
+    talk = talk or next(filter(row.holds, TALKS))
+    value = row.column(talk)
+    turns = read_turns(value, talk, reading)
+    if not columns.messages:
+        _check_same(row, talk, turns, reading)
+    row.refuse(THOUGHTS, "", Reason.COLUMNS)
+    which = "ShareGPT" if is_sharegpt(value, talk, reading.layout) else "OpenAI"
+    return turns, f"{talk} ({which})"
 
 
-def is_text(value: Any) -> TypeGuard[str]:
-    """Not of a list of messages that a table holds as text."""
-    return isinstance(value, str) and not _WRITTEN_LIST.match(value)
+def _check_same(row: Fields, talk: str, turns: list[Turn], reading: Reading) -> None:
+    """Raises BadRow for a row with two conversations that differ."""
+    for other in TALKS:
+        if other == talk or not row.has(other):
+            continue
+        said = [
+            turn.message
+            for turn in read_turns(row.get(other), other, reading._replace(unread=set()))
+        ]
+        if said != [turn.message for turn in turns]:
+            raise BadRow(
+                Reason.COLUMNS,
+                f"has {talk} and {other}, which differ; name one in columns.messages",
+            )
 
 
-def _objects(value: Any, name: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    value = _read_text(value, name) if isinstance(value, str) else value
-    value = without_filled_nulls(value, tools)
-    if isinstance(value, dict):
-        value = _transposed(cast("dict[str, Any]", value))
-    if not isinstance(value, list) or not value:
-        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages")
-    for at, message in enumerate(cast("list[Any]", value)):
-        if not isinstance(message, dict):
-            raise BadRow(Reason.MESSAGES, f"{name}[{at}]: is no object")
-    return cast("list[dict[str, Any]]", value)
-
-
-def _read_text(text: str, name: str) -> Any:
-    if _PYTHONS_LIST.match(text):
+def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn], str]:
+    """Of a row that holds its question and its answer in two columns."""
+    found = question_and_answer(row) or ("prompt", "completion")
+    name, said = columns.prompt or found[0], columns.completion or found[1]
+    asked = read_asked(row, name, reading, auto=not columns.prompt)
+    value: Any = row.column(said)
+    start = [replace(turn, is_untrained=turn.message.role == "assistant") for turn in asked.turns]
+    if not is_text(value) and isinstance(value, str | list | dict):
+        turns = read_turns(cast("Any", value), said, reading)
+        begun = [turn.message for turn in asked.turns]
+        if [turn.message for turn in turns[: len(begun)]] == begun:  # it repeats the prompt
+            turns = turns[len(begun) :]
+        row.refuse(THOUGHTS, "", Reason.COLUMNS)
+    else:
+        turns = [Turn(Message("assistant", read_said(value, said), _thought(row)))]
+        if not turns[0].message.content.strip():
+            raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
+    if isinstance(row.values.get("label"), bool):
         raise BadRow(
             Reason.COLUMNS,
-            f"{name}: holds a list as Python prints it, which is no JSON; write the column with"
-            " json.dumps",
+            "has `label`, which says whether the answer is a good one, and is not read; keep the"
+            " good ones, and leave the column out",
         )
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise BadRow(
-            Reason.COLUMNS, f"{name}: is no list of messages, nor one as JSON text: {error}"
-        ) from None
+    return [*start, *turns], layout_of(asked, said)
 
 
-def _transposed(value: dict[str, Any]) -> Any:
-    """`datasets` writes a sequence of objects as an object of lists."""
-    lengths = {len(each) if isinstance(each, list) else -1 for each in value.values()}
-    if len(lengths) != 1 or lengths == {-1}:
-        return value
-    return [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
+def _thought(row: Fields) -> str | None:
+    """What the assistant thinks before an answer that is a text."""
+    value: Any = row.same(THOUGHTS)
+    if isinstance(value, bool) or value in ("on", "off"):
+        raise BadRow(Reason.COLUMNS, "has a column that turns thinking on or off; it is not read")
+    return text_of(value, "the thought") or None
 
 
-def _weight(row: Mapping[str, Any], columns: Columns) -> float:
-    if not columns.weight:
+def _weight(row: Fields, columns: Columns) -> float:
+    name = columns.weight or "weight"
+    value: Any = row.column(name) if columns.weight else row.get(name)
+    if value is None and not columns.weight:
         return 1.0
-    value = column(row, columns.weight)
     value = _number(value) if isinstance(value, str) else value  # a cell of CSV
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise BadRow(Reason.COLUMNS, f"{columns.weight}: {value!r:.40} is no weight, from 0")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise BadRow(Reason.COLUMNS, f"{name}: {value!r:.40} is no weight, from 0")
 
 
 def _number(text: str) -> Any:
@@ -144,67 +158,3 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _openai(messages: list[dict[str, Any]], name: str) -> Conversation:
-    untrained = {at for at, m in enumerate(messages) if _is_untrained(m, f"{name}[{at}]")}
-    read = tuple(_openai_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
-    return Conversation(read, untrained=frozenset(untrained))
-
-
-def _openai_message(message: Mapping[str, Any], where: str) -> Message:
-    role = _role(message.get("role"), _OPENAI, where)
-    for name in _UNREAD:
-        if message.get(name):
-            raise BadRow(Reason.MESSAGES, f"{where}: has `{name}`, which is not read")
-    said = role == "assistant"
-    thoughts = [message[name] for name in _REASONING if message.get(name)]
-    return Message(
-        role,
-        text_of(message.get("content"), where),
-        text_of(thoughts[0], where) if said and thoughts else None,
-        calls_of(message.get("tool_calls"), where) if said else (),
-    )
-
-
-def _is_untrained(message: Mapping[str, Any], where: str) -> bool:
-    weight = message.get("weight")
-    if weight is None or message.get("role") != "assistant":
-        return False
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise BadRow(Reason.MESSAGES, f"{where}: weight is {weight!r:.40}; allowed: 0 and 1")
-    return weight == 0
-
-
-def _sharegpt(
-    row: Mapping[str, Any], messages: list[dict[str, Any]], name: str, columns: Columns
-) -> Conversation:
-    read = tuple(_sharegpt_message(m, f"{name}[{at}]") for at, m in enumerate(messages))
-    system = column(row, columns.system) if columns.system else row.get("system")
-    return _with_system(Conversation(read), system)
-
-
-def _sharegpt_message(message: Mapping[str, Any], where: str) -> Message:
-    said_by = message.get("from")
-    role = _role(said_by, _SHAREGPT, where)
-    if said_by in _CALLS:
-        return Message(role, "", tool_calls=calls_of(message.get("value"), where))
-    return Message(role, text_of(message.get("value"), where))
-
-
-def _with_system(read: Conversation, system: Any) -> Conversation:
-    text = text_of(system, "system")
-    if not text:
-        return read
-    return replace(
-        read,
-        messages=(Message("system", text), *read.messages),
-        untrained=frozenset(at + 1 for at in read.untrained),
-    )
-
-
-def _role(value: Any, roles: Mapping[str, Role], where: str) -> Role:
-    if not isinstance(value, str) or value not in roles:
-        allowed = ", ".join(roles)
-        raise BadRow(Reason.MESSAGES, f"{where}: the role is {value!r:.40}; allowed: {allowed}")
-    return roles[value]

@@ -14,10 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from curricula.rows.asked import read_asked, read_system, with_system
 from curricula.rows.columns import Layout
-from curricula.rows.conversation import Conversation, fault_of_order, tools_of
-from curricula.rows.layouts import column, is_text, read_messages
-from engines.types import Message, Tool
+from curricula.rows.conversation import Conversation, fault_of_order
+from curricula.rows.fields import Fields
+from curricula.rows.layouts import read_tools, refuse_unread
+from curricula.rows.messages import Reading, Turn, is_text, read_turns
+from curricula.rows.texts import shallow, text_of
+from engines.types import Message
 from infra.config import Config
 from infra.data_files.bad_row import BadRow, Reason
 
@@ -42,21 +46,52 @@ class Pair:
     chosen: Conversation
     rejected: Conversation
 
+    @property
+    def layout(self) -> str:
+        return self.chosen.layout
 
+    @property
+    def unread(self) -> frozenset[str]:
+        return self.chosen.unread
+
+
+@shallow
 def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> Pair:
     """Raises BadRow."""
-    if row.get("preferred_output") is not None:
-        given = _openai_input(row)
-        tools = _tools(given, columns)
-        start = read_messages(given["messages"], "input.messages", layout, tools)
-        names = ("preferred_output", "non_preferred_output")
+    unread: set[str] = set()
+    given = Fields(row, unread)
+    if given.has("preferred_output"):
+        inner = _openai_input(given, unread)
+        reading = Reading(layout, read_tools(inner, columns.tools), unread)
+        start = read_turns(inner.get("messages"), "input.messages", reading)
+        names, looks_like = ("preferred_output", "non_preferred_output"), "OpenAI's pairs"
     else:
-        names, tools = (columns.chosen, columns.rejected), _tools(row, columns)
-        start = _start(row, columns, layout, tools)
-    first, second = (
-        start + _continuation(column(row, name), name, layout, start, tools) for name in names
-    )
+        names, inner = (columns.chosen, columns.rejected), given
+        reading = Reading(layout, read_tools(inner, columns.tools), unread)
+        start = _start(given, columns, reading)
+        looks_like = " + ".join([*(["prompt"] if start else []), *names])
+    system = read_system(inner, "")
+    first, second = (_messages(given.column(name), name, reading, start, system) for name in names)
+    refuse_unread(given)
+    for each in {given, inner}:
+        each.close()
     shared = _num_shared(first, second)
+    _check(names, first, second, shared)
+    only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
+    made = (
+        Conversation(
+            messages, tuple(reading.tools), untrained=only_read, layout=looks_like,
+            unread=frozenset(unread),
+        )
+        for messages in (first, second)
+    )  # fmt: skip
+    return Pair(*made)
+
+
+def _check(
+    names: tuple[str, str], first: tuple[Message, ...], second: tuple[Message, ...], shared: int
+) -> None:
+    """Raises BadRow for what cannot be compared."""
     for name, messages in zip(names, (first, second), strict=True):
         if fault := fault_of_order(messages):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
@@ -64,52 +99,48 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
     if not any(message.role == "user" for message in first[:shared]):
         raise BadRow(Reason.MESSAGES, "chosen and rejected do not begin with the same messages")
-    only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
-    return Pair(
-        Conversation(first, tools, untrained=only_read),
-        Conversation(second, tools, untrained=only_read),
-    )
 
 
-def _tools(given: Mapping[str, Any], columns: PairColumns) -> tuple[Tool, ...]:
-    return tools_of(column(given, columns.tools) if columns.tools else given.get("tools"))
-
-
-def _openai_input(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = column(row, "input")
+def _openai_input(row: Fields, unread: set[str]) -> Fields:
+    given = row.column("input")
     if not isinstance(given, Mapping) or "messages" not in given:
         raise BadRow(Reason.COLUMNS, "input: has no messages")
-    return cast("Mapping[str, Any]", given)
+    return Fields(cast("dict[str, Any]", given), unread, "input.")
 
 
-def _start(
-    row: Mapping[str, Any], columns: PairColumns, layout: Layout, tools: tuple[Tool, ...]
+def _start(row: Fields, columns: PairColumns, reading: Reading) -> list[Turn]:
+    name = columns.prompt or row.first(("prompt", "instruction", "question"))
+    if not name:
+        return []
+    return read_asked(row, name, reading, auto=not columns.prompt).turns
+
+
+def _messages(
+    value: Any, name: str, reading: Reading, start: list[Turn], system: str
 ) -> tuple[Message, ...]:
-    name = columns.prompt or "prompt"
-    if not columns.prompt and row.get(name) is None:
-        return ()
-    value = column(row, name)
-    if is_text(value):
-        return (Message("user", value),)
-    return read_messages(value, name, layout, tools)
+    turns = [*start, *_continuation(value, name, reading, start)]
+    return tuple(turn.message for turn in with_system(turns, system))
 
 
-def _continuation(
-    value: Any, name: str, layout: Layout, start: tuple[Message, ...], tools: tuple[Tool, ...]
-) -> tuple[Message, ...]:
+def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) -> list[Turn]:
     if not is_text(value):
-        messages = read_messages(value, name, layout, tools)
+        turns = read_turns(value, name, reading)
+        begun = [turn.message for turn in start]
         # Some files repeat the prompt in both.
-        return messages[len(start) :] if start and messages[: len(start)] == start else messages
+        repeats = begun and [turn.message for turn in turns[: len(begun)]] == begun
+        return turns[len(start) :] if repeats else turns
+    text = text_of(value, name)
     if start:
-        return (Message("assistant", value),)
-    parts = _TURN.split(value)
+        if not text.strip():
+            raise BadRow(Reason.MESSAGES, f"{name}: is empty")
+        return [Turn(Message("assistant", text))]
+    parts = _TURN.split(text)
     if len(parts) < 5 or parts[0].strip():
         raise BadRow(
             Reason.MESSAGES, f"{name}: a text without a prompt must begin with '\\n\\nHuman:'"
         )
     said = zip(parts[1::2], parts[2::2], strict=True)
-    return tuple(Message("user" if w == "Human" else "assistant", t.strip()) for w, t in said)
+    return [Turn(Message("user" if w == "Human" else "assistant", t.strip())) for w, t in said]
 
 
 def _num_shared(first: tuple[Message, ...], second: tuple[Message, ...]) -> int:

@@ -37,6 +37,10 @@ class _FirstRows:
     named: list[str] = field(default_factory=list[str])
     choices: list[str] = field(default_factory=list[str])
     """where a folder holds more than what is read"""
+    layouts: Counter[str] = field(default_factory=Counter[str])
+    """rows by what they look like"""
+    unread: set[str] = field(default_factory=set[str])
+    """columns, and fields inside them, that nothing reads"""
 
     @property
     def said(self) -> str:
@@ -60,8 +64,8 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
 
 
 def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Parts of folders that are not read; bad rows among the first, where the stage may still bear
-    them."""
+    """Parts of folders and columns that are not read; bad rows among the first, where the stage
+    may still bear them."""
     for where, source in _sources(plan):
         found = _first_rows(source, recipe.base)
         if isinstance(found, str):
@@ -69,6 +73,9 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         yield from (f"{where}.files: {choice}" for choice in found.choices)
         if found.bad and not _is_refused(found, source):
             yield f"{where}: will be left out: {found.said}"
+        if found.unread:
+            looks, names = " or ".join(found.layouts), ", ".join(sorted(found.unread))
+            yield f"{where}: read as {looks}; not read: {names}"
 
 
 def _is_refused(found: _FirstRows, source: MessageFiles) -> bool:
@@ -113,6 +120,8 @@ def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
                 conversation = read_row(rows.row(index), source.columns, source.format)
                 if renderer is not None:
                     renderer.render(conversation)
+                found.layouts[conversation.layout] += 1
+                found.unread |= conversation.unread
             except BadRow as error:
                 found.bad[error.reason] += 1
                 found.named.append(f"{file.name}:{rows.line(index)}: {error}")

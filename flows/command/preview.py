@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,6 +15,7 @@ from rich.text import Text
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns, Layout
+from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from curricula.rows.pairs import Pair, PairColumns, read_pair
 from engines.batching import TokenSequence
@@ -37,7 +39,7 @@ S = TypeVar("S", bound=Config)
 RowKind: TypeAlias = Literal["messages", "prompts", "pairs"]
 Shown: TypeAlias = tuple[str, TokenSequence]
 """where it is and what it is, and its tokens"""
-Read: TypeAlias = Callable[[Mapping[str, Any]], list[Shown]]
+Read: TypeAlias = Callable[[Mapping[str, Any]], tuple[Prompt | Pair | Conversation, list[Shown]]]
 
 
 @dataclass(slots=True)
@@ -49,6 +51,18 @@ class _Seen:
     choices: list[str] = field(default_factory=list[str])
     """where a folder holds more than what is read"""
     are_all: bool = True
+    layouts: Counter[str] = field(default_factory=Counter[str])
+    """good rows by what they look like"""
+    unread: set[str] = field(default_factory=set[str])
+    """columns, and fields inside them, that nothing reads"""
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What the rows were read as, and what was not read of them."""
+        for layout, count in self.layouts.most_common():
+            yield f"read as {layout}" + (f": {count} rows" if len(self.layouts) > 1 else "")
+        if self.unread:
+            yield f"not read: {', '.join(sorted(self.unread))}"
 
 
 def preview_files(
@@ -87,7 +101,7 @@ def _reader(kind: RowKind, layout: Layout, named: Mapping[str, str], renderer: R
     match kind:
         case "messages":
             columns = _settings(Columns, named)
-            return lambda row: [("", renderer.render(read_row(row, columns, layout)))]
+            return lambda row: _conversation(read_row(row, columns, layout), renderer)
         case "pairs":
             pair_columns = _settings(PairColumns, named)
             return lambda row: _pair(read_pair(row, pair_columns, layout), renderer)
@@ -98,21 +112,25 @@ def _reader(kind: RowKind, layout: Layout, named: Mapping[str, str], renderer: R
             return lambda row: _prompt(read_prompt(row, source), renderer)
 
 
-def _pair(pair: Pair, renderer: Renderer) -> list[Shown]:
-    return [
+def _conversation(read: Conversation, renderer: Renderer) -> tuple[Conversation, list[Shown]]:
+    return read, [("", renderer.render(read))]
+
+
+def _pair(pair: Pair, renderer: Renderer) -> tuple[Pair, list[Shown]]:
+    return pair, [
         (" \u00b7 chosen", renderer.render(pair.chosen)),
         (" \u00b7 rejected", renderer.render(pair.rejected)),
     ]
 
 
-def _prompt(prompt: Prompt, renderer: Renderer) -> list[Shown]:
+def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
     problem = Problem("preview", "files", prompt.messages, tools=prompt.tools)
     try:
         tokens = renderer.chat.prompt_ids(problem)
     except InputError as error:
         raise BadRow(Reason.TEMPLATE, str(error)) from None
     reference = f" \u00b7 reference {prompt.reference!r:.200}" if prompt.reference else ""
-    return [(reference, TokenSequence(tokens, [0] * len(tokens)))]
+    return prompt, [(reference, TokenSequence(tokens, [0] * len(tokens)))]
 
 
 def _settings(model: type[S], written: Mapping[str, Any]) -> S:
@@ -135,11 +153,13 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
         for index in range(len(found)):
             where = f"{file.name}:{found.line(index)}"
             try:
-                shown = reader(found.row(index))
+                made, shown = reader(found.row(index))
             except BadRow as error:
                 seen.counts.left_out(where, error)
                 continue
             seen.counts.read += 1
+            seen.layouts[made.layout] += 1
+            seen.unread |= made.unread
             for _, sequence in shown:
                 seen.counts.tokens += len(sequence.tokens)
                 seen.counts.trained += sum(sequence.loss_mask)
@@ -174,6 +194,8 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
         "bad_rows": list(counts.named),
         "tokens": counts.tokens,
         "trained_tokens": counts.trained,
+        "layouts": dict(seen.layouts),
+        "not_read": sorted(seen.unread),
         "shown": [
             {
                 "row": where,
@@ -200,6 +222,7 @@ def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
             f"{counts.tokens} tokens, {counts.tokens / good:.0f} a row; {counts.trained}"
             f" ({share:.1%}) are trained on"
         )
+    yield from seen.notes
     for reason, count in counts.bad.most_common():
         yield f"bad: {count} {reason}"
     yield from (f"  {line}" for line in counts.named)

@@ -26,6 +26,7 @@ from flows.recipe import MAX_NAME, Recipe
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import find_files
 from infra.errors import InputError
+from tasks.domain import Domain
 from tasks.evaluate.spec import EvaluateSettings
 from tasks.model_folder.location import beside
 
@@ -132,7 +133,8 @@ def _prompts(domain: Mapping[str, Any] | None, split: Split) -> int:
     if domain["curriculum"]["name"] in OF_LIBRARIES:
         tasks: Any = build_curriculum(**domain["curriculum"])
         return tasks.num_rows(split)
-    return Files(**domain["curriculum"]["options"]).num_rows(split)
+    checked = Domain.model_validate(domain)
+    return Files(**checked.curriculum.options).num_rows(split)
 
 
 @contextmanager

@@ -80,6 +80,8 @@ class Renderer:
             return error
         except InputError as error:
             return BadRow(Reason.TEMPLATE, str(error))
+        except RecursionError:
+            return BadRow(Reason.TEMPLATE, "is nested too deeply for the chat template")
 
     def _text(self, conversation: Conversation) -> TrainingText:
         messages = conversation.messages

@@ -9,17 +9,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engines.agents.wire.request import Refusal
-from engines.types import Json, ParameterKind, Tool, ToolCall
+from engines.types import Json, Tool, ToolCall
 from infra.json_text import json_bytes
 
-_KINDS: Mapping[str, ParameterKind] = {
-    "string": "string",
-    "number": "number",
-    "integer": "integer",
-    "boolean": "boolean",
-    "array": "array",
-    "object": "object",
-}
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
 _PIECE = 256
 """characters of one event of a stream"""
@@ -72,25 +64,9 @@ def text_of(content: str | Sequence[Part] | None, where: str) -> str:
 
 def tool_of(name: str, description: str | None, schema: Mapping[str, Any] | None) -> Tool:
     """A function with its parameters as a JSON schema."""
-    parameters: dict[str, Any] = dict(schema) if schema else {"type": "object", "properties": {}}
-    listed = parameters.get("properties")
-    properties: dict[str, Any] = listed if isinstance(listed, dict) else {}
-    needed: list[Any] = parameters.get("required") or []
-    function: dict[str, Json] = {
-        "name": name, "description": description or "", "parameters": parameters,
-    }  # fmt: skip
-    return Tool(
-        name=name,
-        description=description or "",
-        parameters={key: _kind(value) for key, value in properties.items()},
-        required=tuple(str(key) for key in needed),
-        schema=function,
-    )
-
-
-def _kind(schema: Any) -> ParameterKind:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return _KINDS.get(kind, "any") if isinstance(kind, str) else "any"
+    parameters = dict(schema) if schema else {"type": "object", "properties": {}}
+    said = description or ""
+    return Tool.of_function({"name": name, "description": said, "parameters": parameters})
 
 
 def call_of(name: str, arguments: str, where: str) -> ToolCall:

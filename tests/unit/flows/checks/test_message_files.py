@@ -113,6 +113,10 @@ def test_check_warns_of_a_few_bad_rows_and_refuses_what_is_not_read(tmp_path: Pa
     made = recipe(tmp_path, {"files": ["chats.jsonl"]})
     check_recipe(made, planned(made))
     assert any("left out: 1 of the first 50" in line for line in cautions(made, planned(made)))
+    (tmp_path / "more.jsonl").write_text(lines(GOOD | {"source": "web"}))
+    made = recipe(tmp_path, {"files": ["more.jsonl"]})
+    said = "read as messages (OpenAI); not read: source"
+    assert any(said in line for line in cautions(made, planned(made)))
 
 
 def test_preview_shows_what_is_trained_on_and_counts_the_rows(
@@ -120,7 +124,7 @@ def test_preview_shows_what_is_trained_on_and_counts_the_rows(
 ):
     model = random_base(tmp_path / "base")
     chats = tmp_path / "chats.jsonl"
-    chats.write_text(lines(GOOD, BAD, GOOD))
+    chats.write_text(lines(GOOD, BAD, GOOD | {"source": "web"}))
     with pytest.raises(SystemExit) as ended:
         main(["preview", str(chats), "--model", str(model), "--rows", "1"])
     assert ended.value.code == 0
@@ -129,6 +133,7 @@ def test_preview_shows_what_is_trained_on_and_counts_the_rows(
     assert "<|user|>12+30<|assistant|><think></think>⟦42<|endoftext|>⟧" in said
     assert "3 rows read, all rows; 2 can be trained on, 1 are bad" in said
     assert "chats.jsonl:2: the assistant says nothing" in said
+    assert "read as messages (OpenAI)\nnot read: source\n" in said
     with pytest.raises(SystemExit) as ended:
         main(["preview", str(chats), "--model", str(model), "--columns", "messages=chat"])
     assert ended.value.code == 1
@@ -154,6 +159,7 @@ def test_preview_shows_prompts_and_pairs(tmp_path: Path, capsys: pytest.CaptureF
     shown = said(str(prompts), "--kind", "prompts")
     assert "<|user|>12+30<|assistant|><think></think>\n" in shown
     assert "reference {'answer': '42'}" in shown
+    assert "read as question, reference answer\n" in shown
     assert "bad: 1 messages" in shown
     shown = said(str(pairs), "--kind", "pairs")
     assert "pairs.jsonl:1 \u00b7 chosen" in shown

@@ -96,6 +96,24 @@ def test_check_refuses_what_the_stages_would_stop_at(tmp_path: Path):
     assert "more than max_bad_share" in refusal(recipe(tmp_path, {"sources": column}))
 
 
+def test_check_refuses_rows_without_what_the_reward_reads_and_names_what_nobody_reads(
+    tmp_path: Path,
+):
+    def named(**more: Any) -> Recipe:
+        rows = [{"prompt": f"What is {n} plus 1?", **more} for n in range(60)]
+        file = tmp_path / f"{'-'.join(more)}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return recipe(tmp_path, {"sources": {"files": [file.name]}}, evaluate={"problems": 2})
+
+    said = refusal(named(completion="1"))
+    assert "has no reference; the rewards read `answer` of it" in said
+    assert "columns that look like one: completion" in said
+    for fine in ({"label": "1"}, {"reward_model": {"style": "rule", "ground_truth": "1"}}):
+        made = named(**fine, data_source="m")
+        check_recipe(made, plan_post_train(made))
+        assert any("; not read: data_source" in c for c in cautions(made, plan_post_train(made)))
+
+
 def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):
     write(tmp_path)
     boxed = recipe(

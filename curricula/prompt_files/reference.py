@@ -1,0 +1,112 @@
+"""What an answer to a row is compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from curricula.prompt_files.spec import PromptSource
+from curricula.rows.asked import ANSWERS
+from curricula.rows.fields import Fields, is_empty
+from curricula.rows.texts import kind_of
+from engines.types import Json
+from infra.data_files.bad_row import BadRow, Reason
+
+REFERENCES = (
+    "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
+)  # fmt: skip
+_INSIDE = {"reward_model": "ground_truth"}
+"""columns of objects that hold one (verl)"""
+_LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
+_LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
+_WORKED = re.compile(r"\n####[ \t]*([^\n]{1,80})\s*\Z")
+"""the end of a worked answer as GSM8K has it"""
+
+
+class Reference(NamedTuple):
+    """Example: Reference({"answer": "70"}, "reference answer")"""
+
+    value: Json
+    """an object as it is; anything else as `{"answer": ...}`; without one, an empty object"""
+    said: str
+    """where it is from, for a person"""
+
+
+def read_reference(row: Fields, source: PromptSource) -> Reference:
+    """Raises BadRow where it is empty, and where the rewards read what it lacks."""
+    name = source.columns.reference or _found(row)
+    if not name:
+        _check(row, {}, source, "has no reference")
+        return Reference({}, "no reference")
+    value, how = row.column(name), ""
+    if is_empty(value) or (isinstance(value, str) and not value.strip()):
+        raise BadRow(Reason.REFERENCE, f"{name}: is empty")
+    if source.reference_pattern:
+        value = _matched(value, source.reference_pattern, name)
+    elif isinstance(value, str) and (worked := _WORKED.search(f"\n{value}")):
+        value, how = worked.group(1).strip(), ", of which what follows #### counts (GSM8K)"
+    value = exact(value)
+    made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
+    _check(row, made, source, f"{name}: is an object of {', '.join(made)}")
+    return Reference(made, f"reference {name}{how}")
+
+
+def _found(row: Fields) -> str:
+    """The column that holds a reference; empty for none."""
+    if name := row.first(REFERENCES):
+        return name
+    for name, field in _INSIDE.items():
+        held = row.values.get(name)
+        if isinstance(held, Mapping) and not is_empty(cast("dict[str, Any]", held).get(field)):
+            return f"{name}.{field}"
+    return ""
+
+
+def _check(row: Fields, reference: Mapping[str, Json], source: PromptSource, has: str) -> None:
+    """Raises BadRow where the rewards read a field that the reference does not have."""
+    lacks = [name for name in source.needs if name and is_empty(reference.get(name))]
+    if not lacks and (reference or not source.needs):
+        return
+    wanted = " and ".join(f"`{name}`" for name in lacks) or "one"
+    likely = ", ".join(_likely(row.values, lacks))
+    hint = f"; columns that look like one: {likely}" if likely else ""
+    raise BadRow(
+        Reason.REFERENCE,
+        f"{has}; the rewards read {wanted} of it. Name its column in columns.reference{hint}",
+    )
+
+
+def _likely(values: Mapping[str, Any], lacks: list[str]) -> Iterator[str]:
+    """Names of columns, and of fields inside them, that may hold a reference."""
+    for name, value in values.items():
+        if is_empty(value):
+            continue
+        inner = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        fields = [each for each in inner if _LOOKS_LIKE.search(each.lower()) or each in lacks]
+        yield from (f"{name}.{each}" for each in fields)
+        if not fields and (name in ANSWERS or _LOOKS_LIKE.search(name.lower())):
+            yield name
+
+
+def exact(value: Any) -> Any:
+    """Whole numbers of more than 64 bits as text: not everything that a rollout passes through
+    keeps their digits. Raises BadRow for what is no JSON, as dates are."""
+    if isinstance(value, dict):
+        return {name: exact(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [exact(each) for each in cast("list[Any]", value)]
+    if value is not None and not isinstance(value, str | int | float):
+        raise BadRow(
+            Reason.COLUMNS,
+            f"holds {kind_of(value)}, which is no JSON; write it as text",
+        )
+    is_large = isinstance(value, int) and not _LEAST_INT <= value <= _MOST_INT
+    return str(value) if is_large else value
+
+
+def _matched(value: Any, pattern: str, name: str) -> str:
+    found = list(re.finditer(pattern, str(value)))
+    if not found:
+        raise BadRow(Reason.REFERENCE, f"{name}: {str(value)[-40:]!r} has no match of {pattern!r}")
+    return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()

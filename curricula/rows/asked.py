@@ -1,0 +1,124 @@
+"""What a row without messages asks, and which of its columns hold the question and the answer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from curricula.rows.fields import Fields
+from curricula.rows.messages import Reading, Turn, is_text, read_turns
+from curricula.rows.texts import kind_of, text_of
+from engines.types import Message
+from infra.data_files.bad_row import BadRow, Reason
+
+SYSTEM = ("system", "system_prompt", "system_message")
+TALKS = ("messages", "conversations", "conversation")
+ASKED = ("instruction", "prompt", "question", "problem", "query", "input", "inputs")
+_BESIDE = {"instruction": ("input", "context"), "input": (), "inputs": ()}
+"""what is asked about, under the question; `context` alone beside the others"""
+_ANSWERS = {
+    "instruction": ("output", "response", "completion", "answer"),
+    "prompt": ("completion", "response", "output", "answer"),
+    "question": ("answer", "response", "output", "solution", "completion"),
+    "problem": ("solution", "answer", "response", "output"),
+    "query": ("response", "answer", "output"),
+    "input": ("output", "response", "target", "completion"),
+    "inputs": ("targets", "outputs"),
+}
+ANSWERS = tuple(dict.fromkeys(name for names in _ANSWERS.values() for name in names))
+_KNOWN = {
+    ("instruction", "output"): "Alpaca",
+    ("instruction", "response"): "Dolly",
+    ("prompt", "completion"): "TRL",
+}
+SUPPORTED = (
+    "messages (OpenAI), conversations (ShareGPT), instruction + input -> output (Alpaca),"
+    " instruction + context -> response (Dolly), prompt -> completion or response, question ->"
+    " answer, problem -> solution, query -> response, input -> output"
+)
+
+
+class Asked(NamedTuple):
+    """What comes before the answer."""
+
+    turns: list[Turn]
+    columns: str
+    """that it is made of, for a person"""
+
+
+def question_and_answer(row: Fields) -> tuple[str, str] | None:
+    """The two columns of a row without messages: those that say something, or else those that are
+    there."""
+    for is_there in (row.has, row.holds):
+        for asked in filter(is_there, ASKED):
+            if said := next(filter(is_there, _ANSWERS[asked]), ""):
+                return asked, said
+    return None
+
+
+def layout_of(asked: Asked, said: str) -> str:
+    """For a person. Example: `instruction + input -> output (Alpaca)`."""
+    name = _KNOWN.get((asked.columns.partition(" ")[0], said))
+    return f"{asked.columns} -> {said}" + (f" ({name})" if name else "")
+
+
+def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked:
+    """What a column asks; if `auto`, with what stands beside it in a layout that is known. Raises
+    BadRow."""
+    value: Any = row.column(name)
+    before = _history(row) if auto else []
+    if is_text(value):
+        beside = row.first(_BESIDE.get(name, ("context",))) if auto else ""
+        text = text_of(value, name)
+        if beside:
+            text = f"{text}\n{_text(row.get(beside), beside)}"
+        asked = [*before, Turn(Message("user", text))]
+        return Asked(asked, f"{name} + {beside}" if beside else name)
+    if not isinstance(value, str | list | dict):
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages and no text")
+    return Asked([*before, *read_turns(cast("Any", value), name, reading)], name)
+
+
+def _history(row: Fields) -> list[Turn]:
+    """Earlier questions and answers, in pairs (Alpaca)."""
+    given: Any = row.get("history") if row.has("history") else []
+    turns: list[Turn] = []
+    for at, pair in enumerate(cast("list[Any]", given) if isinstance(given, list) else [given]):
+        where = f"history[{at}]"
+        both = cast("list[Any]", pair) if isinstance(pair, list) else []
+        if len(both) != 2 or not all(isinstance(each, str) for each in both):
+            raise BadRow(Reason.COLUMNS, f"{where}: is no pair of a question and an answer")
+        turns.append(Turn(Message("user", text_of(both[0], where))))
+        turns.append(Turn(Message("assistant", text_of(both[1], where))))
+    return turns
+
+
+def read_said(value: Any, name: str) -> str:
+    """An answer's text; a whole number is one. Raises BadRow."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_whole else _text(value, name)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(Reason.COLUMNS, f"{name}: is no text but {kind_of(value)}")
+    return text_of(value, name)
+
+
+def read_system(row: Fields, name: str) -> str:
+    """The text of a system message that stands in a column of its own. Raises BadRow."""
+    value = row.column(name) if name else row.same(SYSTEM)
+    return text_of(value, name or "system")
+
+
+def with_system(turns: list[Turn], text: str) -> list[Turn]:
+    """Turns that begin with it. Raises BadRow where they begin with another one."""
+    if not text:
+        return turns
+    first = turns[0].message
+    if first.role != "system":
+        return [Turn(Message("system", text)), *turns]
+    if first.content != text:
+        raise BadRow(
+            Reason.MESSAGES, "has a system column that differs from its first message; keep one"
+        )
+    return turns

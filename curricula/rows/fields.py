@@ -1,0 +1,114 @@
+"""An object whose keys are read by name, and which knows those that nobody asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from curricula.rows.texts import parsed_object, text_of
+from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.rows import RowWithFaults
+
+
+def is_empty(value: Any) -> bool:
+    """Whether it says nothing: null, what a column of numbers has in its place, no text or item."""
+    if value is None or value == "" or (isinstance(value, float) and value != value):
+        return True
+    return isinstance(value, list | dict) and not value
+
+
+class Fields:
+    """A row, or an object inside it. Example: Fields({"a": 1, "b": 2}, seen) with `seen` a set:
+    after `get("a")` and `close()` it holds `b`."""
+
+    __slots__ = ("_faults", "_path", "_read", "_unread", "values")
+
+    def __init__(self, values: Mapping[str, Any], unread: set[str], path: str = "") -> None:
+        """`unread`: where the keys go that nobody asks for, each behind the `path`."""
+        self._faults = values.faults if isinstance(values, RowWithFaults) else {}
+        self.values = {name: values[name] for name in values if name not in self._faults}
+        """without those that hold what is no JSON: to read one of these is a fault"""
+        self._unread = unread
+        self._path = path
+        self._read: set[str] = set()
+
+    @property
+    def read(self) -> frozenset[str]:
+        return frozenset(self._read)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is such a key; that is not reading it."""
+        return name in self.values or name in self._faults
+
+    def has(self, name: str) -> bool:
+        """Whether something that can be read stands there."""
+        return not is_empty(self.values.get(name))
+
+    def get(self, name: str) -> Any:
+        """What stands under a name; None where nothing does. Raises BadRow where it is no JSON."""
+        if name in self._faults:
+            raise BadRow(Reason.COLUMNS, f"{name}: {self._faults[name]}")
+        self._read.add(name)
+        value = self.values.get(name)
+        return None if isinstance(value, float) and value != value else value
+
+    def first(self, names: Iterable[str]) -> str:
+        """The first name under which something stands, one that can be read before others; empty
+        for none."""
+        listed = list(names)
+        there = [*filter(self.has, listed), *(n for n in listed if n in self._faults)]
+        return there[0] if there else ""
+
+    def refuse(self, names: Iterable[str], where: str, reason: Reason) -> None:
+        """Raises BadRow if something stands under one of the names."""
+        if name := next(filter(self.has, names), ""):
+            at = f"{where}: " if where else ""
+            raise BadRow(reason, f"{at}has `{name}`, which is not read")
+
+    def same(self, names: Iterable[str]) -> Any:
+        """What stands under those of the names that are there; None where none is. Raises BadRow
+        where two differ."""
+        there = [name for name in names if self.has(name)]
+        for name in there[1:]:
+            if self.values[name] != self.values[there[0]]:
+                raise BadRow(
+                    Reason.COLUMNS, f"has `{there[0]}` and `{name}`, which differ; leave one out"
+                )
+        found = [self.get(name) for name in there]
+        return found[0] if found else None
+
+    def column(self, name: str) -> Any:
+        """The column of a name as a person writes it: `a.b` is inside an object, and `a+b` are the
+        texts of two. Raises BadRow where the row has none of this name."""
+        if self.holds(name):
+            return self.get(name)
+        if "+" in name:
+            parts = [self.column(part) for part in name.split("+")]
+            return "\n".join(filter(None, (text_of(p, name) for p in parts)))
+        parts = name.split(".")
+        for at in range(len(parts) - 1, 0, -1):
+            if self.holds(head := ".".join(parts[:at])):
+                return _inside(self.get(head), parts[at:], head)
+        raise lacking(name, self.values)
+
+    def close(self) -> None:
+        """All that is read has been read."""
+        for name, value in self.values.items():
+            if name not in self._read and not is_empty(value):
+                self._unread.add(f"{self._path}{name}")
+
+
+def lacking(name: str, values: Mapping[str, Any], more: str = "") -> BadRow:
+    """Of a row without the column."""
+    has = ", ".join(map(str, values)) or "none"
+    return BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}{more}")
+
+
+def _inside(value: Any, path: list[str], where: str) -> Any:
+    for step in path:
+        value = parsed_object(value)
+        if not isinstance(value, dict) or step not in value:
+            has = ", ".join(cast("dict[str, Any]", value)) if isinstance(value, dict) else "none"
+            raise BadRow(Reason.COLUMNS, f"{where}: has no field {step}; it has {has[:200]}")
+        value, where = cast("dict[str, Any]", value)[step], f"{where}.{step}"
+    return value

@@ -1,0 +1,307 @@
+"""The messages of a row in OpenAI's layout and in ShareGPT's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
+
+from curricula.rows.columns import Layout
+from curricula.rows.fields import Fields, is_empty
+from curricula.rows.nulls import without_filled_nulls
+from curricula.rows.texts import kind_of, parsed, text_of
+from curricula.rows.tools import Call, calls_of
+from engines.types import Message, Tool
+from infra.data_files.bad_row import BadRow, Reason
+
+Role = Literal["system", "user", "assistant", "tool"]
+_OPENAI: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_SHAREGPT: Mapping[str, Role] = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+_CALLS = ("function_call", "tool_call")
+_WRITTEN_LIST = re.compile(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
+_PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
+_TEXTS = ("content", "value", "text")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
+_MARKS = (
+    "weight", "train", "training", "trainable", "loss", "loss_scale", "loss_weight", "loss_mask",
+    "step_loss_mask",
+)  # fmt: skip
+"""what says whether a message of the assistant is learned: 1 or true, 0 or false"""
+_OF_ANY_ROLE = ("train", "training", "trainable")
+"""marks that other frameworks obey in every role"""
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_REFUSED = (
+    *MEDIA, "function_call", "function_calls", "functions", "tools", "refusal", "mask", "masked",
+    "ignore", "tool_results",
+)  # fmt: skip
+"""what a model would say or see, or what is learned, in a form that nothing here reads"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message, and what its row says beside it."""
+
+    message: Message
+    is_untrained: bool = False
+    calls: tuple[Call, ...] = ()
+    answers: str = ""
+    """the id of the call whose result it is"""
+    name: str = ""
+    """of the tool whose result it is"""
+
+
+class Reading(NamedTuple):
+    """What a whole row says of how its messages are read."""
+
+    layout: Layout
+    tools: Sequence[Tool]
+    unread: set[str]
+    """where keys go that nobody asks for"""
+
+
+def read_turns(value: Any, name: str, reading: Reading) -> list[Turn]:
+    """The messages of a column in whatever order they are, but the results of tools in the order of
+    their calls. Raises BadRow."""
+    messages = _objects(value, name, reading.tools)
+    shared = _are_sharegpt(messages, name, reading.layout)
+    turns = [
+        _turn(Fields(message, reading.unread, f"{name}[]."), f"{name}[{at}]", shared, reading)
+        for at, message in enumerate(messages)
+    ]
+    return _results_in_order(turns, name)
+
+
+def is_sharegpt(value: Any, name: str, layout: Layout) -> bool:
+    """Which of the two layouts the messages of a column have, which could be read."""
+    return _are_sharegpt(_objects(value, name), name, layout)
+
+
+def _are_sharegpt(messages: list[dict[str, Any]], name: str, layout: Layout) -> bool:
+    if layout != "auto":
+        return layout == "sharegpt"
+    first = messages[0]
+    is_talk = name.startswith("conversation") and "value" in first and "content" not in first
+    return "from" in first or is_talk
+
+
+def _objects(value: Any, name: str, tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
+    value = _read_text(value, name) if isinstance(value, str) else value
+    value = without_filled_nulls(value, tools)
+    if isinstance(value, dict):
+        value = _transposed(cast("dict[str, Any]", value))
+    if not isinstance(value, list) or not value:
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages")
+    for at, message in enumerate(cast("list[Any]", value)):
+        if not isinstance(message, dict):
+            raise BadRow(Reason.MESSAGES, f"{name}[{at}]: is no object")
+    return cast("list[dict[str, Any]]", value)
+
+
+def _read_text(text: str, name: str) -> Any:
+    """A list of messages that is JSON text."""
+    if _PYTHONS_LIST.match(text):
+        raise BadRow(
+            Reason.COLUMNS,
+            f"{name}: holds a list as Python prints it, which is no JSON; write the column with"
+            " json.dumps",
+        )
+    if not text.lstrip().startswith(("[", "{")):
+        raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages but a text")
+    return parsed(text, name, Reason.COLUMNS)
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """Not of a list of messages that a table holds as text."""
+    return isinstance(value, str) and not _WRITTEN_LIST.match(value)
+
+
+def _transposed(value: dict[str, Any]) -> Any:
+    """`datasets` writes a sequence of objects as an object of lists."""
+    columns = {n: cast("list[Any]", v) for n, v in value.items() if isinstance(v, list)}
+    if len({len(each) for each in columns.values()}) != 1 or len(columns) < len(value):
+        return value
+    return [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+
+
+def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
+    """A message as its row says it. Raises BadRow."""
+    said_by = _said_by(message, is_sharegpt)
+    role = _role(said_by, _SHAREGPT if is_sharegpt else _OPENAI, where)
+    message.refuse(_REFUSED, where, Reason.MESSAGES)
+    key = "value" if is_sharegpt else "content"
+    text, calls, thought = "", (), None
+    if is_sharegpt and _plain(said_by) in _CALLS:
+        calls = calls_of(message.get(key), where, reading.unread)
+        if not calls:
+            raise BadRow(Reason.TOOLS, f"{where}: holds no call")
+    else:
+        said, thought = _thought_in_parts(message.get(key), role, where)
+        text = text_of(said, where)
+    more = message.get("tool_calls")
+    if not is_empty(more):
+        if role != "assistant":
+            raise BadRow(Reason.MESSAGES, f"{where}: has tool calls, but the role is {role}")
+        calls = (*calls, *calls_of(more, where, reading.unread))
+    thought = _thought(message, role, where) or thought
+    _check_says_something(message, where, key, role, bool(text.strip()), bool(calls or thought))
+    is_untrained = _is_untrained(message, role, where)
+    answers, name = "", ""
+    if role == "tool":
+        answers = str(message.get("tool_call_id") or message.get("call_id") or "")
+        name = str(message.get("name") or "")
+    message.close()
+    made = Message(role, text, thought, tuple(each.call for each in calls))
+    return Turn(made, is_untrained, calls, answers, name)
+
+
+def _said_by(message: Fields, is_sharegpt: bool) -> Any:
+    if not is_sharegpt:
+        return message.get("role")
+    said_by = message.get("from")
+    if said_by is None and message.has("value"):
+        return message.get("role")
+    return said_by
+
+
+def _plain(said_by: Any) -> str:
+    return str(said_by).strip().lower()
+
+
+def _role(value: Any, roles: Mapping[str, Role], where: str) -> Role:
+    if not isinstance(value, str) or _plain(value) not in roles:
+        allowed = ", ".join(roles)
+        raise BadRow(Reason.MESSAGES, f"{where}: the role is {value!r:.40}; allowed: {allowed}")
+    return roles[_plain(value)]
+
+
+def _thought_in_parts(content: Any, role: Role, where: str) -> tuple[Any, str | None]:
+    """Content without its parts of type `thinking`, and what these say."""
+    if role != "assistant" or not isinstance(content, list):
+        return content, None
+    parts = cast("list[Any]", content)
+    thoughts = [p for p in parts if isinstance(p, dict) and p.get("type") == "thinking"]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    rest = [part for part in parts if not any(part is each for each in thoughts)]  # pyright: ignore[reportUnknownVariableType]
+    said = [text_of(cast("dict[str, Any]", each).get("thinking"), where) for each in thoughts]
+    return rest, "".join(said) or None
+
+
+def _thought(message: Fields, role: Role, where: str) -> str | None:
+    given = [(name, text_of(message.get(name), f"{where}.{name}")) for name in THOUGHTS
+             if message.has(name)]  # fmt: skip
+    given = [(name, text) for name, text in given if text.strip()]
+    if not given:
+        return None
+    if role != "assistant":
+        raise BadRow(Reason.MESSAGES, f"{where}: has `{given[0][0]}`, but the role is {role}")
+    for name, text in given[1:]:
+        if text != given[0][1]:
+            raise BadRow(
+                Reason.MESSAGES, f"{where}: has `{given[0][0]}` and `{name}`, which differ"
+            )
+    return given[0][1]
+
+
+def _check_says_something(
+    message: Fields, where: str, key: str, role: Role, has_text: bool, does_more: bool
+) -> None:
+    """Raises BadRow for a message without the text that it must have, and for one with two."""
+    for other in _TEXTS:
+        if other != key and message.has(other):
+            if not message.has(key):
+                raise _without_text(message, where, key)
+            if message.get(other) != message.values[key]:
+                raise BadRow(Reason.MESSAGES, f"{where}: has `{other}` beside its `{key}`")
+    if has_text or does_more:
+        return
+    if key not in message.values:
+        raise _without_text(message, where, key)
+    if role == "assistant":
+        raise BadRow(
+            Reason.MESSAGES, f"{where}: the assistant says nothing: no text, thought or tool call"
+        )
+    if role == "user" or message.values[key] is None:
+        raise BadRow(Reason.MESSAGES, f"{where}: its `{key}` is empty")
+
+
+def _without_text(message: Fields, where: str, key: str) -> BadRow:
+    return BadRow(Reason.MESSAGES, f"{where}: has no `{key}`; it has {', '.join(message.values)}")
+
+
+def _is_untrained(message: Fields, role: Role, where: str) -> bool:
+    """Whether a message of the assistant is only read. Raises BadRow for marks that say both, or
+    that say something else."""
+    marks = {name: message.get(name) for name in _MARKS if message.values.get(name) is not None}
+    if not marks:
+        return False
+    for name, value in marks.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            shown = f"{value!r:.40}" if isinstance(value, str | int | float) else kind_of(value)
+            raise BadRow(Reason.MESSAGES, f"{where}: {name} is {shown}; allowed: 0 and 1")
+        if role != "assistant" and value and name in _OF_ANY_ROLE:
+            raise BadRow(
+                Reason.MESSAGES,
+                f"{where}: {name} is {value!r}, but only what the assistant says is trained on",
+            )
+    if len({bool(value) for value in marks.values()}) > 1:
+        raise BadRow(Reason.MESSAGES, f"{where}: {' and '.join(marks)} differ")
+    return role == "assistant" and not any(marks.values())
+
+
+def _results_in_order(turns: list[Turn], name: str) -> list[Turn]:
+    """Results of tools in the order of their calls. Raises BadRow for one that nobody called."""
+    ordered: list[Turn] = []
+    at = 0
+    while at < len(turns):
+        end = at
+        while end < len(turns) and turns[end].message.role == "tool":
+            end += 1
+        if end == at:
+            ordered.append(turns[at])
+            at += 1
+            continue
+        calls = turns[at - 1].calls if at else ()
+        ordered += _sorted(turns[at:end], calls, f"{name}[{at}]")
+        at = end
+    return ordered
+
+
+def _sorted(results: list[Turn], calls: Sequence[Call], where: str) -> list[Turn]:
+    ids, names = [each.id for each in calls], [each.call.name for each in calls]
+    if any(ids) and any(each.answers for each in results):
+        return _by_place([each.answers for each in results], ids, results, where)
+    if calls and all(each.name for each in results):
+        if wrong := next((r.name for r in results if r.name not in names), ""):
+            made = ", ".join(names)
+            raise BadRow(Reason.MESSAGES, f"{where}: is of {wrong}, but what was called is {made}")
+        if len(set(names)) == len(names) and len({r.name for r in results}) == len(results):
+            return _by_place([each.name for each in results], names, results, where)
+    return results
+
+
+def _by_place(keys: list[str], places: list[str], results: list[Turn], where: str) -> list[Turn]:
+    if "" in keys:
+        raise BadRow(Reason.MESSAGES, f"{where}: some results name their call, others do not")
+    if wrong := next((key for key in keys if key not in places), ""):
+        made = ", ".join(places)
+        raise BadRow(Reason.MESSAGES, f"{where}: answers the call {wrong!r}; there are {made}")
+    if len(set(keys)) < len(keys):
+        raise BadRow(Reason.MESSAGES, f"{where}: one call has two results")
+    paired = sorted(zip(keys, results, strict=True), key=lambda pair: places.index(pair[0]))
+    return [result for _, result in paired]

@@ -1,0 +1,61 @@
+"""Which layout a row that has none comes closest to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from curricula.rows.asked import ANSWERS, ASKED, TALKS
+
+PROMPTS_READ = (
+    "prompt, question, problem, query, instruction (+ input or context), input, or messages"
+    " (OpenAI, ShareGPT, verl), with the reference in reference, answer, ground_truth, target,"
+    " label (slime), expected_answer, final_answer or reward_model.ground_truth (verl)"
+)
+
+
+def nearest_layout(values: Mapping[str, Any]) -> str:
+    """A sentence on what to do, with a `; ` before it; empty where nothing is close."""
+    names = set(values)
+    if {"chosen", "rejected"} <= names:
+        return (
+            "; it is a preference pair, which `preview --kind pairs` shows and no stage trains on:"
+            " name the column of its good answer in columns.completion"
+        )
+    for name, value in values.items():
+        if _is_talk(value):
+            return f"; `{name}` looks like messages: name it in columns.messages"
+    asked = next((name for name in ASKED if name in names), "")
+    said = next((name for name in ANSWERS if name in names), "")
+    if asked and not said:
+        return f"; the nearest is {asked} -> answer: name the answer in columns.completion"
+    if said and not asked:
+        return f"; the nearest is question -> {said}: name the question in columns.prompt"
+    if "text" in names:
+        return (
+            "; raw text is not trained on: the nearest is prompt -> completion, which says what is"
+            " only read"
+        )
+    for name in names:
+        if close := difflib.get_close_matches(str(name), [*TALKS, *ASKED, *ANSWERS], 1):
+            return f"; `{name}` is close to `{close[0]}`: name it in columns"
+    return "; name the columns in columns.prompt and columns.completion"
+
+
+def nearest_prompt(values: Mapping[str, Any]) -> str:
+    """Of a row that asks nothing, in the same way."""
+    for name, value in values.items():
+        if _is_talk(value):
+            return f"; `{name}` looks like messages: name it in columns.prompt"
+    for name in values:
+        if close := difflib.get_close_matches(str(name), [*ASKED, *TALKS], 1):
+            return f"; `{name}` is close to `{close[0]}`: name it in columns.prompt"
+    return "; name the column in columns.prompt, or two as `a+b`"
+
+
+def _is_talk(value: Any) -> bool:
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return False
+    first = cast("dict[str, Any]", value[0])
+    return bool(first.keys() & {"role", "from"})

@@ -1,0 +1,80 @@
+"""What a JSON schema says of a function's parameters.
+
+A table gives every object the fields of all others, with null for those that it lacks: a file that
+was one shows parameters that no tool has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+ParameterKind: TypeAlias = Literal[
+    "string", "number", "integer", "boolean", "array", "object", "any"
+]
+_KINDS: Mapping[str, ParameterKind] = {
+    "string": "string",
+    "number": "number",
+    "integer": "integer",
+    "boolean": "boolean",
+    "array": "array",
+    "object": "object",
+}
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+"""what holds a schema for each name"""
+_OF_VALUES = ("default", "const", "enum", "examples", "example")
+"""what holds values, of which null is one"""
+_OF_SCHEMAS = {*_OF_NAMES, "additionalProperties", "items", "not", "if"}
+_DEEPEST = 64
+"""a schema that is nested deeper is kept as it is"""
+
+
+def parameters_of(schema: Any) -> tuple[dict[str, ParameterKind], tuple[str, ...]]:
+    """The JSON type of each parameter, or `any`, and those that a call must have."""
+    properties = _properties(schema)
+    needed = _object(schema).get("required")
+    kinds: dict[str, ParameterKind] = {str(n): _kind(each) for n, each in properties.items()}
+    required = cast("list[Any]", needed) if isinstance(needed, list) else []
+    return kinds, tuple(str(name) for name in required)
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    given = _object(schema)
+    if "properties" in given:
+        return _object(given["properties"])
+    # Some files hold the parameters by name, without a schema around them.
+    are_named = all(isinstance(each, dict) for each in given.values())
+    return given if are_named and not given.keys() & _OF_SCHEMAS else {}
+
+
+def _kind(schema: Any) -> ParameterKind:
+    given = _object(schema)
+    kind = given.get("type")
+    if given.get("nullable") is True or not isinstance(kind, str):
+        return "any"
+    return _KINDS.get(kind, "any")
+
+
+def schema_without_nulls(schema: Any, depth: int = 0) -> Any:
+    """A schema without the nulls that none may have; those among its values stay."""
+    if depth > _DEEPEST:
+        return schema
+    if isinstance(schema, list):
+        items = cast("list[Any]", schema)
+        return [schema_without_nulls(each, depth + 1) for each in items if each is not None]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for name, value in cast("dict[str, Any]", schema).items():
+        if name in _OF_VALUES:
+            kept[name] = value
+        elif name in _OF_NAMES and isinstance(value, dict):
+            each = cast("dict[str, Any]", value).items()
+            kept[name] = {n: schema_without_nulls(s, depth + 2) for n, s in each if s is not None}
+        elif value is not None:
+            kept[name] = schema_without_nulls(value, depth + 1)
+    return kept
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

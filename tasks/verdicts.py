@@ -117,12 +117,6 @@ class Verdicts:
                 name = group.samples[0].domain
                 self._domains.setdefault(name, Judged()).add_group(group)
 
-    def require_some_at_all(self) -> None:
-        """Raises TrainingStopped where rewards were asked and never gave a verdict."""
-        if self._domains and all(judged.has_no_verdict for judged in self._domains.values()):
-            name, judged = next(iter(self._domains.items()))
-            raise TrainingStopped(f"there is no verdict to learn from: {no_verdict(name, judged)}")
-
     def require_some(self, step: int, most_failed: float) -> None:
         """Raises TrainingStopped where a domain's reward failed every time that it was asked, and
         where more than `most_failed` of all verdicts did."""

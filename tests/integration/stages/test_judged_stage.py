@@ -94,6 +94,9 @@ async def test_a_judge_answers_in_words_or_too_late(
         else:
             assert metrics["failed_share"] == 1.0, "and the stage ended as any other"
             assert all("no answer within timeout_s 0.0001" in s.reason for s in samples)
+            assert "outcome_mean" not in metrics, "no verdict is no score of 0"
+            assert isinstance(context.reporter, ListReporter)
+            assert [w.figures for w in context.reporter.kept] == [{"failed": 4, "asked": 4}]
 
 
 async def test_an_evaluation_scores_models_and_not_what_judges_them(

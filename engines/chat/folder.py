@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,18 @@ def load_chat_folder(folder: Path) -> ChatFolder:
 def chat_files(folder: Path) -> dict[str, bytes]:
     """Contents, by name, of the files that `load_chat_folder` reads: for a host without it."""
     return {name: (folder / name).read_bytes() for name in _FILES if (folder / name).is_file()}
+
+
+def write_stops(folder: Path, stops: Sequence[int]) -> None:
+    """List the ids at which generation ends in the files of a folder that other programs look into;
+    those that stand there stay first. Raises InputError."""
+    for name in ("generation_config.json", "config.json"):
+        settings = read_json(folder / name)
+        found = settings.get("eos_token_id")
+        listed = [] if found is None else found if isinstance(found, list) else [found]
+        if settings and not set(stops) <= set(listed):
+            settings["eos_token_id"] = [*listed, *(s for s in stops if s not in listed)]
+            (folder / name).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from curricula.rows.conversation import Conversation
 from engines.batching import TokenSequence
 from engines.chat import Chat
+from engines.chat.mode import Thoughts
 from engines.chat.training_text import TrainingText
 from engines.types import Message
 from infra.data_files.bad_row import BadRow, Reason
@@ -43,6 +44,14 @@ class Renderer:
         if isinstance(made, BadRow):
             raise made
         return made
+
+    def lacks_thought(self, conversation: Conversation) -> bool:
+        """Whether it shows no thought to a model whose template opens one in every turn: then its
+        answers are trained after another header than the one that the model is asked with."""
+        if self.chat.mode.thoughts is not Thoughts.ALWAYS:
+            return False
+        said = (m for m in conversation.messages if m.role == "assistant")
+        return not any(m.reasoning or m.content.lstrip().startswith(_THINK) for m in said)
 
     def without_thoughts(self, conversation: Conversation) -> Conversation | None:
         """The same for an answer with thinking off; None of one in which nobody thinks, or which

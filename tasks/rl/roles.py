@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.chat import Chat
+from engines.chat.folder import write_stops
 from engines.megatron.ranks import critic_group
 from engines.megatron.ranks.critic_group import CriticGroup
 from engines.megatron.ranks.rank import TrainerJob
@@ -62,8 +64,10 @@ class Roles:
             await self.critic.load(folder / CRITIC_FOLDER)
 
     async def export(self, out: Path, model: Path) -> None:
-        """Write the policy as an HF folder like `model`, and the critic into a folder in it."""
+        """Write the policy as an HF folder like `model` that lists the stop tokens it was trained
+        with, and the critic into a folder in it."""
         await self.trainer.export(out, model)
+        write_stops(out, Chat.load(model).stop_token_ids)
         if self.critic is not None:
             await self.critic.export(out / CRITIC_FOLDER, model)
 

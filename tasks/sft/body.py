@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engines.chat import Chat
+from engines.chat.folder import write_stops
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
 from infra.run_both import run_both
@@ -61,6 +63,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         for warning in supply.conclusions():
             context.reporter.keep_warning(warning)
         await trainer.export(context.out, model)
+        write_stops(context.out, Chat.load(model).stop_token_ids)
         record.series.write(context.out)
         return {
             **record.summary(),

@@ -34,6 +34,8 @@ class ServedModel:
             ours["tool_call_parser"] = self.parsers.tools
         if self.parsers.thinking != NONE:
             ours["reasoning_parser"] = self.parsers.thinking
+        if self.parsers.defaults:
+            ours["default_chat_template_kwargs"] = dict(self.parsers.defaults)
         form = server_form(self.fleet, server, rank)
         return FleetSpec(
             max_total_tokens=self.fleet.max_total_tokens,

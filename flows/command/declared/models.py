@@ -64,7 +64,7 @@ def chat(
     *,
     system: str = "",
     temperature: float = 0.7,
-    max_tokens: int = 512,
+    max_tokens: int | None = None,
     thinking: Switch = False,
     root: str = "",
 ) -> int:
@@ -74,8 +74,8 @@ def chat(
         model: As for `serve`.
         system: A system message.
         temperature: Of sampling; 0 always takes the likeliest token.
-        max_tokens: Longest answer.
-        thinking: Let the model think first, where its template has a switch for it.
+        max_tokens: Longest answer; default: what the context has room for, at most 512.
+        thinking: Let the model think first; one whose template always opens a thought always does.
         root: The store to look in; default: the latest run's.
     """
     from flows.command.models.chat import ChatOptions

@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from engines.chat import Chat
+from engines.chat.folder import write_stops
 from engines.families.common.config import read_config
 from flows.command.find_artifact import NamedModel, find_named_model
 from flows.command.models.card import (
@@ -34,6 +36,8 @@ class Exported:
     folder: Path
     bytes: int
     licence: str
+    stops: tuple[str, ...]
+    """tokens that end an answer, as generation_config.json and config.json list them"""
 
 
 def export(artifact: str, folder: str, licence: str, root: str, console: Console) -> int:
@@ -41,7 +45,8 @@ def export(artifact: str, folder: str, licence: str, root: str, console: Console
     require_free(target)  # before a model is fetched
     made = export_model(find_named_model(artifact, root), target, licence)
     console.print(
-        f"{made.folder}: {made.bytes / 1e6:.1f} MB; transformers loads it",
+        f"{made.folder}: {made.bytes / 1e6:.1f} MB; transformers loads it; an answer ends with"
+        f" {' or '.join(made.stops)}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -60,10 +65,13 @@ def export_model(model: NamedModel, folder: Path, licence: str = "") -> Exported
     named = licence or licence_of(model.folder)
     with new_folder(folder) as draft:
         _copy(model.folder, draft)
+        chat = Chat.load(draft)
+        write_stops(draft, chat.stop_token_ids)
         _describe(model, draft, folder.resolve().name, named)
         require_loadable(draft)
         size = _open_to_readers(draft)
-    return Exported(folder, size, named)
+    stops = tuple(chat.decode([token]) for token in chat.stop_token_ids)
+    return Exported(folder, size, named, stops)
 
 
 def require_loadable(folder: Path) -> None:

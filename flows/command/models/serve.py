@@ -7,14 +7,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from engines.sglang.serving.endpoint import Endpoint
-from engines.sglang.serving.parsers import Parsers, parsers_of
+from engines.sglang.serving.parsers import parsers_of
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
@@ -116,7 +116,8 @@ def served_model(name: str, fleet: ServedFleet, root: str) -> ServedModel:
     if not _NAME.fullmatch(name):
         raise InputError(f"{name}: a model's name has letters, digits and any of `.@/:+_-`")
     found = parsers_of(folder)
-    chosen = Parsers(fleet.tool_parser or found.tools, fleet.reasoning_parser or found.thinking)
+    tools, thinking = fleet.tool_parser or found.tools, fleet.reasoning_parser or found.thinking
+    chosen = replace(found, tools=tools, thinking=thinking)
     return ServedModel(name, folder, chosen, fleet)
 
 
@@ -127,7 +128,7 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
     header = f' -H "Authorization: Bearer {key}"' if key else ""
     lines = [
         f"{model.name}: {model.folder}, tool calls by {model.parsers.tools}, thinking by"
-        f" {model.parsers.thinking}"
+        f" {model.parsers.thinking}" + (f", {model.parsers.mode}" if model.parsers.mode else "")
         for model in models
     ]
     return [

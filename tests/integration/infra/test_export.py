@@ -63,6 +63,8 @@ def test_an_export_is_whole_readable_and_says_what_it_is(model: NamedModel, tmp_
         made = export_model(model, tmp_path / "out" / "agent")
     finally:
         os.umask(before)
+    ends = json.loads((made.folder / "generation_config.json").read_text())["eos_token_id"]
+    assert len(made.stops) == len(ends) > 1
     names = {path.name for path in made.folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "LICENSE"} <= names
     assert not names & {"counts.jsonl", "training"}

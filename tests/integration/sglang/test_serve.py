@@ -8,14 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
 import psutil
 import pytest
 
-from engines.sglang.serving.parsers import Parsers, parsers_of
 from infra.processes.ports import free_ports, is_listening
 from tests.parts.chat_parts import random_base
 from tests.parts.doc_blocks import snippets
@@ -36,6 +34,11 @@ SEARCH = {
         },
     },
 }
+ALWAYS_THINKS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|endoftext|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+"""as the templates of DeepSeek-R1's distilled models do"""
 HELLO: Any = [{"role": "user", "content": "color of ant"}]
 
 
@@ -54,9 +57,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A GLM-like model and another one, behind one address with a key."""
+    """A GLM-like model and one that always thinks, behind one address with a key."""
     folder = tmp_path_factory.mktemp("serve")
     glm, other = random_base(folder / "glm"), tiny_model(folder / "other", seed=1)
+    (other / "chat_template.jinja").write_text(ALWAYS_THINKS)
     (port,) = free_ports(1)
     run = "import sys; from flows.command.main import main; main(sys.argv[1:])"
     models = (f"glm={glm}", str(other))
@@ -84,7 +88,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_the_ready_line_says_how_to_ask(served: Served) -> None:
     told = "\n".join(served.said)
     assert f"ready: http://127.0.0.1:{served.port}/v1" in told
-    assert "tool calls by glm47, thinking by glm45" in told
+    assert "tool calls by glm47, thinking by glm45, off unless a request's" in told
+    assert "thinking by deepseek-r1, always on" in told
     assert '-H "Authorization: Bearer $SERVE_KEY"' in told
     assert KEY not in told
 
@@ -118,7 +123,7 @@ def test_the_page_shows_how_to_ask(served: Served) -> None:
 
 
 def test_an_answer_streams_in_pieces(served: Served) -> None:
-    asked: Any = {"model": "other", "messages": HELLO, "max_tokens": 12, "temperature": 0}
+    asked: Any = {"model": "glm", "messages": HELLO, "max_tokens": 12, "temperature": 0}
     client = served.client()
     whole = client.chat.completions.create(**asked).choices[0].message.content
     pieces = [
@@ -131,7 +136,7 @@ def test_an_answer_streams_in_pieces(served: Served) -> None:
 
 
 def test_calls_are_parsed(served: Served) -> None:
-    """The model is random, so a grammar writes what a trained one would, after its thoughts."""
+    """The model is random, so a grammar writes what a trained one would."""
     call = "<tool_call>search<arg_key>q</arg_key><arg_value>ant</arg_value></tool_call>"
     asked: Any = {"model": "glm", "messages": HELLO, "tools": [SEARCH], "max_tokens": 160}
     answer = served.client().chat.completions.create(
@@ -144,21 +149,29 @@ def test_calls_are_parsed(served: Served) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_thoughts_are_no_content_unless_thinking_is_off(served: Served) -> None:
-    """Of a turn that is cut off while it thinks, and of one that may not think."""
-    asked: Any = {"model": "glm", "messages": HELLO, "max_tokens": 6, "seed": 3}
-    create = served.client().chat.completions.create
-    thinks: Any = create(**asked).choices[0].message
-    assert thinks.reasoning_content
-    assert not thinks.content
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    answers: Any = create(**asked, extra_body=off).choices[0].message
-    assert answers.reasoning_content is None
-    assert answers.content
-
-
-def test_the_parsers_follow_the_template(tmp_path: Path) -> None:
-    assert parsers_of(random_base(tmp_path / "glm")) == Parsers("glm47", "glm45")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("model", "kwargs", "thinks"),
+    [
+        ("glm", None, False),
+        ("glm", {"enable_thinking": False}, False),
+        ("glm", {"enable_thinking": True}, True),
+        ("other", None, True),
+        ("other", {"enable_thinking": False}, True),
+    ],
+)
+def test_a_request_that_says_nothing_gets_the_template_s_own_mode(
+    served: Served, model: str, kwargs: dict[str, bool] | None, thinks: bool, stream: bool
+) -> None:
+    """Answers are cut off, so that one which thinks is all thought."""
+    body = {"chat_template_kwargs": kwargs} if kwargs else {}
+    asked: Any = {"model": model, "messages": HELLO, "max_tokens": 6, "seed": 3}
+    create: Any = served.client().chat.completions.create
+    made = create(**asked, extra_body=body, stream=stream)
+    said = [c.choices[0].delta for c in made if c.choices] if stream else [made.choices[0].message]
+    thought = "".join(getattr(piece, "reasoning_content", None) or "" for piece in said)
+    content = "".join(piece.content or "" for piece in said)
+    assert (bool(thought), bool(content)) == (thinks, not thinks)
 
 
 def test_ctrl_c_ends_everything(served: Served) -> None:

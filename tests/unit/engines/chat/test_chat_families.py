@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from engines.chat import Chat
+from engines.chat.folder import write_stops
 from engines.types import Message, ToolCall
 from infra.errors import InputError
 from tests.parts.chat_parts import (
@@ -18,6 +20,7 @@ from tests.parts.chat_parts import (
     SEARCH,
     chat_folder,
     problem,
+    random_base,
 )
 
 pytestmark = pytest.mark.unit
@@ -157,3 +160,26 @@ def test_a_template_that_does_not_compile_is_refused_by_name(tmp_path: Path):
     folder = chat_folder(tmp_path, "{% for %}", LLAMA_TOKENS, "<|eot|>")
     with pytest.raises(InputError, match=r"tokenizer_config\.json: .* does not compile"):
         Chat.load(folder)
+
+
+def test_stop_tokens_are_listed_where_other_programs_look(tmp_path: Path) -> None:
+    """A pretrained base names its own end token; its chat template ends turns with another."""
+    folder = chat_folder(tmp_path, QWEN3, QWEN_TOKENS, "<|endoftext|>")
+    ids = {token: Chat.load(folder).vocabulary[token] for token in QWEN_TOKENS}
+    end, turn_end = ids["<|endoftext|>"], ids["<|im_end|>"]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end, "top_k": 20}))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": [end], "vocab_size": 300}))
+    before = Chat.load(folder).stop_token_ids
+    write_stops(folder, before)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [end, turn_end], "top_k": 20}
+    config = json.loads((folder / "config.json").read_text())
+    assert config == {"eos_token_id": [end, turn_end], "vocab_size": 300}
+    assert Chat.load(folder).stop_token_ids == before
+
+
+def test_files_that_list_every_stop_token_stay_as_they_are(tmp_path: Path) -> None:
+    folder = random_base(tmp_path)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_stops(folder, Chat.load(folder).stop_token_ids)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files

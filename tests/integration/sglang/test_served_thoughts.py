@@ -1,0 +1,100 @@
+"""How servers split answers into thought and content, with SGLang's own parsers and its own choice
+between them, for templates of every kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.chat.folder import load_chat_folder
+from engines.sglang.serving.parsers import AUTO, parsers_of
+from tests.parts.chat_parts import (
+    DEEPSEEK_V31,
+    GRANITE,
+    LLAMA,
+    LLAMA_TOKENS,
+    QWEN3,
+    QWEN_TOKENS,
+    R1_IN_HEADER,
+    R1_IN_TEXT,
+    chat_folder,
+    random_base,
+)
+from tests.parts.sglang_thoughts import Case, splits_of
+
+pytestmark = pytest.mark.integration
+
+ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
+T_ON, T_OFF = {"thinking": True}, {"thinking": False}
+SAID = "<think>R</think>A"
+
+
+def folder_of(kind: str, folder: Path) -> Path:
+    if kind == "glm":
+        return random_base(folder)
+    templates = {
+        "qwen3": QWEN3, "v31": DEEPSEEK_V31, "granite": GRANITE, "llama": LLAMA,
+        "r1": R1_IN_HEADER, "r1-in-text": R1_IN_TEXT,
+    }  # fmt: skip
+    is_qwen = kind == "qwen3"
+    tokens, end = (QWEN_TOKENS, "<|im_end|>") if is_qwen else (LLAMA_TOKENS, "<|eot|>")
+    made = chat_folder(folder, templates[kind], tokens, end)
+    (made / "config.json").write_text('{"model_type": "qwen3"}' if is_qwen else "{}")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "tools", "thinking", "defaults"),
+    [
+        ("glm", "glm47", "glm45", OFF),
+        ("qwen3", "qwen25", "qwen3", ON),
+        ("v31", AUTO, "deepseek-v3", T_OFF),
+        ("granite", AUTO, "deepseek-v3", T_OFF),
+        ("r1", AUTO, "deepseek-r1", {}),
+        ("r1-in-text", AUTO, "qwen3", OFF),
+        ("llama", AUTO, "none", {}),
+    ],
+)
+def test_the_parsers_follow_the_template(
+    kind: str, tools: str, thinking: str, defaults: dict[str, bool], tmp_path: Path
+) -> None:
+    found = parsers_of(folder_of(kind, tmp_path))
+    assert (found.tools, found.thinking, dict(found.defaults)) == (tools, thinking, defaults)
+
+
+CASES: list[tuple[str, Any, str, str, str]] = [
+    ("glm", None, "A", "", "A"),
+    ("glm", OFF, "A", "", "A"),
+    ("glm", ON, SAID, "R", "A"),
+    ("qwen3", None, SAID, "R", "A"),
+    ("qwen3", ON, SAID, "R", "A"),
+    ("qwen3", OFF, "A", "", "A"),
+    ("v31", None, "A", "", "A"),
+    ("v31", T_ON, "R</think>A", "R", "A"),
+    ("granite", None, "A", "", "A"),
+    ("granite", T_ON, SAID, "R", "A"),
+    ("r1", None, "R</think>A", "R", "A"),
+    ("r1", OFF, "R</think>A", "R", "A"),
+    ("r1", None, "R", "R", ""),
+    ("r1-in-text", None, SAID, "R", "A"),
+    ("r1-in-text", None, "A", "", "A"),
+]
+
+
+def test_thoughts_and_answers_are_split_whole_and_streamed(tmp_path: Path) -> None:
+    cases: list[Case] = []
+    for number, (kind, kwargs, said, *_) in enumerate(CASES):
+        folder = folder_of(kind, tmp_path / str(number))
+        parsers = parsers_of(folder)
+        cases.append(
+            {
+                "template": load_chat_folder(folder).template.text,
+                "parser": parsers.thinking,
+                "kwargs": {**parsers.defaults, **(kwargs or {})},
+                "said": said,
+            }
+        )
+    for case, (whole, streamed) in zip(CASES, splits_of(cases), strict=True):
+        assert (whole, streamed) == (case[3:], case[3:]), case

@@ -1,0 +1,68 @@
+"""Splits answers as SGLang's server does, in a process of its own: JSON cases in, JSON splits out.
+
+A case is {"template", "parser", "kwargs", "said"}; its split is [[thought, content], the same of a
+stream that comes letter by letter].
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+Case = dict[str, Any]
+Split = tuple[str, str]
+_LIMIT_S = 300
+
+
+def splits_of(cases: Sequence[Case]) -> list[tuple[Split, Split]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parts.sglang_thoughts"],
+        input=json.dumps(cases), capture_output=True, text=True, timeout=_LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    return [(tuple(whole), tuple(streamed)) for whole, streamed in made]
+
+
+def _parser(case: Case) -> Any:
+    """As SGLang's server makes it for a request: with its own choice of where it begins."""
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+    from sglang.srt.parser.template_detection import detect_reasoning_pattern
+
+    name = case["parser"]
+    forced, config = detect_reasoning_pattern(case["template"])
+    server: Any = SimpleNamespace(
+        reasoning_parser=name,
+        _reasoning_detector=ReasoningParser(name).detector,
+        template_manager=SimpleNamespace(reasoning_config=config),
+    )
+    request: Any = SimpleNamespace(chat_template_kwargs=case["kwargs"] or None)
+    asked = OpenAIServingChat._get_reasoning_from_request(server, request)
+    return ReasoningParser(name, True, forced or asked, request)
+
+
+def _split(case: Case) -> tuple[Split, Split]:
+    thought, content = _parser(case).parse_non_stream(case["said"])
+    made = _parser(case)
+    pieces = [made.parse_stream_chunk(letter) for letter in case["said"]]
+    pieces.append(made.parse_stream_end())
+    streamed = ("".join(t or "" for t, _ in pieces), "".join(c or "" for _, c in pieces))
+    return (thought or "", content or ""), streamed
+
+
+def main() -> None:
+    from engines.sglang.cpu import missing_modules
+    from engines.sglang.servers.host import prepare_environment
+
+    prepare_environment()
+    missing_modules.install()
+    print(json.dumps([_split(case) for case in json.load(sys.stdin)]))
+
+
+if __name__ == "__main__":
+    main()

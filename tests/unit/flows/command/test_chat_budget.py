@@ -1,0 +1,70 @@
+"""`tributary chat`: how long an answer may be, and what it asks of the template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines.sglang.topology.spec import ServedFleet
+from engines.types import Message, Problem
+from flows.command.models.chat import ChatModel, ChatOptions
+from infra.errors import InputError
+from tests.parts.chat_parts import (
+    DEEPSEEK_V31,
+    LLAMA,
+    LLAMA_TOKENS,
+    QWEN3,
+    QWEN_TOKENS,
+    R1_IN_HEADER,
+    chat_folder,
+)
+
+pytestmark = pytest.mark.unit
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def model_of(folder: Path, template: str = LLAMA, context: int = 512) -> ChatModel:
+    tokens, end = (QWEN_TOKENS, "<|im_end|>") if template is QWEN3 else (LLAMA_TOKENS, "<|eot|>")
+    chat_folder(folder, template, tokens, end)
+    (folder / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
+    return ChatModel.of(folder, ServedFleet(model=str(folder)))
+
+
+def options(max_tokens: int | None = None, *, thinking: bool = False) -> ChatOptions:
+    return ChatOptions("", 0.7, max_tokens, thinking)
+
+
+def test_an_answer_has_what_the_context_leaves_and_at_most_512(tmp_path: Path) -> None:
+    small = model_of(tmp_path / "small")
+    asked = Problem("p", "chat", (Message("user", "Hello"),))
+    assert small.budget(HELLO, options()) == 512 - len(small.chat.prompt_ids(asked))
+    assert model_of(tmp_path / "large", context=8192).budget(HELLO, options()) == 512
+    assert model_of(tmp_path / "given").budget(HELLO, options(64)) == 64
+
+
+def test_a_conversation_that_fills_the_context_is_refused_with_its_numbers(tmp_path: Path) -> None:
+    model = model_of(tmp_path, context=64)
+    with pytest.raises(InputError, match=r"tokens of the 64 .* that leaves 0 for an answer"):
+        model.budget([{"role": "user", "content": "x" * 80}], options())
+    with pytest.raises(InputError, match=r"it needs 64\. .* or lower --max-tokens"):
+        model.budget(HELLO, options(64))
+
+
+@pytest.mark.parametrize(
+    ("template", "switch"),
+    [(QWEN3, "enable_thinking"), (DEEPSEEK_V31, "thinking"), (R1_IN_HEADER, "enable_thinking")],
+)
+def test_thinking_is_asked_for_by_the_template_s_own_switch(
+    template: str, switch: str, tmp_path: Path
+) -> None:
+    model = model_of(tmp_path, template)
+    for thinking in (True, False):
+        model.check(options(thinking=thinking))
+        assert model.switches(options(thinking=thinking)) == {switch: thinking}
+
+
+def test_thinking_of_a_template_that_knows_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--thinking: the model"):
+        model_of(tmp_path).check(options(thinking=True))

@@ -32,6 +32,8 @@ class _FirstRows:
     """What became of a source's first rows."""
 
     read: int = 0
+    without_thought: int = 0
+    """rows that show none, where the template opens one in every turn"""
     are_all: bool = True
     bad: Counter[str] = field(default_factory=Counter[str])
     named: list[str] = field(default_factory=list[str])
@@ -71,6 +73,13 @@ def message_file_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
         if isinstance(found, str):
             continue
         yield from (f"{where}.files: {choice}" for choice in found.choices)
+        if found.without_thought:
+            yield (
+                f"{where}: {found.without_thought} of {found.read} rows show no thought, and the"
+                " base's chat template opens one in every turn: their answers are trained after"
+                " another header than the one that the model is asked with later; give them"
+                " thoughts (`reasoning_content`)"
+            )
         if found.bad and not _is_refused(found, source):
             yield f"{where}: will be left out: {found.said}"
         if found.unread:
@@ -120,6 +129,7 @@ def _looked_at(source: MessageFiles, renderer: Renderer | None) -> _FirstRows:
                 conversation = read_row(rows.row(index), source.columns, source.format)
                 if renderer is not None:
                     renderer.render(conversation)
+                    found.without_thought += renderer.lacks_thought(conversation)
                 found.layouts[conversation.layout] += 1
                 found.unread |= conversation.unread
             except BadRow as error:

@@ -30,6 +30,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
+def with_own_tokens(template: str) -> str:
+    own = {"<|start|>": "<|user|>", "<|im_start|>": "<|user|>"}
+    own |= dict.fromkeys(("<|end|>", "<|eot|>", "<|im_end|>"), "<|endoftext|>")
+    for theirs, ours in own.items():
+        template = template.replace(theirs, ours)
+    return template
+
+
 def said(
     model: Path,
     folder: Path,
@@ -41,12 +49,8 @@ def said(
     sft: bool = False,
 ) -> list[str]:
     """Notes and warnings of `check`, for one domain. Raises InputError."""
-    own = {"<|start|>": "<|user|>", "<|im_start|>": "<|user|>"}
-    own |= dict.fromkeys(("<|end|>", "<|eot|>", "<|im_end|>"), "<|endoftext|>")
-    for theirs, ours in own.items():
-        template = template.replace(theirs, ours)
     shutil.copytree(model, folder / "model")
-    (folder / "model" / "chat_template.jinja").write_text(template)
+    (folder / "model" / "chat_template.jinja").write_text(with_own_tokens(template))
     rows: list[dict[str, Any]] = [{"question": f"{n}+1", "answer": n + 1} for n in range(200)]
     if solved:
         curriculum["options"]["sources"]["columns"] = {
@@ -78,6 +82,29 @@ def said(
 
 def files(**options: Any) -> dict[str, Any]:
     return {"name": "files", "options": {"sources": {"files": ["sums.jsonl"]}, **options}}
+
+
+def test_rows_without_a_thought_are_counted_where_every_turn_opens_one(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(with_own_tokens(R1_IN_HEADER))
+    asked = {"role": "user", "content": "1+1"}
+    rows = [
+        {"role": "assistant", "content": f"{thought}2"} for thought in ("", "", "<think>R</think>")
+    ]
+    lines = "".join(json.dumps({"messages": [asked, row]}) + "\n" for row in rows)
+    (tmp_path / "chats.jsonl").write_text(lines)
+    sft = {"steps": 2, "optimizer": {"lr": 2e-4}, "data": {"files": ["chats.jsonl"]}}
+    written = {
+        "name": "own",
+        "base": {"folder": str(folder)},
+        "experts": {"own": {"path": [{"sft": sft}]}},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    found = list(cautions(recipe, plan_post_train(recipe)))
+    assert [line for line in found if "2 of 3 rows show no thought" in line], found
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ _SHAREGPT: Mapping[str, Role] = {
     "tool": "tool",
 }
 _CALLS = ("function_call", "tool_call")
-_WRITTEN_LIST = re.compile(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
+_WRITTEN_LIST = re.compile(
+    r"""\s*\[\s*\{\s*(["'](role|from|content|value)["']\s*:|["'].*["']role["']\s*:.*\}\s*\]\s*\Z)""",
+    re.DOTALL,
+)
 _PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
 _TEXTS = ("content", "value", "text")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")

@@ -78,3 +78,12 @@ def test_prompts_that_differ_in_white_space_are_different_problems(tmp_path: Pat
     assert all({"answer": n} in answers for n in range(len(prompts)))
     assert len({p.id for p in problems}) == len(problems) == len(prompts)
     assert made.counts[0].duplicates == len(same)
+
+
+def test_a_prompt_may_be_messages_as_json_text_and_a_text_that_looks_like_json(tmp_path: Path):
+    said = [{"name": "ann", "role": "user", "content": "a"}]
+    texts = ['[{"id": 1, "role": "x"}]: which role?', "[1, 2]", '{"role": "user"}']
+    prompts = [json.dumps(said), json.dumps([{"content": "b", "role": "user"}]), *texts]
+    rows = [{"prompt": text, "answer": 1} for text in prompts]
+    made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
+    assert {p.messages[0].content for p in every(made)} == {"a", "b", *texts}

@@ -15,240 +15,66 @@ from typing import Any
 
 from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
+from engines.megatron.refused_options import why_refused
 from engines.megatron.spec import Parallel
 from engines.options import check_kind, unknown_option
 from infra.errors import InputError
 
 RESULT_NEUTRAL = frozenset(
     {
-        "async_tensor_model_parallel_allreduce",
-        "barrier_with_L1_time",
-        "batch_p2p_comm",
-        "batch_p2p_sync",
         "bias_activation_fusion",
-        "bias_dropout_fusion",
         "bucket_size",
-        "check_for_large_grads",
-        "check_for_nan_in_grad",
-        "config_logger_dir",
-        "cp_comm_type",
-        "cpu_offloading",
-        "cpu_offloading_activations",
-        "cpu_offloading_double_buffering",
-        "cpu_offloading_num_layers",
-        "cpu_offloading_weights",
-        "cuda_graph_impl",
-        "cuda_graph_retain_backward_graph",
-        "cuda_graph_scope",
-        "cuda_graph_use_single_mempool",
-        "cuda_graph_warmup_steps",
         "deallocate_pipeline_outputs",
-        "delay_wgrad_compute",
-        "distribute_saved_activations",
-        "enable_cuda_graph",
-        "external_cuda_graph",
-        "fine_grained_activation_offloading",
-        "gradient_accumulation_fusion",
-        "gradient_reduce_div_fusion",
-        "masked_softmax_fusion",
-        "min_offloaded_tensor_size",
         "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage",
-        "num_microbatches_with_partial_activation_checkpoints",
-        "offload_modules",
         "optimizer_cpu_offload",
         "optimizer_offload_fraction",
         "overlap_cpu_optimizer_d2h_h2d",
         "overlap_grad_reduce",
-        "overlap_p2p_comm",
-        "overlap_p2p_comm_warmup_flush",
         "pad_buckets_for_high_nccl_busbw",
         "pin_cpu_grads",
         "pin_cpu_params",
-        "pipeline_model_parallel_comm_backend",
-        "pipeline_model_parallel_layout",
         "recompute_granularity",
         "recompute_method",
         "recompute_modules",
         "recompute_num_layers",
-        "store_param_remainders",
-        "tp_comm_atomic_ag",
-        "tp_comm_atomic_rs",
-        "tp_comm_bootstrap_backend",
-        "tp_comm_bulk_dgrad",
-        "tp_comm_bulk_wgrad",
-        "tp_comm_overlap",
-        "tp_comm_overlap_ag",
-        "tp_comm_overlap_disable_fc1",
-        "tp_comm_overlap_disable_qkv",
-        "tp_comm_overlap_rs",
-        "tp_comm_overlap_rs_dgrad",
-        "tp_comm_split_ag",
-        "tp_comm_split_rs",
         "use_precision_aware_optimizer",
-        "use_ring_exchange_p2p",
-        "use_torch_optimizer_for_cpu_offload",
     }
 )
 """Options that change speed and memory but not results, beyond floating-point order: they stay out
 of a stage's digest."""
+ALLOWED = RESULT_NEUTRAL | {"grad_reduce_in_fp32"}
+"""Options that are passed on. A test shows what each changes, and that none changes the model: its
+logprobs are those of the folder's weights. All others are refused, a newer Megatron's too."""
 
-_FROM_MODEL = frozenset(
-    {
-        "add_bias_linear",
-        "add_qkv_bias",
-        "ffn_hidden_size",
-        "gated_linear_unit",
-        "hidden_size",
-        "kv_channels",
-        "layernorm_epsilon",
-        "multi_latent_attention",
-        "normalization",
-        "num_attention_heads",
-        "num_layers",
-        "num_moe_experts",
-        "num_query_groups",
-        "qk_layernorm",
-    }
+_OF_OFFLOAD = (
+    "optimizer_offload_fraction",
+    "overlap_cpu_optimizer_d2h_h2d",
+    "pin_cpu_grads",
+    "pin_cpu_params",
+    "use_precision_aware_optimizer",
 )
-_FROM_RESOURCES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-}
-_FROM_OPTIMIZER = {
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
-    "adam_eps": "eps",
-    "clip_grad": "clip_grad",
-    "lr": "lr",
-    "min_lr": "min_lr_ratio",
-    "weight_decay": "weight_decay",
-}
-_FROM_TRAINER = frozenset(
-    {
-        "bf16",
-        "calculate_per_token_loss",
-        "fp16",
-        "moe_token_dispatcher_type",
-        "optimizer",
-        "params_dtype",
-        "perform_initialization",
-        "pipeline_dtype",
-        "sequence_parallel",
-        "use_cpu_initialization",
-        "use_distributed_optimizer",
-        "variable_seq_lengths",
-    }
-)
-_IGNORED_BY_OUR_LAYERS = frozenset(
-    {
-        "apply_query_key_layer_scaling",
-        "apply_rope_fusion",
-        "attention_dropout",
-        "cross_entropy_fusion_impl",
-        "cross_entropy_loss_fusion",
-        "defer_embedding_wgrad_compute",
-        "fused_single_qkv_rope",
-        "layernorm_zero_centered_gamma",
-        "memory_efficient_layer_norm",
-        "no_rope_freq",
-        "persist_layer_norm",
-        "qk_clip",
-        "rotary_interleaved",
-        "softmax_type",
-        "wgrad_deferral_limit",
-        "window_attn_skip_freq",
-        "window_size",
-    }
-)
-_NEEDS_OTHERS = frozenset(
-    {
-        "apply_wd_to_qk_layernorm",
-        "barrier_with_L1_time",
-        "decoupled_lr",
-        "decoupled_min_lr",
-        "hysteresis",
-        "initial_loss_scale",
-        "log_num_zeros_in_grad",
-        "loss_scale",
-        "loss_scale_window",
-        "min_loss_scale",
-        "sgd_momentum",
-    }
-)
-_WEIGHTS_LATE = "weights would be whole in the next forward pass only, and are published before it"
-_FSDP = "it is Megatron's FSDP, which shards the weights that a rank publishes and puts to sleep"
-_FP8_WEIGHTS = "it keeps the weights in fp8, which servers do not take from the trainer"
-_CONTRADICTS = {
-    "align_param_gather": _WEIGHTS_LATE,
-    "average_in_collective": "gradients are summed, and divided once by the number of tokens",
-    "data_parallel_sharding_strategy": _FSDP,
-    "disable_symmetric_registration": _FSDP,
-    "fp8_param_gather": _FP8_WEIGHTS,
-    "fsdp_double_buffer": _FSDP,
-    "fsdp_manual_registration": _FSDP,
-    "keep_fp8_transpose_cache": _FSDP,
-    "nccl_ub": "it keeps memory registered that sleep has to give back",
-    "num_distributed_optimizer_instances": "all data-parallel ranks share one optimizer state",
-    "outer_dp_sharding_strategy": _FSDP,
-    "overlap_param_gather": _WEIGHTS_LATE,
-    "overlap_param_gather_with_optimizer_step": _WEIGHTS_LATE,
-    "preserve_fp32_weights": _FSDP,
-    "reuse_grad_buf_for_mxfp8_param_ag": _FP8_WEIGHTS,
-    "suggested_communication_unit_size": _FSDP,
-    "use_custom_fsdp": _FSDP,
-    "use_megatron_fsdp": _FSDP,
-}
-"""options that what we rely on forbids, and why"""
-_MUON = "muon_"
+STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+_RECOMPUTED = ("core_attn", "mlp")
+"""modules that can be computed again; others need experts, or Transformer Engine"""
 
 
 def check_layout(
-    hf_config: Mapping[str, Any], parallel: Parallel, megatron_options: Mapping[str, Any]
+    hf_config: Mapping[str, Any],
+    parallel: Parallel,
+    megatron_options: Mapping[str, Any],
+    precision: str | None = None,
 ) -> None:
-    """Raise InputError if the model (its config.json) cannot train in this layout."""
+    """Raise InputError if the model (its config.json) cannot train in this layout.
+
+    `precision` as in the trainer's settings; None: any.
+    """
     shape = model_shape(hf_config)
-    _check_silent_faults(parallel, megatron_options)
     for name, value in megatron_options.items():
         _check_option(name, value)
+    _check_recompute(megatron_options)
+    _check_together(megatron_options, precision)
     _check_sizes(shape, parallel, megatron_options)
-
-
-def _check_silent_faults(parallel: Parallel, options: Mapping[str, Any]) -> None:
-    """What Megatron-core 0.16 accepts and then computes wrong gradients with, or fails at."""
-    if options.get("multi_latent_attention") and parallel.tp > 1:
-        raise InputError(
-            "trainer.megatron: multi_latent_attention with tp > 1 gives wrong gradients without"
-            " Transformer Engine; use tp: 1"
-        )
-    expert_tp = options.get("expert_tensor_parallel_size")
-    if expert_tp is not None and expert_tp != parallel.tp and parallel.ep == 1:
-        raise InputError(
-            f"trainer.megatron: expert_tensor_parallel_size {expert_tp} with tp {parallel.tp} and"
-            " ep 1 gives wrong expert gradients; make it equal to tp, or ep larger than 1"
-        )
-    if "layernorm" in (options.get("recompute_modules") or []):
-        raise InputError(
-            "trainer.megatron: recompute_modules: layernorm needs Transformer Engine, which is not"
-            " in our locks; leave it out, or set recompute_granularity: full"
-        )
-    if options.get("virtual_pipeline_model_parallel_size"):
-        raise InputError(
-            "trainer.megatron: virtual_pipeline_model_parallel_size is not supported: with batched"
-            " point-to-point communication its activations are corrupted; leave it out"
-        )
-
-    if options.get("optimizer_cpu_offload") and not options.get("use_precision_aware_optimizer"):
-        raise InputError(
-            "trainer.megatron: optimizer_cpu_offload needs use_precision_aware_optimizer: true;"
-            " the state stays in fp32 all the same"
-        )
-    if options.get("optimizer_offload_fraction") and not options.get("optimizer_cpu_offload"):
-        raise InputError(
-            "trainer.megatron: optimizer_offload_fraction needs optimizer_cpu_offload: true"
-        )
 
 
 def _check_option(name: str, value: Any) -> None:
@@ -260,28 +86,71 @@ def _check_option(name: str, value: Any) -> None:
             " DistributedDataParallelConfig"
         )
         raise unknown_option(where, name, _table(), of_what)
-    if name in _CONTRADICTS:
-        raise InputError(f"{where} cannot be used: {_CONTRADICTS[name]}; leave it out")
-    if name in _FROM_OPTIMIZER:
-        raise InputError(f"{where} is set by the recipe: optimizer.{_FROM_OPTIMIZER[name]}")
-    if name in _FROM_RESOURCES:
-        raise InputError(f"{where} is set by resources: trainer.{_FROM_RESOURCES[name]}")
-    if name in _FROM_MODEL:
-        raise InputError(f"{where} comes from the model folder's config.json; leave it out")
-    if name in _FROM_TRAINER:
-        raise InputError(f"{where} is set by the trainer itself; leave it out")
-    if name in _NEEDS_OTHERS or name.startswith(_MUON):
+    if name not in ALLOWED:
+        raise InputError(f"{where} cannot be used: {why_refused(name)}; leave it out")
+    check_kind(where, value, kinds)
+    is_size = name == "bucket_size" or name.startswith(("recompute_num", "num_layers"))
+    if is_size and value is not None and value < 1:
+        raise InputError(f"{where} is {value}; write 1 or more, or leave it out")
+    if name == "optimizer_offload_fraction" and value is not None and not 0 <= value <= 1:
+        raise InputError(f"{where} is {value}; write a share from 0 to 1")
+
+
+def _check_recompute(options: Mapping[str, Any]) -> None:
+    """Which of Megatron's fields of recomputation go together."""
+    where, granularity = "trainer.megatron: recompute", options.get("recompute_granularity")
+    written = {name for name, value in options.items() if value is not None}
+    if granularity == "full":
+        for name in ("recompute_method", "recompute_num_layers"):
+            if name not in written:
+                raise InputError(
+                    f"{where}_granularity: full needs {name}; write recompute_method: uniform and"
+                    " recompute_num_layers: 1"
+                )
+    of_full = {"recompute_method", "recompute_num_layers"} & written
+    if granularity != "full" and of_full:
         raise InputError(
-            f"{where} has no effect on AdamW in fp32 or bf16, which the trainer uses; leave it out"
+            f"trainer.megatron: {min(of_full)} has an effect with"
+            " recompute_granularity: full only; write that, or leave it out"
         )
-    if name in _IGNORED_BY_OUR_LAYERS:
+    if granularity != "selective" and "recompute_modules" in written:
         raise InputError(
-            f"{where} has no effect on the trainer's own attention, norms and output layer;"
+            f"{where}_modules has an effect with recompute_granularity: selective only; write that,"
+            " or leave it out"
+        )
+    modules = options.get("recompute_modules")
+    if modules is not None and (not modules or any(m not in _RECOMPUTED for m in modules)):
+        raise InputError(
+            f"{where}_modules is {modules!r}; allowed are {' and '.join(_RECOMPUTED)}: others need"
+            " experts, or Transformer Engine, which is not in our locks; recompute_granularity:"
+            " full computes whole layers again"
+        )
+
+
+def _check_together(options: Mapping[str, Any], precision: str | None) -> None:
+    """Options that have an effect only with others."""
+    where = "trainer.megatron"
+    if options.get("bucket_size") is not None and not options.get("overlap_grad_reduce"):
+        raise InputError(
+            f"{where}: bucket_size has no effect without overlap_grad_reduce: true; write both"
+        )
+    if options.get("grad_reduce_in_fp32") is False and precision == "fp32":
+        raise InputError(
+            f"{where}: grad_reduce_in_fp32: false has no effect with trainer.precision: fp32;"
             " leave it out"
         )
-    if not set(kinds) - {"null"}:
-        raise InputError(f"{where} takes a Python object, which a recipe cannot express")
-    check_kind(where, value, kinds)
+    if options.get("optimizer_cpu_offload") and not options.get("use_precision_aware_optimizer"):
+        raise InputError(
+            f"{where}: optimizer_cpu_offload needs use_precision_aware_optimizer: true;"
+            " the state stays in fp32 all the same"
+        )
+    if not options.get("optimizer_cpu_offload"):
+        for name in _OF_OFFLOAD:
+            if options.get(name):
+                raise InputError(
+                    f"{where}: {name} needs optimizer_cpu_offload: true (without it there is"
+                    " nothing that is offloaded, and Transformer Engine is not in our locks)"
+                )
 
 
 def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, Any]) -> None:
@@ -294,21 +163,36 @@ def _check_sizes(shape: ModelShape, parallel: Parallel, options: Mapping[str, An
     for what, size in split_by_tp.items():
         if size % parallel.tp:
             raise InputError(f"tp {parallel.tp} does not divide the model's {what} ({size})")
-    is_uneven = any(
-        options.get(name) is not None
-        for name in (
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-            "pipeline_model_parallel_layout",
-        )
-    )
-    if shape.num_layers % parallel.pp and not is_uneven:
-        raise InputError(
-            f"pp {parallel.pp} does not divide the model's layers ({shape.num_layers}); change pp,"
-            " or set num_layers_in_first_pipeline_stage in trainer.megatron"
-        )
+    _check_stages(shape.num_layers, parallel.pp, options)
     if parallel.ep > 1:
-        raise InputError(f"ep {parallel.ep} needs a mixture-of-experts model; this one is dense")
+        raise InputError(
+            f"ep {parallel.ep} needs a mixture-of-experts model; this one is dense, as all"
+            " supported families are: leave ep out of the layout, and write dp"
+        )
+
+
+def _check_stages(layers: int, pp: int, options: Mapping[str, Any]) -> None:
+    """Whether every pipeline stage gets a layer or more."""
+    uneven = [options[name] for name in STAGES if options.get(name) is not None]
+    if not uneven:
+        if layers % pp:
+            raise InputError(
+                f"pp {pp} does not divide the model's layers ({layers}); change pp,"
+                " or set num_layers_in_first_pipeline_stage in trainer.megatron"
+            )
+        return
+    if pp == 1:
+        raise InputError(
+            f"trainer.megatron: {' and '.join(name for name in STAGES if options.get(name))}"
+            " divides the layers of a pipeline, and pp is 1; raise pp in resources, or leave it out"
+        )
+    rest, stages = layers - sum(uneven), pp - len(uneven)
+    if rest < stages or rest % max(stages, 1) or (rest and not stages):
+        raise InputError(
+            f"trainer.megatron: of {layers} layers, {rest} are left for the other {stages} of {pp}"
+            " pipeline stages, which all have equally many; change"
+            f" {' or '.join(name for name in STAGES if options.get(name))}"
+        )
 
 
 @functools.cache

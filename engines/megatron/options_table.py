@@ -13,8 +13,6 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from engines.megatron.option_values import MEGATRON_DTYPES
-
 TABLE = Path(__file__).with_name("options.json")
 
 _JSON_KINDS = {
@@ -52,7 +50,7 @@ def _kinds(hint: Any) -> set[str]:
     import torch
 
     if hint is torch.dtype:
-        return {f"={name}" for name in MEGATRON_DTYPES}
+        return {"=fp32", "=bf16", "=fp16", "=fp8"}  # the names of Megatron-LM's command line
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return {"null" if value is None else f"={value}" for value in typing.get_args(hint)}

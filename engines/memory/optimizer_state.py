@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,8 @@ def optimizer_state(precision: str, options: Mapping[str, Any]) -> OptimizerStat
     """From `trainer.megatron`. Example: {"use_precision_aware_optimizer": True,
     "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}."""
     in_fp32 = options.get("grad_reduce_in_fp32", True)
-    moments = [
-        _BYTES[options.get(name) or "fp32"] for name in ("exp_avg_dtype", "exp_avg_sq_dtype")
-    ]
     is_offloaded = options.get("optimizer_cpu_offload")
     return OptimizerState(
         gradient=4 if in_fp32 else _BYTES[precision],
-        moments=sum(moments),
-        main=_BYTES[options.get("main_params_dtype") or "fp32"],
         share_on_device=1 - (options.get("optimizer_offload_fraction") or 0) if is_offloaded else 1,
     )

@@ -15,25 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from engines.options import check_kind, unknown_option
+from engines.sglang.refused_options import why_refused
 from infra.errors import InputError
 
 RESULT_NEUTRAL = frozenset(
     {
-        "base_gpu_id",
         "chunked_prefill_size",
         "crash_dump_folder",
+        "cuda_graph_bs_decode",
+        "cuda_graph_max_bs_decode",
         "decode_log_interval",
-        "detokenizer_worker_num",
         "disable_cuda_graph",
         "disable_cuda_graph_padding",
+        "disable_custom_all_reduce",
         "disable_overlap_schedule",
         "disable_radix_cache",
         "dist_timeout",
+        "enable_memory_saver",
         "enable_metrics",
+        "enable_nccl_nvls",
+        "enable_p2p_check",
         "enable_request_time_stats_logging",
         "enable_trace",
         "gc_threshold",
-        "gpu_id_step",
         "log_level",
         "log_level_http",
         "log_requests",
@@ -42,25 +46,66 @@ RESULT_NEUTRAL = frozenset(
         "max_prefill_tokens",
         "max_queued_requests",
         "max_running_requests",
-        "max_total_tokens",
         "mem_fraction_static",
         "model_loader_extra_config",
-        "nccl_port",
         "num_continuous_decode_steps",
+        "numa_node",
         "otlp_traces_endpoint",
         "page_size",
+        "prefill_max_requests",
+        "radix_eviction_policy",
         "schedule_conservativeness",
         "schedule_policy",
         "show_time_cost",
         "sleep_on_idle",
         "soft_watchdog_timeout",
         "stream_interval",
-        "tokenizer_worker_num",
+        "torch_compile_max_bs",
         "watchdog_timeout",
+        "weight_loader_disable_mmap",
+        "weight_loader_prefetch_checkpoints",
     }
 )
 """Options that change speed, memory, logs or places but not what is generated, beyond
 floating-point order: they stay out of a stage's digest."""
+_NUMERIC = frozenset(
+    {
+        "attention_backend",
+        "attn_cp_size",
+        "attn_dp_size",
+        "decode_attention_backend",
+        "dtype",
+        "enable_deterministic_inference",
+        "enable_fp32_lm_head",
+        "enable_mixed_chunk",
+        "enable_tf32_matmul",
+        "enable_torch_compile",
+        "kv_cache_dtype",
+        "prefill_attention_backend",
+        "rl_on_policy_target",
+        "sampling_backend",
+        "triton_attention_num_kv_splits",
+        "triton_attention_reduce_in_fp32",
+    }
+)
+"""Options by which the same model is computed with other kernels or in another type."""
+ALLOWED = RESULT_NEUTRAL | _NUMERIC
+"""Options that a stage passes on; a test shows that each reaches SGLang and is read there. All
+others are refused, a newer SGLang's too."""
+_OF_ROLES = frozenset(
+    {
+        "ep_size",
+        "fp4_gemm_runner_backend",
+        "fp8_gemm_runner_backend",
+        "moe_a2a_backend",
+        "moe_dense_tp_size",
+        "moe_runner_backend",
+        "quantization",
+        "trust_remote_code",
+    }
+)
+"""More options of a model that only answers rewards: nobody publishes weights to it, and it may be
+of any family."""
 
 _OF_HOSTS = (
     "a stage's server is on one host; serve on several with `tributary fleet up`"
@@ -107,8 +152,21 @@ def table() -> dict[str, list[str]]:
     return json.loads((Path(__file__).parent / "options.json").read_text())
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise InputError at the first option that SGLang does not know or that is not a recipe's."""
+def check_options(options: Mapping[str, Any], *, is_role: bool = False) -> None:
+    """Raise InputError at the first option that a stage does not pass on to its servers.
+
+    `is_role`: of a model that only answers rewards.
+    """
+    check_known(options)
+    for name in options:
+        if name not in ALLOWED and not (is_role and name in _OF_ROLES):
+            raise InputError(
+                f"fleet.sglang.{name} cannot be used: {why_refused(name)}; leave it out"
+            )
+
+
+def check_known(options: Mapping[str, Any]) -> None:
+    """Raise InputError at the first option that SGLang does not know or that is ours to set."""
     for name, value in options.items():
         where = f"fleet.sglang.{name}"
         kinds = table().get(name)

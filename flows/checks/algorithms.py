@@ -36,6 +36,13 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
     if settings is None:
         return
     dtype = settings.fleet.sglang.get("dtype")
+    cache = settings.fleet.sglang.get("kv_cache_dtype", "auto")
+    if str(cache).startswith("fp"):
+        yield (
+            f"stage {stage.name}: fleet.sglang.kv_cache_dtype: {cache} rounds keys and values, so"
+            " the servers sample from other probabilities than the trainer computes; look at"
+            " mismatch_k3 and use a correction"
+        )
     gate = settings.algorithm.agreement_gate
     if gate < _HALF_GATE and (settings.trainer.precision == "bf16" or dtype in _HALF_TYPES):
         yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engines.megatron.options import check_layout
+from engines.megatron.options import STAGES, check_layout
 from engines.megatron.spec import Parallel
 from engines.sglang.options import check_options, check_parallel
 from flows.checks.model_folders import model_report
@@ -23,12 +23,13 @@ def model_config(base: BaseSettings) -> Mapping[str, Any] | None:
     return hf_config(base.random)
 
 
-def _fitting(layout: Parallel) -> dict[str, Any]:
+def _fitting(layout: Parallel, options: Mapping[str, Any]) -> dict[str, Any]:
     """A model that any layout divides, for a base out of reach: its options can still be wrong."""
+    uneven = [size for name in STAGES if isinstance(size := options.get(name), int)]
     return {
         "model_type": "qwen3",
         "hidden_size": layout.tp,
-        "num_hidden_layers": layout.pp,
+        "num_hidden_layers": max(sum(uneven) + layout.pp - len(uneven), 1),
         "num_attention_heads": layout.tp,
         "num_key_value_heads": layout.tp,
         "head_dim": 2,
@@ -47,7 +48,8 @@ def trainer_problems(base: BaseSettings, stage: PlannedStage) -> Iterator[str]:
         roles.append(("critic, ", of_critic, stage.critic))
     for role, trainer, layout in roles:
         try:
-            check_layout(model_config(base) or _fitting(layout), layout, trainer.megatron)
+            config = model_config(base) or _fitting(layout, trainer.megatron)
+            check_layout(config, layout, trainer.megatron, trainer.precision)
         except InputError as error:
             yield f"stage {stage.name}: {role}{error}"
 

@@ -35,7 +35,7 @@ def _of_role(
 ) -> Iterator[str]:
     where = f"stage {stage.name}: role {role.name}: served."
     try:
-        check_options(role.fleet.sglang)
+        check_options(role.fleet.sglang, is_role=True)
         check_parallel(role.fleet.sglang, resources.tp_per_server)
     except InputError as error:
         yield f"{where}{error}"

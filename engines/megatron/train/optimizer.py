@@ -37,7 +37,7 @@ def build_optimizer(
         )
     config = filled(
         OptimizerConfig,
-        options,
+        {name: value for name, value in options.items() if name != "use_precision_aware_optimizer"},
         optimizer="adam",
         lr=optimizer.lr,
         min_lr=optimizer.lr * optimizer.min_lr_ratio,
@@ -50,6 +50,11 @@ def build_optimizer(
         bf16=dtype is torch.bfloat16,
         use_distributed_optimizer=True,
     )
+    if config.optimizer_cpu_offload:
+        # Its check asks for the version of Transformer Engine, which offload does without.
+        config.use_precision_aware_optimizer = True
+        config.use_precision_aware_optimizer_no_fp8_or_ds_fp8 = True
+        config.store_param_remainders = False
     with device.cuda_means_cpu():
         built = get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
     for part in optimizer_parts(built):

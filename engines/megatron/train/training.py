@@ -87,7 +87,7 @@ class Training:
         """Load the HF folder `model`. `total_steps` counts optimizer steps: the learning rate's
         decay ends there. Raises InputError for a folder, layout or option that cannot work."""
         config = read_config(model)
-        check_layout(config, parallel, spec.megatron)
+        check_layout(config, parallel, spec.megatron, spec.precision)
         self.spec, self.seed = spec, seed
         self.layout = current_layout(parallel)
         self.shape = model_shape(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from engines.sglang.options import check_options
+from engines.sglang.options import check_known
 from engines.sglang.topology.placing import hosts_of, place
 from engines.sglang.topology.spec import ServedFleet, Topology
 from infra.cuda import has_cuda
@@ -56,7 +56,7 @@ def _of_fleet(fleet: ServedFleet, num_hosts: int) -> Iterator[str]:
             yield f"sglang.{name}: write it as `{_FORM[name]}`"
     passed = {k: v for k, v in fleet.sglang.items() if k not in {*_FORM, *_ALLOWED}}
     try:
-        check_options(passed)
+        check_known(passed)
     except InputError as error:
         yield str(error).removeprefix("fleet.")
 

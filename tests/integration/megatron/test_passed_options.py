@@ -1,4 +1,4 @@
-"""Options of Megatron's optimizer and data parallelism that a recipe passes change no update."""
+"""What a recipe passes to Megatron changes how it trains, and neither the model nor its updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.megatron.spec import Parallel, TrainerSettings
+from engines.megatron.options import ALLOWED
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from infra.errors import InputError
 from tests.integration.megatron.megatron_models import make_model, sequences
 from tests.integration.megatron.megatron_ranks import LENGTHS, Ranks, TrainerArgs
@@ -36,13 +37,189 @@ def args(model: Path, **options: Any) -> TrainerArgs:
     return TrainerArgs(model, Parallel(dp=2), spec)
 
 
-def test_overlapped_gradients_in_small_buckets_give_the_same_weights(
+PP2, DP2 = Parallel(pp=2), Parallel(dp=2)
+RECOMPUTE = {"recompute_granularity": "selective"}
+WHOLE_LAYERS = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
+BLOCK = WHOLE_LAYERS | {"recompute_method": "block"}
+OVERLAP = {"overlap_grad_reduce": True}
+SHOWN: dict[str, tuple[Parallel, str, dict[str, Any], dict[str, Any]]] = {
+    "recompute_granularity": (Parallel(), "operations", {}, RECOMPUTE),
+    "recompute_modules": (
+        Parallel(), "operations", RECOMPUTE, RECOMPUTE | {"recompute_modules": ["mlp"]},
+    ),
+    "recompute_method": (
+        Parallel(), "operations", WHOLE_LAYERS, BLOCK,
+    ),
+    "recompute_num_layers": (
+        Parallel(), "operations", BLOCK, BLOCK | {"recompute_num_layers": 2},
+    ),
+    "bias_activation_fusion": (Parallel(), "operations", {}, {"bias_activation_fusion": True}),
+    "overlap_grad_reduce": (DP2, "reduced in backward", {}, OVERLAP),
+    "bucket_size": (DP2, "buckets", OVERLAP, OVERLAP | {"bucket_size": 5000}),
+    "pad_buckets_for_high_nccl_busbw": (
+        DP2, "gradients", {}, {"pad_buckets_for_high_nccl_busbw": True},
+    ),
+    "num_layers_in_first_pipeline_stage": (
+        PP2, "layers", {}, {"num_layers_in_first_pipeline_stage": 1},
+    ),
+    "num_layers_in_last_pipeline_stage": (
+        PP2, "layers", {}, {"num_layers_in_last_pipeline_stage": 1},
+    ),
+    "deallocate_pipeline_outputs": (
+        PP2, "outputs freed", {}, {"deallocate_pipeline_outputs": True},
+    ),
+}  # fmt: skip
+"""option -> layout, what it changes, and options without and with it"""
+OF_LAYERS = ("silu.default", "mm.default", "mul.Tensor")
+"""operations that are counted: a pass over all weights may take another way each time"""
+
+
+def observed(trainer: Any) -> dict[str, Any]:
+    """How one training step went, and the model's logprobs before it and after three."""
+    from collections import Counter
+
+    from megatron.core.distributed import param_and_grad_buffer
+    from megatron.core.pipeline_parallel import schedules
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counted(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = Counter[str]()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            self.calls[str(func)] += 1
+            return func(*args, **(kwargs or {}))
+
+    tokens = [s.tokens for s in sequences([20, 33], 7)]
+    before, again = trainer.logprobs(tokens), trainer.logprobs(tokens)
+    freed, early = [], []
+    free, group = schedules.deallocate_output_tensor, param_and_grad_buffer._ParamAndGradBucketGroup
+    start = group.start_grad_sync
+
+    def freeing(out: Any, wanted: bool = False) -> None:
+        free(out, wanted)
+        if out is not None:
+            freed.append(out.numel())
+
+    def starting(self: Any, *args: Any, **kwargs: Any) -> None:
+        early.append(self.ddp_config.overlap_grad_reduce)
+        start(self, *args, **kwargs)
+
+    schedules.deallocate_output_tensor, group.start_grad_sync = freeing, starting
+    try:
+        with Counted() as counted:
+            trainer.sft_steps([sequences(LENGTHS, 0)])
+    finally:
+        schedules.deallocate_output_tensor, group.start_grad_sync = free, start
+    buffers = trainer._flat_memory
+    seen = {
+        "operations": sum(counted.calls[f"aten.{name}"] for name in OF_LAYERS),
+        "reduced in backward": any(early),
+        "buckets": sum(len(buffer.buckets) for buffer in buffers),
+        "gradients": sum(buffer.grad_data.numel() for buffer in buffers),
+        "gradient type": {buffer.grad_data.dtype for buffer in buffers},
+        "layers": len(trainer.policy.decoder.layers),
+        "outputs freed": sum(size == 1 for size in freed),
+    }
+    trainer.sft_steps([sequences(LENGTHS, seed) for seed in range(1, STEPS)])
+    weights = {name: x.detach().float().numpy().copy() for name, x in trainer.hf_tensors()}
+    return {"before": before, "again": again, "seen": seen, "weights": weights}
+
+
+def true_logprobs(model: Path, tokens: list[int]) -> list[float]:
+    """By transformers, of each token but the first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model).float()(ids).logits[0]
+    return logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_accepted_option_changes_something_and_not_the_model(
+    name: str, ranks: Ranks, model: Path
+) -> None:
+    parallel, what, without, options = SHOWN[name]
+    specs = [TrainerSettings(micro_batch_tokens=96, megatron=each) for each in (without, options)]
+    one, other = (ranks.run(observed, TrainerArgs(model, parallel, spec)) for spec in specs)
+    assert other["seen"][what] != one["seen"][what]
+    assert other["again"] == other["before"]
+    for ours, s in zip(other["before"], sequences([20, 33], 7), strict=True):
+        assert ours[1:] == pytest.approx(true_logprobs(model, s.tokens), abs=1e-5)
+    for key, tensor in one["weights"].items():
+        assert np.abs(other["weights"][key] - tensor).max() < 1e-5, key
+
+
+def test_gradients_are_summed_in_half_precision_where_that_is_asked_for(
     ranks: Ranks, model: Path
 ) -> None:
-    plain = ranks.run(trained, args(model))
-    overlapped = ranks.run(trained, args(model, overlap_grad_reduce=True, bucket_size=5000))
-    for name, tensor in plain.items():
-        assert np.abs(overlapped[name] - tensor).max() < 1e-6, name
+    import torch
+
+    spec = TrainerSettings(
+        micro_batch_tokens=96, precision="bf16", megatron={"grad_reduce_in_fp32": False}
+    )
+    found = ranks.run(observed, TrainerArgs(model, DP2, spec))
+    assert found["seen"]["gradient type"] == {torch.bfloat16}
+    assert found["again"] == found["before"]
+    for ours, s in zip(found["before"], sequences([20, 33], 7), strict=True):
+        assert ours[1:] == pytest.approx(true_logprobs(model, s.tokens), abs=0.05)
+
+
+def test_every_accepted_option_is_shown_to_change_something() -> None:
+    assert set(SHOWN) | {"grad_reduce_in_fp32"} | set(OFFLOAD) == ALLOWED
+
+
+OFFLOAD: dict[str, Any] = {
+    "use_precision_aware_optimizer": True,
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 0.25,
+    "overlap_cpu_optimizer_d2h_h2d": True,
+    "pin_cpu_grads": False,
+    "pin_cpu_params": False,
+}
+"""need a GPU; without the first the second is refused"""
+
+
+def test_offload_reaches_megatrons_own_optimizer(ranks: Ranks, model: Path) -> None:
+    given = ranks.run(offload_given, args(model), OFFLOAD)
+    assert given["offload_fraction"] == OFFLOAD["optimizer_offload_fraction"]
+    for name in ("overlap_cpu_optimizer_d2h_h2d", "pin_cpu_grads", "pin_cpu_params"):
+        assert given[name] == OFFLOAD[name]
+
+
+def offload_given(trainer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What Megatron makes its optimizer with, as if there was a GPU."""
+    import torch
+    from megatron.core import optimizer as megatron
+
+    from engines.megatron import device
+    from engines.megatron.train.optimizer import build_optimizer
+
+    class Made(Exception):
+        pass
+
+    seen: dict[str, Any] = {}
+
+    def made(_: Any, **settings: Any) -> None:
+        seen.update({name: value for name, value in settings.items() if "fused" not in name})
+        raise Made
+
+    own, has_cuda = megatron.HybridDeviceOptimizer, device.has_cuda
+    megatron.HybridDeviceOptimizer, device.has_cuda = made, lambda: True
+    try:
+        build_optimizer(trainer._ddp, Optimizer(lr=1e-3), torch.float32, options)
+    except Made:
+        pass
+    finally:
+        megatron.HybridDeviceOptimizer, device.has_cuda = own, has_cuda
+    return seen
 
 
 def test_offload_without_a_gpu_is_refused(ranks: Ranks, model: Path) -> None:

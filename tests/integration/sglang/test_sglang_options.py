@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from engines.sglang.arguments import server_options
-from engines.sglang.options import RESULT_NEUTRAL, table
+from engines.sglang.options import ALLOWED, RESULT_NEUTRAL, table
+from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
 
@@ -35,9 +39,113 @@ def test_the_table_is_that_of_the_pinned_server_args() -> None:
 
 
 def test_every_option_that_is_named_here_exists() -> None:
-    from pathlib import Path
-
     from engines.sglang.spec import FleetSpec
 
     used = server_options(FleetSpec(context_length=9), Path("m"), 1, 1, 0)
     assert set(RESULT_NEUTRAL) | set(used) <= set(table())
+
+
+CHANGED: dict[str, object] = {
+    "attention_backend": "triton",
+    "attn_cp_size": 2,
+    "attn_dp_size": 2,
+    "chunked_prefill_size": 512,
+    "crash_dump_folder": "dumps",
+    "cuda_graph_bs_decode": [1, 2],
+    "cuda_graph_max_bs_decode": 8,
+    "decode_attention_backend": "torch_native",
+    "decode_log_interval": 7,
+    "disable_cuda_graph": False,
+    "disable_cuda_graph_padding": True,
+    "disable_custom_all_reduce": True,
+    "disable_overlap_schedule": False,
+    "disable_radix_cache": True,
+    "dist_timeout": 77,
+    "dtype": "bfloat16",
+    "enable_deterministic_inference": False,
+    "enable_fp32_lm_head": True,
+    "enable_memory_saver": True,
+    "enable_metrics": True,
+    "enable_mixed_chunk": True,
+    "enable_nccl_nvls": True,
+    "enable_p2p_check": True,
+    "enable_request_time_stats_logging": True,
+    "enable_tf32_matmul": True,
+    "enable_torch_compile": True,
+    "enable_trace": True,
+    "gc_threshold": [1000],
+    "kv_cache_dtype": "fp8_e5m2",
+    "log_level": "info",
+    "log_level_http": "error",
+    "log_requests": True,
+    "log_requests_level": 1,
+    "log_requests_target": ["stdout"],
+    "max_prefill_tokens": 999,
+    "max_queued_requests": 9,
+    "max_running_requests": 5,
+    "mem_fraction_static": 0.3,
+    "model_loader_extra_config": '{"enable_multithread_load": true}',
+    "num_continuous_decode_steps": 2,
+    "numa_node": [0],
+    "otlp_traces_endpoint": "localhost:1",
+    "page_size": 4,
+    "prefill_attention_backend": "torch_native",
+    "prefill_max_requests": 3,
+    "radix_eviction_policy": "lfu",
+    "rl_on_policy_target": "fsdp",
+    "sampling_backend": "flashinfer",
+    "schedule_conservativeness": 0.7,
+    "schedule_policy": "lpm",
+    "show_time_cost": True,
+    "sleep_on_idle": False,
+    "soft_watchdog_timeout": 44.0,
+    "stream_interval": 3,
+    "torch_compile_max_bs": 4,
+    "triton_attention_num_kv_splits": 4,
+    "triton_attention_reduce_in_fp32": True,
+    "watchdog_timeout": 123.0,
+    "weight_loader_disable_mmap": True,
+    "weight_loader_prefetch_checkpoints": True,
+}
+"""option -> another value than a server of ours has without it"""
+_ARGUMENTS = """
+import json, sys
+from pathlib import Path
+from engines.sglang.servers import launcher
+launcher.prepare()
+from sglang.srt.server_args import ServerArgs
+from engines.sglang.arguments import server_options
+from engines.sglang.spec import FleetSpec
+
+def made(options):
+    return ServerArgs(**server_options(FleetSpec(sglang=options), Path(sys.argv[1]), 30000, 4, 0))
+
+changed, plain = json.loads(sys.argv[2]), made({})
+found = {name: (getattr(plain, name), getattr(made({name: value}), name))
+         for name, value in changed.items()}
+print("FOUND" + json.dumps(found))
+"""
+
+
+def test_every_option_that_is_passed_on_reaches_the_server(tmp_path: Path) -> None:
+    """SGLang's own class takes it, keeps it, and has another value without it."""
+    assert set(CHANGED) == ALLOWED
+    model = tiny_model(tmp_path / "model")
+    arguments = [sys.executable, "-c", _ARGUMENTS, str(model), json.dumps(CHANGED)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(done.stdout.rpartition("FOUND")[2])
+    for name, value in CHANGED.items():
+        plain, passed = found[name]
+        assert passed == value, name
+        assert plain != value, name
+
+
+def test_every_option_that_is_passed_on_is_read_by_sglang() -> None:
+    source = find_spec("sglang")
+    assert source is not None
+    assert source.submodule_search_locations is not None
+    root = Path(next(iter(source.submodule_search_locations))) / "srt"
+    files = [path for path in root.rglob("*.py") if path.name != "server_args.py"]
+    text = "\n".join(path.read_text() for path in files)
+    names = set(re.findall(r"\.(\w+)", text)) | set(re.findall(r"[\"'](\w+)[\"']", text))
+    assert names >= ALLOWED, ALLOWED - names

@@ -40,7 +40,6 @@ def test_bf16_takes_eighteen_bytes_a_weight_and_fp32_sixteen() -> None:
     [
         ({}, 4, 12),
         ({"grad_reduce_in_fp32": False}, 2, 12),
-        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8", "main_params_dtype": "fp16"}, 4, 5),
         ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.75}, 4, 3),
         ({"optimizer_offload_fraction": 0.75}, 4, 12),
     ],

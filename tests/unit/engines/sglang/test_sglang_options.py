@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engines.sglang.options import check_options, check_parallel, describe
+from engines.sglang.options import ALLOWED, check_options, check_parallel, describe, table
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit
@@ -30,11 +30,38 @@ def test_known_options_of_the_right_kind_pass() -> None:
         ({"dist_init_addr": "10.0.0.1:5000"}, "hosts_per_server"),
         ({"disaggregation_mode": "prefill"}, "whole requests"),
         ({"model_path": "x"}, "stage's input"),
+        ({"quantization": "fp8"}, "whole weights"),
+        ({"json_model_override_args": "{}"}, "another model"),
+        ({"load_format": "dummy"}, "another model"),
+        ({"chat_template": "x"}, "token ids"),
+        ({"tokenizer_path": "x"}, "token ids"),
+        ({"tool_call_parser": "qwen"}, "token ids"),
+        ({"sampling_defaults": "model"}, "request says itself"),
+        ({"preferred_sampling_params": "{}"}, "request says itself"),
+        ({"random_seed": 3}, "request says itself"),
+        ({"speculative_algorithm": "NGRAM"}, "drafts"),
+        ({"ep_size": 2}, "dense"),
+        ({"base_gpu_id": 1}, "fleet chooses"),
+        ({"device": "cuda"}, "by what the host has"),
+        ({"enable_lmcache": True}, "no test shows"),
     ],
 )
 def test_a_wrong_option_is_refused_with_advice(options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_options(options)
+
+
+def test_a_model_that_only_answers_rewards_may_be_quantised() -> None:
+    check_options({"quantization": "fp8", "max_running_requests": 4}, is_role=True)
+    with pytest.raises(InputError, match="token ids"):
+        check_options({"chat_template": "x"}, is_role=True)
+
+
+def test_every_option_of_the_table_is_passed_on_or_refused_by_name() -> None:
+    assert set(table()) >= ALLOWED
+    for name in set(table()) - ALLOWED:
+        with pytest.raises(InputError, match=rf"fleet\.sglang\.{name} "):
+            check_options({name: None})
 
 
 def test_attention_is_shared_among_the_ranks_of_a_server() -> None:

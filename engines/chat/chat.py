@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +12,10 @@ from pathlib import Path
 from engines.chat.completeness import Completeness
 from engines.chat.control_tokens import ControlTokens
 from engines.chat.folder import ChatFolder, load_chat_folder
-from engines.chat.mode import Mode
+from engines.chat.mode import Mode, Thoughts
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
+from engines.chat.template import DATE
 from engines.chat.tokenized import TokenizedText
 from engines.chat.training_text import TrainingText, cut
 from engines.chat.turn_ends import TurnEnds
@@ -82,6 +83,41 @@ class Chat:
         """Whether a turn's thought has a place of its own: it can be switched on, or the header
         opens it."""
         return self.is_thinking_switchable or self._pieces.opens_thought
+
+    def notes(self) -> Iterator[str]:
+        """What is good to know of the template and the tokenizer, each beginning with the file."""
+        if self._pieces.template.is_dated:
+            yield (
+                f"{self.template_file}: the chat template writes a date: here it is always"
+                f" {DATE:%d %B %Y}, in training and in rollouts"
+            )
+        if self._ends.earlier is None:
+            yield (
+                f"{self.template_file}: the chat template writes no end token behind a turn that"
+                " another message follows: such a turn is trained without one, the last one with"
+                f" {self.decode([self._ends.final])}"
+            )
+        if self.mode.thoughts is Thoughts.ALWAYS:
+            yield (
+                f"{self.template_file}: the chat template opens a thought in every turn: a row"
+                " without a thought is trained behind a header that no rollout has; train on rows"
+                " with thoughts"
+            )
+        elif not self._keeps_prompts():
+            yield (
+                f"{self.template_file}: the tokenizer makes other tokens of the end of a prompt"
+                " once an answer follows: training sees these, a rollout's prompt the others; end"
+                " the header of the assistant's turn without white space"
+            )
+
+    def _keeps_prompts(self) -> bool:
+        """Whether the tokens of a prompt are the first ones of a whole conversation."""
+        for word in ("The", "I", "Yes", "Hi", "1", "("):
+            text, start = self._pieces.said(Message("assistant", word), thinking=False)
+            prompt = self._encode(text[:start])
+            if self._encode(text)[: len(prompt)] != prompt:
+                return False
+        return True
 
     @property
     def can_call_tools(self) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from engines.chat.template import ChatTemplate
 from infra.errors import InputError
 
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 _FILES = (
@@ -39,6 +39,7 @@ def load_chat_folder(folder: Path) -> ChatFolder:
     tokenizer = _tokenizer(folder)
     settings = read_json(folder / "tokenizer_config.json")
     special = {k: _token_text(k, settings[k]) for k in _SPECIAL if settings.get(k) is not None}
+    _add_special(tokenizer, special.values())
     text, name = _template_text(folder, settings)
     return ChatFolder(
         tokenizer=tokenizer,
@@ -103,6 +104,19 @@ def _tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _add_special(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """Make each special token of tokenizer_config.json one that is found in texts, as transformers
+    does: tokenizer.json may have it as an ordinary token."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text in dict.fromkeys(texts)
+            if text not in known and tokenizer.token_to_id(text) is not None
+        ]
+    )
 
 
 def _template_text(folder: Path, settings: Mapping[str, Any]) -> tuple[str, str]:

@@ -39,6 +39,13 @@ def chat_problems(folder: Path, shape: ModelShape | None) -> Iterator[str]:
         yield str(error)
 
 
+def chat_notes(folder: Path) -> Iterator[str]:
+    """What is good to know of chat parts that can be used, each beginning with the file."""
+    from engines.chat import Chat
+
+    yield from Chat.load(folder).notes()
+
+
 def _too_many_tokens(chat: Chat, shape: ModelShape | None) -> Iterator[str]:
     last = max(chat.vocabulary.values(), default=-1)
     if shape is not None and last >= shape.vocab:

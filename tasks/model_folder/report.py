@@ -16,7 +16,7 @@ from engines.families.common.family import ModelShape
 from engines.families.common.registry import model_shape
 from engines.megatron.convert.dist_folder import is_dist_folder
 from infra.errors import InputError
-from tasks.model_folder.chat import CHAT_FILES, chat_problems
+from tasks.model_folder.chat import CHAT_FILES, chat_notes, chat_problems
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.stored_tensors import StoredTensor, stored_tensors
 from tasks.model_folder.tensors import tensor_problems, unused_tensors
@@ -31,7 +31,7 @@ class ModelReport:
     problems: tuple[str, ...]
     """why it cannot be used; each begins with the folder or the file"""
     notes: tuple[str, ...] = ()
-    """what it holds that is not used and does no harm"""
+    """what is good to know of it, e.g. what it holds that is not used"""
     parameters: int = 0
 
 
@@ -51,12 +51,14 @@ def report_model(url: str) -> ModelReport:
     if shape is not None and tensors is not None:
         problems += tensor_problems(files, tensors, shape)
     with files.on_this_machine(CHAT_FILES) as folder:
-        problems += chat_problems(folder, shape)
+        found = list(chat_problems(folder, shape))
+        notes = [] if found else list(chat_notes(folder))
+    problems += found
     place = url.rstrip("/")
     return ModelReport(
         config if shape else None,
         tuple(f"{place}/{line}" for line in dict.fromkeys(problems)),
-        tuple(f"{place}/{line}" for line in unused_tensors(tensors or {})),
+        tuple(f"{place}/{line}" for line in (*notes, *unused_tensors(tensors or {}))),
         _parameters(shape) if is_dist else sum(prod(t.size) for t in (tensors or {}).values()),
     )
 

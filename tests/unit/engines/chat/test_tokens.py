@@ -343,3 +343,45 @@ def test_a_thought_whose_words_stand_in_the_answer_is_written(tmp_path: Path) ->
     chat = real_chat(tmp_path, "deepseek_r1_distill", R1_END)
     text = trained(chat, [ASK, Message("assistant", "42, so 42", "42")], thinking=True)
     assert text.endswith(f"<think>\n[[42\n</think>\n\n42, so 42{R1_END}]]")
+
+
+def test_an_end_token_that_is_an_ordinary_token_of_the_vocabulary_is_found(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    folder = spaced_folder(tmp_path, LLAMA2, "prepend")
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["added_tokens"] = [token for token in made["added_tokens"] if token["content"] != "</s>"]
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    ids, mask = Chat.load(folder).training_ids(Problem("p", "d", (ASK,)), [SAY])
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    raw = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    assert ids == theirs.apply_chat_template(raw, return_dict=False)
+    assert theirs.decode(ids[-1]) == "</s>"
+    assert mask[-1] == 1
+
+
+ENDLESS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{{ '' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "notes"),
+    [
+        (LLAMA2, []),
+        (VICUNA, []),
+        (VICUNA.replace("'ASSISTANT:'", "'ASSISTANT: '"), ["makes other tokens of the end of a"]),
+        (ENDLESS, ["no end token behind a turn", "makes other tokens of the end of a prompt"]),
+        ("{{ strftime_now('%Y') }}" + LLAMA2, ["always 26 July 2024"]),
+        (VICUNA.replace("'ASSISTANT:'", "'ASSISTANT:<think>'"), ["opens a thought in every turn"]),
+    ],
+)
+def test_what_is_good_to_know_of_a_template_is_said(
+    tmp_path: Path, template: str, notes: list[str]
+) -> None:
+    said = list(Chat.load(spaced_folder(tmp_path, template, "prepend")).notes())
+    assert len(said) == len(notes), said
+    for note, expected in zip(said, notes, strict=True):
+        assert note.startswith("tokenizer_config.json: ")
+        assert expected in note

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from engines.types import Transcript, Verdict
+from rewards.exact import is_said
 from rewards.references import reference_of
 
 
@@ -22,7 +23,7 @@ class AgentAnswer:
         unused = [tool for tool in reference["needs"] if tool not in used]
         last = transcript.messages[-1] if transcript.messages else None
         ended = last is not None and last.role == "assistant" and not last.tool_calls
-        right = transcript.answer.strip() == reference["answer"]
+        right = is_said(reference["answer"], transcript.answer)
         parts = {"calls": float(transcript.tool_turns)}
         if not ended:
             return Verdict(0.0, parts, "no final answer")

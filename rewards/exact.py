@@ -1,13 +1,22 @@
-"""Rewards that compare a reply's text with the reference of a user's own files."""
+"""Rewards that compare a reply with the reference of a user's own files.
+
+A reference that is a number, true or false is compared as that value: `42` is 42.0, whatever way of
+writing it Python has.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, ClassVar
+from decimal import Decimal
+from typing import Any, ClassVar, cast
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
-from rewards.references import reference_of
+from infra.numbers import value_text
+from rewards.references import ANSWER, reference_of
+
+_NUMBER = re.compile(r"[+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
 
 
 class Exact:
@@ -49,16 +58,45 @@ class Regex:
 
 
 def _compared(transcript: Transcript, said: str, ignore_case: bool) -> Verdict:
-    gold: Any = reference_of(transcript, ("answer",))["answer"]
-    allowed = [
-        _normalised(each, ignore_case) for each in (gold if isinstance(gold, list) else [gold])
-    ]
-    right = _normalised(said, ignore_case) in allowed
-    return Verdict(
-        float(right), reason="" if right else f"answered {said[:80]!r}, not {gold!r}"[:300]
-    )
+    """Raises InputError for a reference that no reply can be."""
+    gold: Any = reference_of(transcript, (ANSWER,))[ANSWER]
+    allowed: list[Any] = cast("list[Any]", gold) if isinstance(gold, list) else [gold]
+    if not allowed:
+        raise InputError(f"problem {transcript.problem.id} has an empty list of reference answers")
+    if any(is_said(each, said, ignore_case) for each in allowed):
+        return Verdict(1.0)
+    wanted = " or ".join(repr(each) if isinstance(each, str) else _text(each) for each in allowed)
+    return Verdict(0.0, reason=f"answered {said[:80]!r}, not {wanted}"[:300])
 
 
-def _normalised(value: Any, ignore_case: bool) -> str:
-    text = " ".join(str(value).split())
+def is_said(value: Any, said: str, ignore_case: bool = False) -> bool:
+    """Whether a reply is this value: a text letter by letter, and any other value as itself."""
+    if isinstance(value, str):
+        return _normalised(value, ignore_case) == _normalised(said, ignore_case)
+    if isinstance(value, bool):
+        return said.strip().casefold() == value_text(value)
+    if isinstance(value, int | float):
+        return _is_number(value, said.strip())
+    try:
+        return value is not None and json.loads(said) == value
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_number(value: float, said: str) -> bool:
+    if not _NUMBER.fullmatch(said):
+        return False
+    number = Decimal(said.rstrip(".").replace(",", ""))
+    if isinstance(value, int):
+        return number == value
+    return value_text(float(number)) == value_text(value)
+
+
+def _text(value: Any) -> str:
+    is_plain = isinstance(value, str | int | float)
+    return value_text(value) if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def _normalised(text: str, ignore_case: bool) -> str:
+    text = " ".join(text.split())
     return text.casefold() if ignore_case else text

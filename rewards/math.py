@@ -12,12 +12,13 @@ from typing import Any, ClassVar, cast
 
 from engines.types import Transcript, Verdict
 from infra.errors import InputError
+from infra.numbers import value_text
 from rewards.format import format_fault
 from rewards.math_forms import same
 from rewards.math_judge import MathJudge, TookTooLong
 from rewards.math_writing import plain
 from rewards.references import reference_of
-from rewards.text import boxed, last_boxed, value_text
+from rewards.text import boxed, last_boxed
 
 MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""

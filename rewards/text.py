@@ -9,8 +9,6 @@ _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 _ITEM_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|(?<=\s)[^\s\\{}$]+)")
 _LISTED = re.compile(r"(?:[\s,;$]|\\[,;: ()]|\band\b|\bor\b|\\text\{ ?(?:and|or) ?\})*")
-_DIGITS = 15
-"""of a float: more than these are rounding, as in 0.30000000000000004"""
 
 
 def words_of(text: str) -> list[str]:
@@ -65,17 +63,6 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
         found.append((box.start(), end, content))
         position = end
     return found
-
-
-def value_text(value: str | float | bool | None) -> str:
-    """How a value of JSON is written in an answer: `42`, not `42.0`; `true`, not `True`."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower() if value is not None else "null"
-    if not isinstance(value, float):
-        return str(value)
-    if value.is_integer() and abs(value) < 10**_DIGITS:
-        return str(int(value))
-    return f"{value:.{_DIGITS}g}"
 
 
 def _closing_brace(text: str, start: int) -> int | None:

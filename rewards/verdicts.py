@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from engines.types import Transcript, Verdict
+from infra.numbers import number_of
 
 _SHOWN = 80
 """characters of a value that are quoted"""
@@ -40,7 +41,7 @@ class OwnReward:
 def verdict_of(returned: object) -> Verdict:
     """The same verdict with plain finite numbers. Raises NoVerdict."""
     if not isinstance(returned, Verdict):
-        score = _number(returned)
+        score = number_of(returned)
         if score is None:
             raise NoVerdict(
                 f"returned {shown(returned)}: a reward returns its score as one number, True or"
@@ -70,7 +71,7 @@ def verdict_of(returned: object) -> Verdict:
 
 
 def _read(field: str, value: object) -> float:
-    number = _number(value)
+    number = number_of(value)
     if number is None:
         raise NoVerdict(
             f"returned a Verdict whose `{field}` is {shown(value)}: every score must be a finite"
@@ -84,18 +85,6 @@ def _finite(field: str, number: float) -> float:
         of = f"a Verdict whose `{field}` is " if field else ""
         raise NoVerdict(f"returned {of}{number}: every score must be a finite number")
     return number
-
-
-def _number(value: object) -> float | None:
-    """A number of Python, numpy or torch, or an array that holds just one; None for anything else.
-    Text is no number."""
-    held: Any = value
-    try:
-        if callable(getattr(held, "item", None)):
-            held = held.item()
-        return None if isinstance(held, str | bytes | bytearray) else float(held)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return None
 
 
 def shown(value: object) -> str:

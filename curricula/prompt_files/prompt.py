@@ -18,6 +18,7 @@ from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
 from curricula.rows.texts import shallow, text_of
 from engines.types import Json, Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
+from infra.numbers import value_text
 
 PROMPTS = (
     "prompt", "question", "problem", *TALKS, "instruction", "query", "input", "inputs",
@@ -150,5 +151,6 @@ def _solution(row: Fields, name: str, reference: Reference) -> str:
         return text_of(row.column(name), name)
     value = reference.value
     answer = value.get("answer") if isinstance(value, dict) else None
-    is_shown = isinstance(answer, str | int | float) and not isinstance(answer, bool)
-    return str(answer) if is_shown else ""
+    if isinstance(answer, list) and answer:  # several that are right
+        answer = answer[0]
+    return value_text(answer) if isinstance(answer, str | int | float) else ""

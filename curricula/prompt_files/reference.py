@@ -12,6 +12,7 @@ from curricula.rows.fields import Fields, is_empty
 from curricula.rows.texts import kind_of
 from engines.types import Json
 from infra.data_files.bad_row import BadRow, Reason
+from infra.numbers import value_text
 
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
@@ -106,7 +107,8 @@ def exact(value: Any) -> Any:
 
 
 def _matched(value: Any, pattern: str, name: str) -> str:
-    found = list(re.finditer(pattern, str(value)))
+    text = value_text(value) if isinstance(value, str | int | float) else str(value)
+    found = list(re.finditer(pattern, text))
     if not found:
-        raise BadRow(Reason.REFERENCE, f"{name}: {str(value)[-40:]!r} has no match of {pattern!r}")
+        raise BadRow(Reason.REFERENCE, f"{name}: {text[-40:]!r} has no match of {pattern!r}")
     return (found[-1].group(1) if found[-1].re.groups else found[-1].group()).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
@@ -53,7 +54,38 @@ def kind_of(name: str) -> Kind:
         for marker, kind in _ARGUMENTS.items():
             if any(marker in annotation for annotation in annotations):
                 return kind
+        if next(iter(_parameters(found)), "") == "transcript":
+            return "reward"
     raise InputError(
         f"test-hook: {name} does not show its kind: annotate a function's argument as `StepTokens`"
         " (an advantage), `LossInputs` (a loss) or `Transcript` (a reward), or give --kind"
     )
+
+
+def curriculum_beside(name: str) -> str:
+    """The curriculum in the file of a user's part, if there is just one and it shows
+    demonstrations without options; else `reasoning`."""
+    if ":" not in name:
+        return "reasoning"
+    resolve("hook", name, {})
+    module = sys.modules[name.partition(":")[0]]
+    found: list[tuple[str, Any]] = [
+        (attribute, part)
+        for attribute, part in vars(module).items()
+        if inspect.isclass(part) and part.__module__ == module.__name__
+        if all(inspect.isfunction(getattr(part, m, None)) for m in ("problems", "demonstrations"))
+    ]
+    if len(found) != 1:
+        return "reasoning"
+    ((attribute, part),) = found
+    try:
+        return f"{module.__name__}:{attribute}" if part().demonstrations(1, 0) else "reasoning"
+    except Exception:  # it is tried by itself, as a curriculum
+        return "reasoning"
+
+
+def _parameters(found: Any) -> list[str]:
+    try:
+        return list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return []

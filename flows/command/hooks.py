@@ -10,7 +10,14 @@ from typing import Any, get_args
 from engines.algorithms.choices import Need
 from flows.checks.contracts import faults_of
 from flows.checks.trial.one_domain import findings_about
-from flows.command.hook_kinds import CONTRACTS, OF_DOMAIN, Kind, kind_named, kind_of
+from flows.command.hook_kinds import (
+    CONTRACTS,
+    OF_DOMAIN,
+    Kind,
+    curriculum_beside,
+    kind_named,
+    kind_of,
+)
 from flows.command.output import CommandConsole, print_json
 from infra.errors import InputError
 from infra.user_files import install_hooks, read_hooks
@@ -55,7 +62,8 @@ def _tried(
 ) -> tuple[list[str], list[str]]:
     """Broken promises, and what is only to be known."""
     if of_domain := OF_DOMAIN.get(kind):
-        found = findings_about(of_domain, name, options, curriculum)
+        tried_on = curriculum or curriculum_beside(name)
+        found = findings_about(of_domain, name, options, tried_on)
         return list(found.problems), list(found.cautions)
     faults = faults_of(CONTRACTS[kind], name, options, needs=needs, domains=domains)
     return [f"{fault.check}: {fault.saw}" for fault in faults], []

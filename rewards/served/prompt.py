@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from string import Formatter
 
 from engines.types import Json, Message, Transcript
+from infra.numbers import value_text
 
 PLACES = ("question", "answer", "conversation", "reference")
 
@@ -90,4 +91,5 @@ def _said(message: Message) -> str:
 
 
 def _text(value: Json) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_plain = isinstance(value, str | int | float)
+    return value_text(value) if is_plain else json.dumps(value, ensure_ascii=False)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from engines.types import Demonstration, Message, RowCurriculum, Status, Transcript, Verdict
+from engines.types import (
+    Demonstration,
+    Message,
+    Problem,
+    RowCurriculum,
+    Status,
+    Transcript,
+    Verdict,
+)
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.built_in import BUILT_IN
+from rewards.references import ANSWER
 from rewards.rubric import Term, turns_fault, verdict_fault
 from rewards.served.build import JUDGE
 from rewards.served.judge import question
 from rewards.served.judge_settings import JudgeSettings
+from rewards.text import boxed
 from rewards.verdicts import NoVerdict, verdict_by
 from tasks.domain import RewardTerm
+
+_SHOWN = 120
+"""characters of an example"""
+_LONG = 400
+"""characters that no answer repeats letter by letter"""
+_COMPARING = ("math", "exact", "regex")
+"""rewards that compare an answer with the reference"""
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -25,36 +43,75 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
         if live.domain.rewards[index].served is not None:
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
-        scores: list[float] = []
+        if term.name in _COMPARING and isinstance(live.curriculum, RowCurriculum):
+            attempts.cautions += _never_said(at, term.name, [d.problem for d in judged])
+        verdicts: list[Verdict] = []
         for demonstration in judged:
             verdict = _verdict(at, term, _transcript(demonstration), attempts, limit)
             if verdict is None:  # said once
                 break
-            scores.append(float(verdict.score))
+            verdicts.append(verdict)
             if len(verdict.turns) > 1 and live.blind_to_turns and term.name not in BUILT_IN:
                 attempts.problems.append(
                     f"{at}: {term.name} says what each turn earned, and nothing looks at it:"
                     f" {', '.join(live.blind_to_turns)}. Choose the advantage `gigpo`, or a"
                     " function of your own with `needs: [turns]`; or return no `turns`"
                 )
-        if not term.outcome or not judged or len(scores) < len(judged):
+        if not term.outcome or not judged or len(verdicts) < len(judged):
             continue
         nothing = _transcript(replace(judged[0], turns=(Message("assistant", ""),)))
-        verdict = _verdict(at, term, nothing, attempts, limit)
-        empty = None if verdict is None else float(verdict.score)
-        if empty and {*scores, empty} == {empty}:
+        empty = _verdict(at, term, nothing, attempts, limit)
+        scores = {verdict.score for verdict in verdicts}
+        if empty and empty.score and scores == {empty.score}:
             attempts.problems.append(
-                f"{at}: {term.name} gives {empty:g} to every demonstration and to an empty answer"
-                " as well: it tells nothing apart, so nothing can be learned from it"
+                f"{at}: {term.name} gives {empty.score:g} to every demonstration and to an empty"
+                " answer as well: it tells nothing apart, so nothing can be learned from it"
             )
-        if empty is not None and not any(scores):
-            attempts.cautions.append(
-                f"{at}: {term.name} gives 0 to all of {len(scores)} demonstrations: the cold start"
-                " would teach answers that it calls wrong"
-                if not isinstance(live.curriculum, RowCurriculum)
-                else f"{at}: {term.name} gives 0 to all of {len(scores)} solutions that the rows"
-                " show: it may look for a form that they do not have"
-            )
+        if empty and scores == {0.0}:
+            why = _why(term.name, live, judged[0], verdicts[0].reason)
+            attempts.cautions.append(f"{at}: {term.name} gives 0 to all of {len(verdicts)} {why}")
+
+
+def _never_said(at: str, name: str, problems: Sequence[Problem]) -> Iterator[str]:
+    """Where every reference holds a whole solution, which no answer repeats."""
+    answers = [p.reference.get(ANSWER) for p in problems if isinstance(p.reference, dict)]
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    if not texts or len(texts) < len(problems) or not all(map(_is_solution, texts)):
+        return
+    pattern = '"#### (.+)"' if all("####" in text for text in texts) else "a pattern of it"
+    yield (
+        f"{at}: {name} compares answers with references that are whole solutions; one ends"
+        f" with {texts[0][-_SHOWN:]!r}: no answer will be that. Set the source's"
+        f" `reference_pattern` to {pattern}, so that only the result counts"
+    )
+
+
+def _is_solution(text: str) -> bool:
+    return not boxed(text) and ("####" in text or "\n" in text.strip() or len(text) > _LONG)
+
+
+def _why(name: str, live: LiveParts, shown: Demonstration, reason: str) -> str:
+    """What a reward does not find in demonstrations, with the first as an example."""
+    said, reference = shown.turns[-1].content, shown.problem.reference
+    example = f"the first is {said[-_SHOWN:]!r}"
+    if reference is not None:
+        example += f", its reference {json.dumps(reference, ensure_ascii=False)[-_SHOWN:]}"
+    example += f", and the reward says: {reason}" if reason else ""
+    if not isinstance(live.curriculum, RowCurriculum):
+        return (
+            "demonstrations: the cold start would teach answers that it calls wrong. Of"
+            f" {live.name}, {example}"
+        )
+    hint = ""
+    if name == "math" and not boxed(said):
+        hint += (
+            ". `math` reads the answer from \\boxed{}: ask for that in the source's `instruction`,"
+            " and show it in its solutions if a model is trained on them"
+        )
+    return (
+        "solutions that the rows show: it may look for a form that they do not have;"
+        f" {example}{hint}"
+    )
 
 
 def _try_question(

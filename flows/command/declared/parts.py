@@ -53,7 +53,7 @@ def check_hook(
     options: str = "",
     needs: str = "spread",
     domains: str = "a,b",
-    curriculum: str = "reasoning",
+    curriculum: str = "",
     json: Json = False,
 ) -> int:
     """Test a part of your own by itself against its contract.
@@ -68,7 +68,8 @@ def check_hook(
         needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers,
             reference.
         domains: The domains that a data source picks from.
-        curriculum: Whose problems and demonstrations a driver or a reward is tried on.
+        curriculum: Whose problems and demonstrations a driver or a reward is tried on; default:
+            the one in its own file, if there is just one, else `reasoning`.
     """
     from flows.command.hooks import show_hook
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from curricula.registry import build as build_curriculum
 from engines.types import Message, Problem, Status, Transcript
 from flows.checks.recipe import cautions, check_recipe
 from flows.load import load_recipe
@@ -120,11 +121,48 @@ def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):
         tmp_path, {"sources": {"files": ["*.jsonl"]}}, [{"name": "math", "outcome": True}]
     )
     said = list(cautions(boxed, plan_post_train(boxed)))
-    assert any("math gives 0 to all of 8 solutions that the rows show" in line for line in said)
+    (line,) = [line for line in said if "math gives 0 to all of 8 solutions that the rows" in line]
+    assert r"`math` reads the answer from \boxed{}: ask for that in the source's `instr" in line
+    assert "no boxed answers" in line
     write(tmp_path, name="other.jsonl")
     twice = recipe(tmp_path, {"sources": {"files": ["*.jsonl"]}})
     said = list(cautions(twice, plan_post_train(twice)))
     assert any("60 rows left out, as an earlier one" in line for line in said)
+
+
+@pytest.mark.parametrize("reward", ["exact", "math"])
+def test_check_says_that_references_are_whole_solutions(tmp_path: Path, reward: str):
+    write(tmp_path)
+    rows = [{"question": f"{n}+1", "answer": f"One more.\n#### {n + 1}\nDone."} for n in range(60)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = [{"name": reward, "outcome": True}]
+    sources: dict[str, Any] = {"files": ["*.jsonl"]}
+    whole = recipe(tmp_path, {"sources": sources}, outcome)
+    said = list(cautions(whole, plan_post_train(whole)))
+    assert [line for line in said if '`reference_pattern` to "#### (.+)"' in line], said
+    result = recipe(tmp_path, {"sources": {**sources, "reference_pattern": r"#### (\d+)"}}, outcome)
+    said = list(cautions(result, plan_post_train(result)))
+    assert not [line for line in said if "reference_pattern" in line]
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"), [([1.0, 2.0, 3.0], "2"), ([True, False, True], "false")]
+)
+async def test_a_column_of_numbers_or_truth_values_is_matched_and_shown_as_people_write_it(
+    tmp_path: Path, answers: list[Any], said: str
+):
+    rows = [{"question": f"{n}?", "answer": answers[n % 3]} for n in range(60)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = recipe(tmp_path, {"sources": {"files": ["*.jsonl"]}, "shares": {"sft": 0.5}})
+    assert not [line for line in cautions(made, plan_post_train(made)) if "gives 0" in line]
+    options = {"sources": {"files": [str(tmp_path / "sums.jsonl")]}, "shares": {"sft": 0.5}}
+    curriculum = build_curriculum("files", options)
+    shown = curriculum.demonstrations(20, seed=0)
+    assert said in {demonstration.turns[-1].content for demonstration in shown}
+    assert not any(d.turns[-1].content in ("2.0", "False") for d in shown)
+    for d in shown:
+        transcript = Transcript(d.problem, d.turns, Status.COMPLETED, 3)
+        assert (await build("exact")(transcript)).score == 1
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,63 @@ def test_the_command_says_what_a_part_of_a_domain_breaks(
     sys.modules.pop("wrong_parts", None)
 
 
+REWARDS = """
+def plain(transcript):
+    return "42" in transcript.answer
+
+async def waits(transcript):
+    return "boxed" in transcript.answer
+
+class Counts:
+    def __call__(self, transcript):
+        return min(1.0, len(transcript.answer) / 100)
+
+def none():
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("waits", 0, "keeps the contract of a custom reward"),
+        ("Counts", 0, "keeps the contract of a custom reward"),
+        ("plain", 0, "Of reasoning, the first is '\\\\boxed{"),
+        (
+            "none --kind reward",
+            1,
+            "none() made float 1.0, which is not a reward. Write `def",
+        ),
+    ],
+)
+def test_a_reward_may_be_a_plain_function_with_a_plain_number(
+    name: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli.console, "_width", 400)
+    (tmp_path / "plain_rewards.py").write_text(REWARDS)
+    name, _, kind = name.partition(" --kind ")
+    assert cli.check_hook(f"{tmp_path / 'plain_rewards.py'}:{name}", kind=kind) == code
+    assert said in " ".join(capsys.readouterr().out.split())
+    sys.modules.pop("plain_rewards", None)
+
+
+def test_a_reward_is_tried_on_the_curriculum_of_its_own_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.console, "_width", 400)
+    file = Path(cli.__file__).parents[2] / "starter" / "my_domain.py"
+    assert cli.check_hook(f"{file}:right_answer") == 0
+    assert "note" not in capsys.readouterr().out
+    assert cli.check_hook(f"{file}:right_answer", curriculum="reasoning") == 0
+    assert "Of reasoning, the first is" in capsys.readouterr().out
+    sys.modules.pop("my_domain", None)
+
+
 def test_what_changes_a_stage_is_its_part_and_no_other(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from engines.chat.completeness import Completeness
 from engines.chat.control_tokens import ControlTokens
 from engines.chat.folder import ChatFolder, load_chat_folder
-from engines.chat.mode import Mode, Thoughts
+from engines.chat.mode import Mode
 from engines.chat.pieces import Pieces
 from engines.chat.plain_texts import PlainTexts
 from engines.chat.template import DATE
@@ -97,13 +97,7 @@ class Chat:
                 " another message follows: such a turn is trained without one, the last one with"
                 f" {self.decode([self._ends.final])}"
             )
-        if self.mode.thoughts is Thoughts.ALWAYS:
-            yield (
-                f"{self.template_file}: the chat template opens a thought in every turn: a row"
-                " without a thought is trained behind a header that no rollout has; train on rows"
-                " with thoughts"
-            )
-        elif not self._keeps_prompts():
+        if not self._keeps_prompts():
             yield (
                 f"{self.template_file}: the tokenizer makes other tokens of the end of a prompt"
                 " once an answer follows: training sees these, a rollout's prompt the others; end"

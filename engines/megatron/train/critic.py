@@ -80,10 +80,10 @@ class CriticTrainer(Training):
         norms: list[float] = []
         for _ in range(self._critic.steps_per_policy_step):
             for indices in batch.mini_batches(algorithm.mini_batches, self.seed, self.steps_done):
-                steps.append(self.forward_backward(batch.flat, indices, objective))
+                steps.append(self.forward_backward(batch.learned, indices, objective))
                 norms.append(self.update())
         places = batch.trained()
-        rates = self.rates(batch.flat, began)
+        rates = self.rates(batch.learned, began)
         return {
             "value_loss": sum(s.mean("loss", "units") for s in steps) / len(steps),
             "value_clip_fraction": sum(s.mean("clip", "units") for s in steps) / len(steps),

@@ -45,9 +45,9 @@ class RlBatch:
     samples: list[Sample]
     """those with tokens to train on, then those whose reward alone counts"""
     flat: FlatSequences
-    """of the samples to train on"""
-    whole: FlatSequences
-    """of all samples; the first T tokens are those of `flat`"""
+    """of all samples"""
+    learned: FlatSequences
+    """of the samples to train on, whose T tokens are the first of `flat`"""
     num_trained: NDArray[np.int64]
     """[N'] trained tokens of each of them"""
     rollouts: NDArray[np.int64]
@@ -66,16 +66,16 @@ class RlBatch:
             )
         reward_only = [s for s in samples if counts(s) and not trains(s, algorithm.truncated)]
         samples = [*kept, *reward_only]
-        whole = FlatSequences.of([s.tokens for s in samples], [s.loss_mask for s in samples])
-        flat = whole
+        flat = FlatSequences.of([s.tokens for s in samples], [s.loss_mask for s in samples])
+        learned = flat
         if reward_only:
-            flat = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
+            learned = FlatSequences.of([s.tokens for s in kept], [s.loss_mask for s in kept])
         logprobs = flatten([s.logprobs for s in samples], np.float32)
         return RlBatch(
             samples=samples,
             flat=flat,
-            whole=whole,
-            num_trained=flat.num_trained,
+            learned=learned,
+            num_trained=learned.num_trained,
             rollouts=_numbered([(s.group_id, s.rollout_id) for s in samples]),
             engine_logprobs=np.maximum(logprobs, LEAST_LOGPROB, dtype=np.float32),
         )
@@ -138,18 +138,18 @@ class RlBatch:
         """What the trainer and the reference score: the samples to train on, and where each token's
         KL is part of the rewards that a group compares, the others as well."""
         in_reward = algorithm.kl.coef and algorithm.kl.place == "reward"
-        return self.whole if in_reward else self.flat
+        return self.flat if in_reward else self.learned
 
     def kl_rewards(
         self, algorithm: Algorithm, trainer: Floats | None, reference: Floats | None
     ) -> Floats:
         """What each token's distance from the reference costs it, of all samples' tokens; zeros
         without such a term. A token counts as at most 20 nats away."""
-        kl, whole = algorithm.kl, self.whole
-        rewards = np.zeros(len(whole.tokens), np.float32)
+        kl, flat = algorithm.kl, self.flat
+        rewards = np.zeros(len(flat.tokens), np.float32)
         if reference is None or kl.place != "reward":
             return rewards
-        places = np.flatnonzero(whole.trained)
+        places = np.flatnonzero(flat.trained)
         old = self.engine_logprobs if trainer is None else trainer
         old_R, reference_R = (torch.from_numpy(x[places]).double() for x in (old, reference))
         old_R = old_R.clamp(reference_R - LOG_BOUND, reference_R + LOG_BOUND)
@@ -163,7 +163,7 @@ class RlBatch:
         if target is None:
             raise ValueError(f"advantage {algorithm.advantage.kind} needs no critic")
         if token_rewards is None:
-            token_rewards = np.zeros(len(self.whole.tokens), np.float32)
+            token_rewards = np.zeros(len(self.flat.tokens), np.float32)
         tokens = self._step_tokens(algorithm, self.engine_logprobs, token_rewards, values)
         return self._spread(critic_targets(target, tokens))
 
@@ -172,23 +172,23 @@ class RlBatch:
         all from the first to the last of these where observations are steps."""
         target = algorithm.critic_target
         if target is not None and target.skip_observations:
-            return self.flat
-        return replace(self.flat, trained=self._spans())
+            return self.learned
+        return replace(self.learned, trained=self._spans())
 
     def _spans(self) -> NDArray[np.bool_]:
         """[T] whether a token stands between its sample's first and last trained ones."""
-        trained = self.flat.trained
+        trained = self.learned.trained
         before = np.cumsum(trained) - trained
-        before = before - np.repeat(before[self.flat.starts], self.flat.lengths)
-        return (before + trained > 0) & (before < np.repeat(self.num_trained, self.flat.lengths))
+        before = before - np.repeat(before[self.learned.starts], self.learned.lengths)
+        return (before + trained > 0) & (before < np.repeat(self.num_trained, self.learned.lengths))
 
     def _trajectories(self, values: Floats) -> Trajectories:
         span = self._spans()
-        sequence = np.repeat(np.arange(len(self.num_trained)), self.flat.lengths)
+        sequence = np.repeat(np.arange(len(self.num_trained)), self.learned.lengths)
         return Trajectories(
             values_S=torch.from_numpy(values[span]).double(),
             sequence_S=torch.from_numpy(sequence[span]),
-            trained_S=torch.from_numpy(self.flat.trained[span]),
+            trained_S=torch.from_numpy(self.learned.trained[span]),
         )
 
     def _step_tokens(
@@ -212,7 +212,7 @@ class RlBatch:
             reference_logprobs_R=None if reference is None else self._at(reference),
             teacher_logprobs_KR=None if teachers is None else teachers.logprobs_KR,
             teacher_weights_NK=None if teachers is None else teachers.weights_NK,
-            turns=turns_of(self.samples, self.whole, len(num_trained))
+            turns=turns_of(self.samples, self.flat, len(num_trained))
             if "turns" in algorithm.needs
             else None,
             counted_only=self._counted_only(token_rewards),
@@ -220,10 +220,10 @@ class RlBatch:
 
     def _counted_only(self, token_rewards: Floats) -> CountedOnly | None:
         """The tokens of samples that are not trained on; None if there are none."""
-        if self.whole is self.flat:
+        if self.flat is self.learned:
             return None
-        places = np.flatnonzero(self.whole.trained)[int(self.num_trained.sum()) :]
-        sequence = np.searchsorted(self.whole.starts, places, side="right") - 1
+        places = np.flatnonzero(self.flat.trained)[int(self.num_trained.sum()) :]
+        sequence = np.searchsorted(self.flat.starts, places, side="right") - 1
         return CountedOnly(
             torch.from_numpy(sequence), torch.from_numpy(token_rewards[places]).double()
         )
@@ -285,10 +285,10 @@ class RlBatch:
     def trained(self, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Where the trained tokens are among all T, of all samples or of these."""
         if indices is None:
-            return np.flatnonzero(self.flat.trained)
+            return np.flatnonzero(self.learned.trained)
         chosen = np.zeros(len(self.num_trained), np.bool_)
         chosen[indices] = True
-        return np.flatnonzero(self.flat.trained & np.repeat(chosen, self.flat.lengths))
+        return np.flatnonzero(self.learned.trained & np.repeat(chosen, self.learned.lengths))
 
     def lags(self, places: NDArray[np.int64], version: int | None) -> torch.Tensor:
         """[R] the policy's version minus that of each token; None: the newest token's."""
@@ -310,8 +310,8 @@ class RlBatch:
             number = number_of.get(position)
             if number is None:
                 continue
-            first = int(self.flat.starts[number])
-            its = slice(first, first + int(self.flat.lengths[number]))
+            first = int(self.learned.starts[number])
+            its = slice(first, first + int(self.learned.lengths[number]))
             if known[its].any():
                 found[position] = np.where(known[its], logprobs[its], np.float32(0))
         return found
@@ -322,7 +322,7 @@ class RlBatch:
 
     def _spread(self, values_R: torch.Tensor) -> Floats:
         """[T] of values of the trained tokens; 0 elsewhere."""
-        whole = np.zeros(len(self.flat.tokens), np.float32)
+        whole = np.zeros(len(self.learned.tokens), np.float32)
         whole[self.trained()] = values_R.numpy()
         return whole
 
@@ -347,8 +347,8 @@ def check_agreement(
         return
     difference = np.nan_to_num(difference, nan=np.inf)
     place = int(places[difference.argmax()])
-    index = int(np.searchsorted(batch.flat.starts, place, side="right")) - 1
-    position = place - int(batch.flat.starts[index])
+    index = int(np.searchsorted(batch.learned.starts, place, side="right")) - 1
+    position = place - int(batch.learned.starts[index])
     sample = batch.samples[index]
     version = sample.weight_versions.of_each()[position]
     raise AgreementError(

@@ -42,7 +42,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
     norms: list[float] = []
     for indices in batch.mini_batches(algorithm.mini_batches, trainer.seed, trainer.steps_done):
         objective = batch.objective(algorithm, trainer.layout, targets, indices)
-        stats = trainer.forward_backward(batch.flat, indices, objective)
+        stats = trainer.forward_backward(batch.learned, indices, objective)
         if not steps:
             ours, places = _before_updates(trainer, batch, old, objective, indices)
             mismatch = _mismatch(batch, ours, places, inputs.version)
@@ -53,7 +53,7 @@ def train_on(trainer: RlTrainer, inputs: StepInputs) -> TrainedStep:
         objective.seen.clear()
         steps.append(stats)
         norms.append(trainer.update())
-    rates = trainer.rates(batch.flat, began)
+    rates = trainer.rates(batch.learned, began)
     means = {**_means(steps, algorithm), "grad_norm": sum(norms) / len(norms)}
     return TrainedStep({**means, **mismatch, **targets.metrics, **rates}, shown)
 
@@ -99,7 +99,7 @@ def _before_updates(
     were recomputed, else those of the first mini-batch."""
     if old is not None:
         return old, batch.trained()
-    return trainer.gathered(objective.seen, len(batch.flat.tokens)), batch.trained(indices)
+    return trainer.gathered(objective.seen, len(batch.learned.tokens)), batch.trained(indices)
 
 
 def _mismatch(

@@ -85,12 +85,12 @@ class Teachers:
         domains = [s.domain for s in batch.samples]
         self._check_domains(domains)
         trained = batch.trained()
-        logprobs_KT = np.full((len(self._models), len(batch.flat.tokens)), np.nan, np.float32)
+        logprobs_KT = np.full((len(self._models), len(batch.learned.tokens)), np.nan, np.float32)
         for row, (domain, model) in zip(logprobs_KT, self._models.items(), strict=True):
             chosen = _places(domain, domains[: len(batch.num_trained)])
             if len(chosen):
                 with model.in_place(trainer.policy):
-                    scored = trainer.score(batch.flat, temperature, chosen)
+                    scored = trainer.score(batch.learned, temperature, chosen)
                 places = batch.trained(chosen)
                 row[places] = scored[places]
         weights = [[float(domain == name) for name in self._models] for domain in domains]

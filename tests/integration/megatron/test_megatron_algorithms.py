@@ -121,17 +121,17 @@ def test_what_is_masked_is_scored_for_the_kl_among_the_rewards(folder: Path) -> 
     )
     first = trainer.token_rewards(StepInputs(made, algorithm))
     batch = RlBatch.of(made, algorithm)
-    assert len(first) == len(batch.whole.tokens) > len(batch.flat.tokens)
+    assert len(first) == len(batch.flat.tokens) > len(batch.learned.tokens)
     assert np.abs(first).max() == 0
     trainer.rl_step(StepInputs(made, Algorithm(), False))
     later = trainer.token_rewards(StepInputs(made, algorithm))
-    masked = later[len(batch.flat.tokens) :]
-    own = np.flatnonzero(batch.whole.trained[len(batch.flat.tokens) :])
+    masked = later[len(batch.learned.tokens) :]
+    own = np.flatnonzero(batch.flat.trained[len(batch.learned.tokens) :])
     whole = [s.tokens for s in batch.samples]
     moved = np.concatenate(trainer.logprobs(whole)) - np.concatenate(
         trainer_of(folder).logprobs(whole)
     )
-    wanted = -0.1 * moved[len(batch.flat.tokens) :][own]
+    wanted = -0.1 * moved[len(batch.learned.tokens) :][own]
     assert masked[own] == pytest.approx(wanted, abs=1e-6)
     assert np.abs(wanted).max() > 1e-4
 

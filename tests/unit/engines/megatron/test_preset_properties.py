@@ -68,7 +68,7 @@ def worth(samples: list[Sample], algorithm: Algorithm) -> tuple[RlTargets, RlBat
         algorithm,
         np.float32(0.9) * engine if algorithm.old_logprobs == "trainer" else None,
         np.float32(1.5) * engine,
-        values=engine[: len(batch.flat.tokens)] / 8,
+        values=engine[: len(batch.learned.tokens)] / 8,
         teachers=TeacherScores(("d",), (0.5 * kept)[None], heard),
     )
     return targets, batch
@@ -76,7 +76,7 @@ def worth(samples: list[Sample], algorithm: Algorithm) -> tuple[RlTargets, RlBat
 
 def by_rollout(samples: list[Sample], algorithm: Algorithm) -> dict[str, list[float]]:
     targets, batch = worth(samples, algorithm)
-    places = zip(batch.samples, batch.flat.starts, batch.flat.lengths, strict=False)
+    places = zip(batch.samples, batch.learned.starts, batch.learned.lengths, strict=False)
     return {s.rollout_id: targets.advantages[at : at + num].tolist() for s, at, num in places}
 
 

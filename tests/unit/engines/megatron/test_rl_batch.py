@@ -142,7 +142,7 @@ def test_nothing_more_is_scored_than_what_is_read() -> None:
     for written in ({}, {"kl": {"coef": 0.1}}, {"kl": KL_REWARD | {"coef": 0.0}}):
         algorithm = Algorithm.model_validate({"truncated": "mask", **written})
         batch = RlBatch.of([masked, kept], algorithm)
-        assert batch.scored(algorithm) is batch.flat
+        assert batch.scored(algorithm) is batch.learned
 
 
 def test_a_step_with_nothing_to_train_on_stops() -> None:
@@ -302,7 +302,7 @@ def test_values_of_the_flat_tokens_reach_the_advantage_and_the_returns() -> None
     assert targets.advantages[batch.trained()].tolist() == pytest.approx(wanted)
     returns = batch.returns(algorithm, values, None)
     assert returns[batch.trained()].tolist() == pytest.approx([0, 0, 1, 1, 1])
-    assert batch.valued(algorithm) is batch.flat
+    assert batch.valued(algorithm) is batch.learned
 
 
 def test_the_critic_of_a_custom_advantage_learns_the_rewards_that_follow() -> None:
@@ -312,7 +312,7 @@ def test_the_critic_of_a_custom_advantage_learns_the_rewards_that_follow() -> No
     values = np.full(4 + 7, 0.3, np.float32)
     returns = batch.returns(algorithm, values, None)
     assert returns[batch.trained()].tolist() == pytest.approx([0, 0, 1, 1, 1])
-    assert batch.valued(algorithm) is batch.flat
+    assert batch.valued(algorithm) is batch.learned
 
 
 def test_an_algorithm_without_a_critic_has_no_returns() -> None:

@@ -45,7 +45,7 @@ def second(**more: object) -> Sample:
 def test_turns_are_stretches_of_trained_tokens_and_states_what_stands_before_them() -> None:
     other = sample("c", "..*", [1, 2, 10], group_id="other")
     batch = RlBatch.of([first(turn_rewards=[0.25, 0.5]), second(), other], Algorithm())
-    turns = turns_of(batch.samples, batch.whole, 3)
+    turns = turns_of(batch.samples, batch.flat, 3)
     assert turns.turn_R.tolist() == [0, 0, 1, 2, 3, 4, 5]
     assert turns.sequence_U.tolist() == [0, 0, 1, 1, 1, 2]
     assert turns.shares_U.tolist() == [0.25, 0.5, 0, 0, 0, 0]
@@ -90,4 +90,4 @@ def test_the_kl_of_a_rollout_that_only_counts_is_part_of_its_turns() -> None:
 def test_a_wrong_number_of_turns_stops_with_the_rollout() -> None:
     batch = RlBatch.of([first(turn_rewards=[1.0])], Algorithm())
     with pytest.raises(TrainingStopped, match=r"rollout a of p has 2 turns.* what 1 of them"):
-        turns_of(batch.samples, batch.whole, 1)
+        turns_of(batch.samples, batch.flat, 1)

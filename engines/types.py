@@ -82,6 +82,8 @@ class Problem:
     tools: tuple[Tool, ...] = ()
     thinking: bool | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
+    row: str = field(default="", compare=False, repr=False)
+    """where it was read, e.g. `prompts.jsonl:6`, for messages about it; no part of the problem"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class Files:
         epoch, place = divmod(ordinal, rows)
         name = self._sources[number].name
         order = self._order(split, number, f"{seed}/{split}/{name}/{epoch}")
-        its_id, row = self._index.row(number, split, order[place])
+        its_id, where, row = self._index.row(number, split, order[place])
         prompt = read_prompt(row, self._sources[number])
         metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}
         problem = Problem(
@@ -162,6 +162,7 @@ class Files:
             tools=prompt.tools,
             thinking=self._settings.thinking,
             metadata=metadata,
+            row=where,
         )
         return problem, prompt
 

@@ -59,11 +59,11 @@ class RowIndex:
     def num_rows(self, source: int, split: Split) -> int:
         return len(self._places[f"{source}/{split}"])
 
-    def row(self, source: int, split: Split, place: int) -> tuple[str, dict[str, Any]]:
-        """Id and columns."""
+    def row(self, source: int, split: Split, place: int) -> tuple[str, str, dict[str, Any]]:
+        """Id, where it was, and columns."""
         start, length = self._places[f"{source}/{split}"][place].tolist()
         found = parse_json(os.pread(self._rows, length, start))
-        return found["id"], found["row"]
+        return found["id"], found["where"], found["row"]
 
 
 def open_index(settings: PromptFiles) -> RowIndex:

@@ -3,7 +3,8 @@
     problem ──▶ driver.run(problem, sessions) ──▶ Rollout ──▶ judge ──▶ reward
 
 A driver, an environment or a reward that raises makes a FAILED rollout, which is recorded and
-never trained on. A lost engine is none of these: EngineError passes through and ends the stage.
+never trained on; so does a problem that the chat template cannot write. A lost engine is none of
+these: EngineError passes through and ends the stage.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from engines.rollout.records.journal import Finished, prompt_checksum
 from engines.rollout.records.turn_journal import TicketTurns
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.cancelling import is_told_to_end
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, TributaryError
 from infra.timeline import JUDGES, span
 
 _CANCEL_S = 5.0
@@ -58,8 +59,7 @@ class Roller:
         Rollouts in `known` (by id) are taken from there, all others are sampled and handed to
         `on_finished` as they end. `turns` has those that need not be sampled again.
         """
-        problem = self._chat.decided(problem)
-        prompt_ids = self._chat.prompt_ids(problem)
+        problem, prompt_ids, fault = self._written(problem)
         prompt = prompt_checksum(prompt_ids)
 
         async def roll(index: int) -> Rollout:
@@ -73,12 +73,30 @@ class Roller:
             engine = self._generate
             if turns is not None:
                 engine = turns.engine_of(attempt.rollout_id, engine)
-            rollout = await self._roll_out(domain, attempt, engine)
+            if fault:
+                rollout = _failed(SessionHost(engine, self._chat, attempt), fault)
+            else:
+                rollout = await self._roll_out(domain, attempt, engine)
             on_finished(Finished(rollout.samples, rollout.transcript.messages, prompt))
             return rollout
 
         tasks = [asyncio.create_task(roll(i), name=f"rollout {group_id}#{i}") for i in range(size)]
         return list(await asyncio.gather(*tasks))
+
+    def _written(self, problem: Problem) -> tuple[Problem, list[int], str]:
+        """The problem as the model is asked it, with its prompt's tokens; what keeps the template
+        from writing it comes last, and is empty where nothing does."""
+        try:
+            asked = self._chat.decided(problem)
+            return asked, self._chat.prompt_ids(asked), ""
+        except InfrastructureError:
+            raise
+        except Exception as error:  # it is one problem's, and so is data
+            at = f"problem {problem.id} ({problem.row})" if problem.row else f"problem {problem.id}"
+            words = str(error).removeprefix(f"problem {problem.id}: ")
+            if not isinstance(error, TributaryError):
+                words = f"{type(error).__name__}: {words}"
+            return problem, [], f"prompt: {at}: {words}"
 
     async def _roll_out(self, domain: LiveDomain, attempt: Attempt, engine: Generate) -> Rollout:
         """One rollout, judged. Raises EngineError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from engines.rollout.records.gallery import Gallery, read_rollouts, statement_of
 from engines.rollout.records.last_steps import LastSteps
 from engines.sglang.in_flight import ServerUse
 from engines.types import Group, Problem, Status
+from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.record import RlRecord
@@ -260,3 +262,20 @@ def test_where_the_model_s_text_ends_and_an_observation_begins_is_kept(tmp_path)
     made.write(tmp_path)
     (row,) = read_rollouts(tmp_path / "rollouts.parquet")
     assert (row.prompt, row.response, row.cuts) == ("<q>", "ab[x]c", [2, 5])
+
+
+def test_rollouts_of_a_prompt_that_could_not_be_written_are_counted_and_shown(tmp_path):
+    reporter = Reporter()
+    made = record(reporter, whole_steps=0)
+    reason = "prompt: problem p: no system role"
+    unwritten = sample(0, 0.0, Status.FAILED, reason)
+    unwritten = replace(
+        unwritten, tokens=unwritten.tokens[:0], loss_mask=unwritten.loss_mask[:0],
+        logprobs=unwritten.logprobs[:0], weight_versions=WeightVersions(),
+    )  # fmt: skip
+    made.observe(step(1, unwritten, *[sample(n, 1.0) for n in range(1, 10)]), ServerUse(), {})
+    made.write_rollouts(tmp_path)
+    assert reporter.steps[1]["failed_share"] == 0.1
+    assert any(reason in said for said in reporter.warnings)
+    rows = list(read_rollouts(tmp_path / "rollouts.parquet"))
+    assert len(rows) == 2

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from engines.rollout.drivers import session_host
+from engines.rollout.records.journal import pack_rollouts, unpack_rollouts
 from engines.rollout.records.packed import pack_samples, unpack_samples
+from engines.rollout.roller import Roller
 from engines.types import Message, Status, Step
-from infra.errors import EngineError
-from tests.parts.rollout_parts import STOP, Judge, Policy, domain, ids, roller
+from infra.errors import EngineError, InputError
+from tests.parts.rollout_parts import STOP, CharChat, Judge, Policy, domain, ids, roller
 from tests.parts.sample_parts import generation_of
 
 pytestmark = pytest.mark.unit
@@ -220,6 +222,34 @@ async def test_a_prompt_longer_than_the_context_is_a_failed_sample():
     assert sample.status is Status.FAILED
     assert "fills the context" in sample.reason
     assert policy.calls == []
+
+
+@pytest.mark.parametrize("error", [InputError("no system role"), TypeError("half a character")])
+async def test_a_prompt_that_the_template_refuses_fails_its_own_rollouts_and_is_named(error):
+    class Refusing(CharChat):
+        def prompt_ids(self, problem):
+            if problem.id.endswith("/1"):
+                raise error
+            return super().prompt_ids(problem)
+
+    policy, live = Policy(lambda *_: "7"), domain("d", lambda _: 1.0)
+    refused, fine = live.curriculum.problems("rl", 2, 0, 1)
+    refused = replace(refused, row="prompts.jsonl:6")
+    using = Roller(generate=policy.generate, chat=Refusing(), context_length=200, seed=0)
+    finished = []
+    for problem, status in ((refused, Status.FAILED), (fine, Status.COMPLETED)):
+        rollouts = await using.roll_group(
+            live, problem, 3, temperature=1.0, group_id=problem.id, seed_name="g",
+            on_finished=finished.append,
+        )  # fmt: skip
+        assert [r.samples[0].status for r in rollouts] == [status] * 3
+    sample = finished[0].samples[0]
+    assert sample.reason.startswith("prompt: problem d/rl/1 (prompts.jsonl:6): ")
+    assert sample.reason.endswith(str(error))
+    assert sample.num_trained_tokens == 0
+    assert len(live.judge.seen) == len(policy.calls) == 3, "the others are sampled and judged"
+    again = unpack_rollouts(pack_rollouts(finished))
+    assert [f.has_failed for f in again] == [True] * 3 + [False] * 3
 
 
 async def test_a_lost_engine_is_not_a_failed_sample():

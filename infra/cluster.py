@@ -42,11 +42,11 @@ class Cluster:
     `logs` is the head's folder of logs when it is on this machine: read there, lines come at once.
     """
 
-    def __init__(self, dashboard: str, logs: Path | None = None) -> None:
+    def __init__(self, dashboard: str, logs: Path | None = None, *, is_ours: bool = False) -> None:
         self.dashboard = dashboard.rstrip("/")
         self._logs = logs
         # Proxies are for clusters elsewhere.
-        is_remote = not self.dashboard.startswith("http://127.0.0.1")
+        is_remote = not is_ours and not self.dashboard.startswith("http://127.0.0.1")
         self._http = httpx.Client(
             base_url=self.dashboard, trust_env=is_remote, verify=is_remote, headers=bearer()
         )
@@ -55,7 +55,7 @@ class Cluster:
     def of(cls, stack: Stack) -> Cluster:
         """The local stack's, or that of this home in another pod, whose logs are not here."""
         logs = runtime_dir() / "ray" / "session_latest" / "logs"
-        return cls(stack.ray_dashboard, None if is_elsewhere() else logs)
+        return cls(stack.ray_dashboard, None if is_elsewhere() else logs, is_ours=True)
 
     def submit(
         self,

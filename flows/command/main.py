@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
 from flows.command.declared import fleets, machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
+from infra.proxies import bypass
 
 DECLARED = (fleets, machine, models, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
@@ -207,6 +208,7 @@ def preview(
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
     unwrap_help()
+    bypass()
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -15,15 +15,15 @@ from infra.errors import InfrastructureError, InputError
 TIMEOUT_SECONDS = 30.0
 PENDING_SECONDS = 60.0
 """what a worker may take to start a flow's process"""
-BUSY_SECONDS = 30.0
-"""how long a server that says it is busy is asked again: SQLite lets one write at a time"""
+BUSY_SECONDS = 90.0
+"""how long a server that is busy is asked again: SQLite lets one write at a time"""
 RUN_LABEL = "tributary.run"
 """label of a flow run that says which run it works on"""
 _BUSY = (429, 503)
 
 
 class PrefectIsBusy(InfrastructureError):
-    """The server is up and could not do it now; it did nothing."""
+    """The server is up and could not do it now: it did nothing, or may be asked again."""
 
 
 class PrefectApi:
@@ -90,13 +90,14 @@ class PrefectApi:
     ) -> Any:
         try:
             reply = httpx.request(
-                method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic()
-            )
+                method, self._url + path, json=body, timeout=TIMEOUT_SECONDS, headers=basic(),
+                trust_env=False,
+            )  # fmt: skip
+        except httpx.ReadTimeout as error:
+            kind = PrefectIsBusy if _may_repeat(method, path, body) else InfrastructureError
+            raise kind(self._silent(error)) from error
         except httpx.HTTPError as error:
-            raise InfrastructureError(
-                f"the Prefect server at {self._url} does not answer ({error}); "
-                "see `tributary status`, repair with `tributary up`"
-            ) from error
+            raise InfrastructureError(self._silent(error)) from error
         if reply.status_code in (409, 422):
             raise InputError(f"Prefect refuses it: {reply.text[:2000]}")
         if reply.status_code == 404 and unknown is not None:
@@ -108,3 +109,15 @@ class PrefectApi:
         if reply.is_error:
             raise InfrastructureError(f"Prefect answered {reply.status_code}: {reply.text[:500]}")
         return reply.json() if reply.content else {}
+
+    def _silent(self, error: httpx.HTTPError) -> str:
+        return (
+            f"the Prefect server at {self._url} does not answer ({error}); "
+            "see `tributary status`, repair with `tributary up`"
+        )
+
+
+def _may_repeat(method: str, path: str, body: dict[str, Any] | None) -> bool:
+    """Whether a request that the server may have done can be made again."""
+    is_question = path.rpartition("/")[2] in ("filter", "set_state")
+    return method != "POST" or is_question or "idempotency_key" in (body or {})

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
+from infra.proxies import unusable
 from infra.stack import Stack, load_stack
 from infra.stack.flow_jobs import is_elsewhere
 
@@ -74,6 +75,8 @@ def save_secrets(stack: Stack, block: str, names: Sequence[str]) -> None:
             f"tributary secret {block} AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY"
         )
     values = _variables(block, {name: os.environ[name] for name in names})
+    for name in unusable():
+        del os.environ[name]
     os.environ.update(stack.env() | stack.secret_env())  # Prefect reads them when it is imported
     from prefect.blocks.system import Secret
 

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import dropwhile
 from pathlib import Path
 
 import psutil
 
 _SIGNS = re.compile(
     r"out of memory|OutOfMemoryError|\bMemoryError\b|(can't|cannot) allocate memory"
-    r"|not enough memory|running low on memory|std::bad_alloc",
+    r"|not enough memory|running low on memory|memory usage threshold|memory pressure"
+    r"|std::bad_alloc",
     re.IGNORECASE,
 )
+_LINES, _LONGEST = 4, 700
 _COUNTERS = Path("/proc/vmstat")
 
 
 def tells_of_memory(text: str) -> bool:
     """Whether an error's text, or the end of a log, says so: torch's, Python's, SGLang's, Ray's."""
     return _SIGNS.search(text) is not None
+
+
+def memory_words(lines: Iterable[str]) -> str:
+    """What lines of a log say of too little memory, from the first one that does; empty if none
+    does. Ray gives its figures on the lines after it."""
+    told = list(dropwhile(lambda line: not tells_of_memory(line), lines))
+    return " ".join(" ".join(told[:_LINES]).split())[:_LONGEST]
 
 
 def is_memory_error(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from infra.home import SOURCE_ROOT, home
 from infra.processes.children import log_tail
 from infra.stack.record import Stack
 from infra.stack.schedules import note_schedules, restore_schedules
-from infra.stack.services import program, service_env
+from infra.stack.services import prefect_service_env, program
 
 DEPLOY_SECONDS = 240.0
 
@@ -37,7 +37,7 @@ def deploy(stack: Stack, root: Path = SOURCE_ROOT) -> None:
         try:
             done = subprocess.run(
                 [program("prefect"), "--no-prompt", "deploy", "--all"],
-                cwd=root, env=service_env(stack, "deploy"), stdin=subprocess.DEVNULL,
+                cwd=root, env=prefect_service_env(stack, "deploy"), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, timeout=DEPLOY_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

@@ -14,7 +14,9 @@ from infra.stack.flow_jobs import JOBS, PROCESSES, read_template
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
-BUSY_SECONDS = 30.0
+CALL_SECONDS = 30.0
+"""for one answer: a server that has just started on a busy machine is slow at first"""
+BUSY_SECONDS = 120.0
 Body = dict[str, Any] | list[dict[str, Any]]
 
 
@@ -49,8 +51,10 @@ def _watch_flows(stack: Stack) -> None:
     """One that someone turned off on Prefect's page stays off."""
     wanted = automation()
     named = {"automations": {"name": {"any_": [wanted["name"]]}}}
-    if not ask(stack, "POST", "/automations/filter", named).json():
-        ask(stack, "POST", "/automations/", wanted)
+    for attempt in stamina.retry_context(InfrastructureError, attempts=3):
+        with attempt:  # one that was made without an answer is found
+            if not ask(stack, "POST", "/automations/filter", named).json():
+                ask(stack, "POST", "/automations/", wanted, busy=1.0)
 
 
 def ask(
@@ -59,11 +63,13 @@ def ask(
     path: str,
     body: Body | None = None,
     there_already: bool = False,
+    busy: float = BUSY_SECONDS,
 ) -> httpx.Response:
     """One request to the server's API, whose answer is no refusal; with `there_already` it may be
-    that of a name which is taken. Raises InfrastructureError."""
+    that of a name which is taken. A server that is busy is asked again for `busy` seconds. Raises
+    InfrastructureError."""
     try:
-        return _asked(stack, method, path, body, there_already)
+        return _asked(stack, method, path, body, there_already, busy)
     except httpx.HTTPError as error:
         raise InfrastructureError(
             f"Prefect's server did not do {method} {path}: {type(error).__name__}: {error}. Its log"
@@ -72,13 +78,13 @@ def ask(
 
 
 def _asked(
-    stack: Stack, method: str, path: str, body: Body | None, there_already: bool
+    stack: Stack, method: str, path: str, body: Body | None, there_already: bool, busy: float
 ) -> httpx.Response:
     # On SQLite the server turns a write away while another one is going on.
-    for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=BUSY_SECONDS):
+    for attempt in stamina.retry_context(_may_pass, attempts=None, timeout=busy):
         with attempt:
             reply = httpx.request(
-                method, stack.prefect_api + path, json=body, timeout=BUSY_SECONDS,
+                method, stack.prefect_api + path, json=body, timeout=CALL_SECONDS,
                 trust_env=False, headers=basic(),
             )  # fmt: skip
             if not (there_already and reply.status_code == 409):

@@ -28,6 +28,7 @@ from infra.config import Config
 from infra.errors import InputError
 from infra.home import JOINED_HOME_VARIABLE, SOURCE_ROOT, home
 from infra.processes.children import ProcessRecord
+from infra.proxies import bypass_env
 from infra.stack.database import shown_database
 from infra.stack.flow_jobs import job_template
 from infra.stack.head import address_towards
@@ -95,6 +96,7 @@ class Stack(Config):
                 "RAY_ADDRESS": self.ray_address,
                 "DO_NOT_TRACK": "1",
                 **self._ray_access(),
+                **bypass_env(self.reached_at, self.head.rpartition(":")[0]),
             }
         return {
             "TRIBUTARY_HOME": str(home()),
@@ -106,6 +108,7 @@ class Stack(Config):
             "MLFLOW_TRACKING_URI": self.mlflow_uri,
             "DO_NOT_TRACK": "1",
             **self._ray_access(),
+            **bypass_env(self.reached_at),
         }
 
     def secret_env(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ import httpx
 from infra.access import USER, basic, bearer, is_loopback, key
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE
+from infra.proxies import unusable
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import HEARTBEAT_SECONDS
@@ -59,6 +60,12 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     return threads | kept | stack.env() | stack.secret_env() | marks | places
 
 
+def prefect_service_env(stack: Stack, service: str) -> dict[str, str]:
+    """Without proxies that Prefect's programs cannot use."""
+    left_out = unusable()
+    return {k: v for k, v in service_env(stack, service).items() if k not in left_out}
+
+
 def program(name: str) -> str:
     """A program of the environment that we run in."""
     return str(Path(sys.executable).parent / name)
@@ -84,7 +91,7 @@ def _prefect_server(stack: Stack) -> Service:
         "prefect-server",
         stack.prefect_ui,
         [program("prefect"), *command],
-        service_env(stack, "prefect-server") | settings,
+        prefect_service_env(stack, "prefect-server") | settings,
         lambda: get_json(f"{stack.prefect_api}/health") is True,
     )
 
@@ -92,7 +99,7 @@ def _prefect_server(stack: Stack) -> Service:
 def _prefect_worker(stack: Stack) -> Service:
     worker = f"{WORK_POOL}-{stack.mark[:6]}"
     command = ["worker", "start", "--pool", WORK_POOL, "--type", "process", "--name", worker]
-    env = service_env(stack, "prefect-worker") | {
+    env = prefect_service_env(stack, "prefect-worker") | {
         # Runs start within seconds instead of the default's ten.
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),

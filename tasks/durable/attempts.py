@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
-from infra.processes.memory import kernel_kills
+from infra.processes.memory import kernel_kills, memory_words
 from infra.processes.secret_file import hand_over, withdraw
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.store import Store
@@ -242,9 +242,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
         raise
 
 
-def _follow(
-    work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watch: JobWatcher
-) -> End:
+def _follow(work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watch: _Tail) -> End:
     """Wait until the attempt is over, one way or another, and say how."""
     mine = claim.owner.run == place.run
     kills = kernel_kills()
@@ -262,13 +260,21 @@ def _follow(
     if end is None and place.cancelled.is_set() and not mine:
         raise StageStopped(f"stage {work.name}: left to the run {claim.owner.run} that started it")
     if end is None:
-        end = _lost(work, place, by_kernel=kernel_kills() > kills)
+        said = memory_words(watch.lines)
+        end = _lost(work, place, by_kernel=kernel_kills() > kills, said=said)
         claims.finish(claim.number, end)
     return end
 
 
-def _lost(work: StageWork, place: RunPlace, *, by_kernel: bool) -> End:
-    """The end of a job that could not write down one."""
+def _lost(work: StageWork, place: RunPlace, *, by_kernel: bool, said: str = "") -> End:
+    """The end of a job that could not write down one; `said`: what its log says of memory."""
+    if said and not by_kernel:  # another try may find more: Ray looks at the whole machine
+        message = (
+            f"the machine ran short of memory, and a process was killed: {said}. Let less run"
+            " beside it (resources.concurrent_stages, other programs), or lower"
+            " trainer.micro_batch_tokens or fleet.max_total_tokens"
+        )
+        return End(outcome="failed", error=JOB_LOST, retryable=True, message=message)
     if not by_kernel:
         message = "its job ended without a word: the job was killed, or its machine restarted"
         return End(outcome="failed", error=JOB_LOST, retryable=True, message=message)

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from infra.access import listening_host, reachable
 from infra.code.identity import with_commit
 from infra.code.undeclared_reads import watch_reads
 from infra.errors import FencedOut, InputError, OutOfMemory, StageStalled, TributaryError
@@ -35,6 +36,7 @@ from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.memory import is_memory_error, kernel_kills
 from infra.processes.secret_file import take_over
 from infra.processes.work_folder import work_folder, work_path
+from infra.proxies import bypass
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, StageCheckpoints
 from infra.store.origins import Origin, note_origin
 from infra.store.store import Store
@@ -57,6 +59,7 @@ EXIT_FAILED, EXIT_STOPPED = 1, 3
 
 def main(root: str, job: str) -> int:
     """Run the job; returns its exit code."""
+    bypass(reachable(listening_host()))
     take_over(job)
     store = Store(root)
     given = JobInput.model_validate_json(store.read(job_path(job)))

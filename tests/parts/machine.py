@@ -22,6 +22,8 @@ SECRETS = {
 }
 """used by every part that reaches the store, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+"""as a company's network sets them; nobody answers there, so nothing of ours may ask it"""
 SMOKE = (f"storage.root={STORE}", "unified.path.rl.steps=8")
 """changes of cpu-smoke: its last training takes long enough to be killed in"""
 
@@ -36,6 +38,8 @@ class Machine:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
             **SECRETS,
+            **dict.fromkeys(PROXIES, "http://127.0.0.1:9"),
+            "ALL_PROXY": "socks5://127.0.0.1:9",
         }
         self.said: list[str] = []
         """what the commands that were called printed"""

@@ -7,6 +7,7 @@ import os
 from engines.rendezvous import use_interface_of
 from infra.access import is_loopback, listening_host, reachable
 from infra.cuda import has_cuda
+from infra.proxies import bypass
 
 _ENVIRONMENT = {
     # GET /health answers at once instead of generating: a router asks every 2 s, and such a
@@ -45,5 +46,6 @@ def prepare_environment() -> None:
     wanted = _ENVIRONMENT if has_cuda() else _ENVIRONMENT | _CPU_ENVIRONMENT
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+    bypass(reachable(listening_host()))  # SGLang asks its own server whether it is up
     if not is_loopback(address := reachable(listening_host())):
         use_interface_of(address)  # a trainer on another host broadcasts weights

@@ -10,6 +10,7 @@ import os
 import sys
 
 from infra.access import required_key
+from infra.proxies import forget_proxies
 
 KEY_VARIABLE = "TRIBUTARY_ROUTER_KEY"
 
@@ -17,6 +18,7 @@ KEY_VARIABLE = "TRIBUTARY_ROUTER_KEY"
 def main(arguments: list[str]) -> None:
     from sglang_router.launch_router import launch_router, parse_router_args
 
+    forget_proxies()
     given = parse_router_args(arguments)
     given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key(given.host) or None
     launch_router(given)  # pyright: ignore[reportArgumentType]  # it says Namespace, takes both

@@ -14,7 +14,7 @@ from engines.draws import draw_examples
 from engines.types import Demonstration
 from flows.checks.trial.bounded_steps import Attempts, Observer
 from flows.checks.trial.custom import try_custom
-from flows.checks.trial.demonstrations import base_chat, render
+from flows.checks.trial.demonstrations import base_chat, render, try_prompts
 from flows.checks.trial.driver import try_driver
 from flows.checks.trial.environment import try_environment
 from flows.checks.trial.live_parts import LiveParts, build_parts, read_rows, try_changed
@@ -60,6 +60,7 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     _, chat = attempts.call("base", "its chat template", lambda: base_chat(request.base, shown))
     if chat is not None:
         decided = decide_mode(live, problems, decided, chat, attempts)
+        decided = try_prompts(live, problems, decided, chat, attempts)
     if not decided:
         return
     _check_turns(live, decided, attempts)

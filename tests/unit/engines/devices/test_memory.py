@@ -14,7 +14,7 @@ from engines.megatron.ranks.rank import TrainerRank
 from engines.megatron.spec import Optimizer, TrainerSettings
 from infra.errors import EngineError, OutOfMemory
 from infra.processes import memory
-from infra.processes.memory import is_memory_error, kernel_kills, tells_of_memory
+from infra.processes.memory import is_memory_error, kernel_kills, memory_words, tells_of_memory
 from tasks.durable.attempts import RunPlace, StageWork, _lost  # pyright: ignore[reportPrivateUsage]
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.sft.spec import SftSettings, SftSpec
@@ -150,3 +150,22 @@ def test_a_job_that_the_kernel_killed_for_memory_is_not_tried_again(
     assert (killed.error, killed.retryable) == ("OutOfMemory", False)
     assert "micro_batch_tokens: 8192 -> 4096" in killed.message
     assert _lost(work, place, by_kernel=False).retryable
+    by_ray = _lost(work, place, by_kernel=False, said="22.75GB / 23.54GB, above 0.95")
+    assert by_ray.retryable, "what else ran on the machine may be over"
+    assert "short of memory" in by_ray.message
+    assert "22.75GB / 23.54GB, above 0.95" in by_ray.message
+    assert "concurrent_stages" in by_ray.message
+
+
+def test_what_ray_says_of_a_killed_worker_is_found_with_its_figures() -> None:
+    log = [
+        "step 3: loss=0.5",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "Memory on the node (IP: 10.0.0.2) was 22.75GB / 23.54GB (0.966426), which exceeds the",
+        "memory usage threshold of 0.95.",
+    ]
+    said = memory_words(log)
+    assert said.startswith("ray.exceptions.OutOfMemoryError")
+    assert "22.75GB / 23.54GB" in said
+    assert memory_words(["2 Workers (tasks / actors) killed due to memory pressure (OOM), ..."])
+    assert memory_words(["step 3: loss=0.5", "memory of this role: 3 GB"]) == ""

@@ -21,6 +21,7 @@ from infra.errors import InputError
 from rewards.registry import build
 from rewards.rubric import Rubric, Term
 from tasks.sft.spec import SftSpec
+from tests.parts.chat_parts import random_base
 
 pytestmark = pytest.mark.unit
 
@@ -113,6 +114,33 @@ def test_check_refuses_rows_without_what_the_reward_reads_and_names_what_nobody_
         made = named(**fine, data_source="m")
         check_recipe(made, plan_post_train(made))
         assert any("; not read: data_source" in c for c in cautions(made, plan_post_train(made)))
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_check_says_which_prompts_the_template_does_not_write(tmp_path: Path):
+    base = random_base(tmp_path / "base")
+    (base / "chat_template.jinja").write_text(NO_SYSTEM)
+    rows = [[{"role": "user", "content": f"{n}+1?"}] for n in range(60)]
+    for messages in rows[5::14]:
+        messages.insert(0, {"role": "system", "content": "Be brief."})
+    lines = [{"prompt": messages, "answer": str(n + 1)} for n, messages in enumerate(rows)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"sources": {"files": ["*.jsonl"]}, "shares": {"heldout": 0.2}}
+    made = recipe(tmp_path, options, base={"folder": str(base)})
+    check_recipe(made, plan_post_train(made))
+    (caution,) = [
+        text for text in cautions(made, plan_post_train(made)) if "cannot be written" in text
+    ]
+    assert "prompts cannot be written with chat_template.jinja" in caution
+    assert "sums.jsonl:" in caution
+    assert "System role not supported" in caution
+    assert "bounds.max_failed_share" in caution
 
 
 def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from engines.memory.needs import TrainerNeeds
 from flows.checks.memory.base_model import base_model
 from flows.checks.memory.changes import Change, Room, server_change, trainer_change
+from flows.checks.memory.machine import machine_bytes, machine_cautions
 from flows.checks.memory.placement import devices_for, devices_of, placement_problems
 from flows.checks.memory.planned_devices import GB, PlannedDevices, device_bytes, stated_devices
 from flows.checks.memory.roles import RoleMemory, longest_sequence, roles_of
@@ -58,6 +59,9 @@ def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
                 f"role {name}: the shape of its model {role.model} is not known here, so no memory"
                 " was computed: whether it fits is seen when its servers start"
             )
+    if device_bytes(recipe.resources) is None:
+        longest = {stage.name: longest_sequence(stage) for stage in plan}
+        yield from machine_cautions(planned_memory(recipe, plan), machine_bytes(), longest)
     base = base_model(recipe.base)
     if base is None:
         yield (

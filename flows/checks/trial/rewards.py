@@ -68,8 +68,25 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                 " answer as well: it tells nothing apart, so nothing can be learned from it"
             )
         if empty and scores == {0.0}:
+            asked = [_in_a_box(each) for each in judged if _is_asked_for_a_box(each)]
+            in_box = (_verdict(at, term, _transcript(each), attempts, limit) for each in asked)
+            if len(asked) == len(judged) and any(v and v.score for v in in_box):
+                continue
             why = _why(term.name, live, judged[0], verdicts[0].reason)
             attempts.cautions.append(f"{at}: {term.name} gives 0 to all of {len(verdicts)} {why}")
+
+
+def _is_asked_for_a_box(shown: Demonstration) -> bool:
+    """Whether the prompt asks for a form that the row, which shows its reference alone, has not."""
+    reference = shown.problem.reference
+    answer = reference.get(ANSWER) if isinstance(reference, dict) else None
+    is_asked = any("\\boxed" in message.content for message in shown.problem.messages)
+    return is_asked and shown.turns[-1].content == str(answer)
+
+
+def _in_a_box(shown: Demonstration) -> Demonstration:
+    said = shown.turns[-1]
+    return replace(shown, turns=(replace(said, content=f"\\boxed{{{said.content}}}"),))
 
 
 def _never_said(at: str, name: str, problems: Sequence[Problem]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from flows.checks.memory.changes import Room, server_change, trainer_change
 from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
+from flows.checks.memory.machine import machine_cautions
 from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -179,3 +180,23 @@ def test_servers_weights_beside_a_checkpoint_count_as_far_as_they_pass_the_free_
     trainer = TrainerMemory(2, 4, 12, 0, 3, 0)
     assert beside_trainer(trainer, ServerMemory(7, 50, 1, 9)) == ASLEEP_BYTES
     assert beside_trainer(trainer, ServerMemory(10, 50, 1, 9)) == ASLEEP_BYTES + 3
+
+
+def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_to_set() -> None:
+    recipe = load_recipe(
+        "cluster", ["base.folder=memory://nowhere/Qwen3-0.6B", "resources.devices=null"]
+    )
+    roles = planned_memory(recipe, plan_post_train(recipe))
+    assert not list(machine_cautions(roles, 4000 * GB))
+    found = list(machine_cautions(roles, 40 * GB))
+    (said,) = [line for line in found if line.startswith("stage reasoning-sft: ")]
+    assert "this machine has 40.0 GB" in said
+    tokens = int(said.partition("trainer.micro_batch_tokens: ")[2].split()[0])
+    fewer = [
+        replace(role, needs=replace(role.needs, tokens=tokens))
+        for role in roles
+        if role.stage == "reasoning-sft" and isinstance(role.needs, TrainerNeeds)
+    ]
+    assert not list(machine_cautions(fewer, 40 * GB)), "what it says fits"
+    hopeless = list(machine_cautions(roles, 1 * GB))
+    assert all("a smaller model" in line for line in hopeless)

@@ -152,6 +152,9 @@ def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):
     (line,) = [line for line in said if "math gives 0 to all of 8 solutions that the rows" in line]
     assert r"`math` reads the answer from \boxed{}: ask for that in the source's `instr" in line
     assert "no boxed answers" in line
+    asked = {"files": ["*.jsonl"], "instruction": "Put the answer in \\boxed{}."}
+    right = recipe(tmp_path, {"sources": asked}, [{"name": "math", "outcome": True}])
+    assert not [line for line in cautions(right, plan_post_train(right)) if "gives 0" in line]
     write(tmp_path, name="other.jsonl")
     twice = recipe(tmp_path, {"sources": {"files": ["*.jsonl"]}})
     said = list(cautions(twice, plan_post_train(twice)))

@@ -21,8 +21,8 @@ from engines.megatron.spec import Parallel
 from engines.weights.spec import WeightTransport
 from infra.config import Config
 from infra.errors import InputError
-from infra.store.manifest import StageWarning
 from infra.store.retention import NoteKind, Retention
+from infra.store.stage_warning import StageWarning
 from infra.user_files import UserFiles
 
 if TYPE_CHECKING:

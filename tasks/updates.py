@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.errors import TrainingStopped
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 
 
 class Updates:

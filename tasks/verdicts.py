@@ -15,7 +15,7 @@ from engines.algorithms.choices import Need
 from engines.rollout.metrics import first_samples, outcome
 from engines.types import Group, Sample, Status
 from infra.errors import TrainingStopped
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 
 FEWEST = 8
 """rollouts from which a rule about failed verdicts holds"""

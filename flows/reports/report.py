@@ -23,7 +23,7 @@ from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
 from infra.store.artifacts import ArtifactStore
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
 from tasks.evaluate.scaling import Scaling
 from tasks.evaluate.statistics import judged_in_both

@@ -20,7 +20,7 @@ from flows.running.secrets import use_secrets
 from infra.config import Config
 from infra.errors import InputError
 from infra.home import home
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from infra.store.store import Store
 
 State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]

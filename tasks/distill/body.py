@@ -18,7 +18,7 @@ from engines.rollout.records.filters import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.admitted import only_admitted
 from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
 from tasks.resources import unless_stopped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infra.numbers import numbers_of
 from infra.store.artifacts import ArtifactRecord
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from infra.tracking.rest import Dataset
 from infra.tracking.spool import RunRef
 from tasks.durable.protocol import JobInput, emit

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from infra.errors import TrainingStopped
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.evaluate.cells import CellResult
 
 FEWEST = 8

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from engines.algorithms.choices import Need
 from infra.errors import TrainingStopped
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.series import FEWEST_POINTS, Series
 from tasks.updates import Updates
 from tasks.verdicts import SOLVED, Verdicts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.curriculum import Files
 from infra.data_files.bad_row import Reason
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import MixedStream
 from tasks.sft.supply import little_trained

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engines.batching import TokenSequence
 from infra.hooks import resolve
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from tasks.sft.data import SftData, batches_for_steps, load_data, said_of_unrendered
 from tasks.sft.spec import FILE_SUPPLY
 from tasks.stage import Reporter, StageContext

@@ -26,7 +26,7 @@ from flows.running.run import recorded
 from infra.errors import InputError
 from infra.hooks import resolve
 from infra.store.artifacts import ArtifactStore
-from infra.store.manifest import StageWarning
+from infra.store.stage_warning import StageWarning
 from infra.timeline import TRAINER, Timeline
 from infra.trace_file import write_trace
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE

@@ -103,3 +103,9 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def writable(text: str) -> str:
+    """The text with `?` for halves of surrogate pairs, such as half an emoji, which UTF-8 cannot
+    hold."""
+    return text.encode(errors="replace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Literal
 
@@ -209,6 +210,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
     unwrap_help()
     bypass()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it shows text of any row and any model
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -38,7 +38,7 @@ def write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_name(found.runs)}.html"
     draft = path.with_suffix(".draft")
-    draft.write_text(comparison_page(found, _runs(records, reports, folder)))
+    draft.write_text(comparison_page(found, _runs(records, reports, folder)), errors="replace")
     draft.replace(path)
     return path
 

@@ -48,7 +48,7 @@ def write_page(record: RunRecord, report: Report, plan: Sequence[PlannedStage]) 
     path = report_path(report.run)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")  # a browser may be reading the page that was there
-    draft.write_text(page(record, report, plan))
+    draft.write_text(page(record, report, plan), errors="replace")
     draft.replace(path)
     return path
 

@@ -19,6 +19,7 @@ import httpx
 
 from infra.access import basic
 from infra.errors import InfrastructureError, TributaryError
+from infra.json_text import writable
 from infra.tracking.params import LONGEST_KEY, LONGEST_VALUE, cut, mlflow_key
 
 _T = TypeVar("_T")
@@ -308,7 +309,7 @@ def _number(value: float) -> float | str:
 
 def _storable(text: str) -> str:
     """Without what a database or UTF-8 cannot hold: NUL, and halves of surrogate pairs."""
-    return str(text).encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return writable(str(text)).replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _tags(values: Mapping[str, str]) -> list[dict[str, str]]:

@@ -10,10 +10,13 @@ dies with the head. Two homes that share a store see each other here and nowhere
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from infra.config import Config
 from infra.errors import FencedOut, StorageError
+from infra.json_text import writable
 from infra.store.store import Store
 
 
@@ -32,7 +35,7 @@ class End(Config):
     outcome: Literal["done", "failed", "stopped"]
     error: str = ""
     """type of the exception"""
-    message: str = ""
+    message: Annotated[str, AfterValidator(writable)] = ""
     retryable: bool = False
     exit_code: int = 1
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -60,6 +61,8 @@ EXIT_FAILED, EXIT_STOPPED = 1, 3
 def main(root: str, job: str) -> int:
     """Run the job; returns its exit code."""
     bypass(reachable(listening_host()))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a model or a row says may be in a line
+        sys.stdout.reconfigure(errors="backslashreplace")
     take_over(job)
     store = Store(root)
     given = JobInput.model_validate_json(store.read(job_path(job)))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from infra.config import Config
+from infra.json_text import writable
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.spool import DeferredRun
 from infra.user_files import UserFiles
@@ -83,8 +84,8 @@ def dispatch(text: str, watch: JobWatcher) -> None:
 def _deliver(event: Mapping[str, Any], watch: JobWatcher) -> None:
     match event["event"]:
         case "progress":
-            watch.progress(int(event["done"]), int(event["total"]), str(event["message"]))
+            watch.progress(int(event["done"]), int(event["total"]), writable(str(event["message"])))
         case "warn":
-            watch.warn(str(event["message"]))
+            watch.warn(writable(str(event["message"])))
         case other:
             raise ValueError(f"unknown event {other}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from infra.store.store import Store
 from tasks.durable.claims import Claims, End
 from tasks.durable.identity import stage_identity
 from tasks.durable.job import EXIT_FAILED, _until_stopped, main
-from tasks.durable.protocol import JobInput, job_path
+from tasks.durable.protocol import MARK, JobInput, dispatch, job_path
 from tasks.sft.spec import SftSpec
 from tasks.stage import Resources, StageResources, StopFlag
 
@@ -105,3 +107,12 @@ async def test_a_body_that_a_cancelled_task_ends_was_not_stopped(tmp_path: Path)
 
     with pytest.raises(RuntimeError, match="waited for a task that was cancelled"):
         await _until_stopped(body(), StopFlag())
+
+
+def test_half_an_emoji_in_an_error_or_a_warning_is_written_and_shown() -> None:
+    end = End(outcome="failed", message="row 3: half \ud83d")
+    assert End.model_validate_json(end.model_dump_json()).message == "row 3: half ?"
+    said: list[str] = []
+    watch = SimpleNamespace(warn=said.append)
+    dispatch(MARK + json.dumps({"event": "warn", "message": "half \ud83d"}), watch)  # pyright: ignore
+    assert said == ["half ?"]

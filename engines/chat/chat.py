@@ -223,7 +223,7 @@ class Chat:
         ]
 
     def _masked(self, text: TrainingText, found: TokenizedText) -> tuple[list[int], list[int]]:
-        ids = found.ids
+        ids = list(found.ids)
         mask = [0] * len(ids)
         char, ended = len(text.prompt), 0
         for said, after in text.exchanges:

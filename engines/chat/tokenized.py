@@ -8,7 +8,7 @@ most join characters of two pieces where they meet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenizers import Encoding
 
@@ -19,10 +19,11 @@ class TokenizedText:
     encoding: Encoding
     added: Mapping[int, str]
     """texts of the tokenizer's added tokens, by id"""
+    ids: list[int] = field(init=False)
 
-    @property
-    def ids(self) -> list[int]:
-        return self.encoding.ids
+    def __post_init__(self) -> None:
+        # The encoding makes a list of them each time that it is asked.
+        object.__setattr__(self, "ids", self.encoding.ids)
 
     def begin(self, char: int) -> int:
         """Place of the first token of the text from `char` on. A token that has begun before is of

@@ -96,7 +96,7 @@ def preview_files(
     return code
 
 
-def _reader(kind: RowKind, layout: Layout, named: Mapping[str, str], renderer: Renderer) -> Read:
+def _reader(kind: RowKind, layout: Layout, named: Mapping[str, Any], renderer: Renderer) -> Read:
     """What turns a row into what is shown of it."""
     match kind:
         case "messages":
@@ -106,8 +106,7 @@ def _reader(kind: RowKind, layout: Layout, named: Mapping[str, str], renderer: R
             pair_columns = _settings(PairColumns, named)
             return lambda row: _pair(read_pair(row, pair_columns, layout), renderer)
         case "prompts":
-            listed = {k: v.split(",") if k == "metadata" else v for k, v in named.items()}
-            written = {"files": ["-"], "format": layout, "columns": listed}
+            written = {"files": ["-"], "format": layout, "columns": named}
             source = _settings(PromptSource, written)
             return lambda row: _prompt(read_prompt(row, source), renderer)
 

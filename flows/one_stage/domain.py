@@ -68,6 +68,14 @@ def domain_of(asked: OneStage) -> tuple[dict[str, Any] | None, list[str]]:
     return written, list(dict.fromkeys([*hooks, *more]))
 
 
+def _wording(asked: OneStage) -> dict[str, str]:
+    """What is said beside the rows' own prompts, as a source of a recipe has it."""
+    return {
+        "reference_pattern": asked.pattern, "system": asked.system,
+        "instruction": asked.instruction,
+    }  # fmt: skip
+
+
 def _check_files(asked: OneStage) -> None:
     """Raises InputError for files, or columns of them, that nothing would read."""
     if asked.domain and asked.kind != "sft":
@@ -80,6 +88,13 @@ def _check_files(asked: OneStage) -> None:
     for option, given in (("--held-out", asked.held_out), ("--columns", asked.columns)):
         if given and not asked.data:
             raise InputError(f"{option} {given[0]}: give the files to learn from by --data, too")
+    for field, text in _wording(asked).items():
+        option = "--pattern" if field == "reference_pattern" else f"--{field}"
+        if text and (asked.kind == "sft" or not asked.data):
+            raise InputError(
+                f"{option} {text!r}: belongs to prompts of --data, which rl, distill and evaluate"
+                " answer; sft learns what its rows say"
+            )
 
 
 def _of_library(asked: OneStage, library: str, task: str) -> tuple[dict[str, Any], list[str]]:
@@ -131,7 +146,8 @@ def _none(asked: OneStage) -> None:
 
 def _prompt_files(asked: OneStage) -> dict[str, Any]:
     """Options of the curriculum `files`."""
-    columns = {"columns": columns_of(asked.columns)} if asked.columns else {}
+    columns: dict[str, Any] = {"columns": columns_of(asked.columns)} if asked.columns else {}
+    columns |= {field: text for field, text in _wording(asked).items() if text}
     source = {"files": list(asked.data), **columns}
     match asked.kind, bool(asked.held_out):
         case "evaluate", _:
@@ -146,12 +162,18 @@ def _prompt_files(asked: OneStage) -> dict[str, Any]:
             return {"sources": source}
 
 
-def columns_of(written: Sequence[str]) -> dict[str, str]:
-    """Raises InputError for what is not `column=name`."""
+def columns_of(written: Sequence[str]) -> dict[str, Any]:
+    """Those of `metadata` as a list. Raises InputError for what is not `column=name`, and for one
+    that is named twice."""
+    named: dict[str, Any] = {}
     for each in written:
         if not re.fullmatch(r"[^=]+=[^=]+", each):
             raise InputError(f"--columns {each}: write column=name, e.g. messages=dialog")
-    return dict(each.split("=") for each in written)
+        column, name = each.split("=")
+        if column in named:
+            raise InputError(f"--columns {each}: {column} is named twice; keep one")
+        named[column] = name.split(",") if column == "metadata" else name
+    return named
 
 
 def _rewards(asked: OneStage, default: str) -> tuple[list[dict[str, Any]], list[str]]:

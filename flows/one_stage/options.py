@@ -22,6 +22,12 @@ class OneStage:
     """files of prompts that are only evaluated"""
     columns: Sequence[str] = ()
     """`column=name` of the files"""
+    instruction: str = ""
+    """text that follows the last question of each prompt of the files"""
+    system: str = ""
+    """text of a system message, for prompts of the files without one"""
+    pattern: str = ""
+    """what of a reference counts, as a regular expression"""
     domain: str = ""
     """a built-in curriculum, or one's own as `file.py:Class` or `module:Class`"""
     rewards: Sequence[str] = ()

@@ -16,8 +16,18 @@ Root = Annotated[str, Parameter(help="the store of the artifact that is the mode
 Columns = Annotated[
     list[str],
     Parameter(
-        negative=(), consume_multiple=True, help="names of the files' columns, e.g. messages=dialog"
+        negative=(),
+        consume_multiple=True,
+        help="names of the files' columns, e.g. messages=dialog, prompt=task+details or"
+        " reference=reward_model.ground_truth",
     ),
+]
+Instruction = Annotated[
+    str, Parameter(help="text that follows each prompt of --data, e.g. how to write the answer")
+]
+System = Annotated[str, Parameter(help="text of a system message, for prompts without one")]
+Pattern = Annotated[
+    str, Parameter(help="regular expression: what of a reference counts, e.g. '#### (.+)'")
 ]
 Chats = Annotated[
     list[str],
@@ -89,6 +99,9 @@ class Shared:
     domain: Domain = ""
     reward: Reward | None = None
     columns: Columns | None = None
+    instruction: Instruction = ""
+    system: System = ""
+    pattern: Pattern = ""
     max_new_tokens: Tokens | None = None
     seed: Seed = 0
     name: Name = ""
@@ -102,7 +115,8 @@ class Shared:
         """Fields of `OneStage`."""
         return {
             "model": self.model, "domain": self.domain, "rewards": self.reward or [],
-            "columns": self.columns or [], "max_new_tokens": self.max_new_tokens,
+            "columns": self.columns or [], "instruction": self.instruction,
+            "system": self.system, "pattern": self.pattern, "max_new_tokens": self.max_new_tokens,
             "seed": self.seed, "name": self.name, "changes": self.set_ or [], "root": self.root,
         }  # fmt: skip
 

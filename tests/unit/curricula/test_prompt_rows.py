@@ -10,9 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from curricula.prompt_files.curriculum import Files
-from engines.types import Problem
+from engines.chat import Chat
+from engines.rollout.drivers.conversation import Conversation
+from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.roller import Roller
+from engines.types import Generation, Problem, Sampling, Status, TokenIds, Transcript, Verdict
+from rewards.rubric import Rubric, Term
+from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, chat_folder
+from tests.parts.sample_parts import generation_of
 
 pytestmark = pytest.mark.unit
 
@@ -87,3 +95,57 @@ def test_a_prompt_may_be_messages_as_json_text_and_a_text_that_looks_like_json(t
     rows = [{"prompt": text, "answer": 1} for text in prompts]
     made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
     assert {p.messages[0].content for p in every(made)} == {"a", "b", *texts}
+
+
+@pytest.mark.parametrize(
+    ("properties", "arguments", "status"),
+    [
+        ({"at": {"type": "string"}}, '{"at": "ant"}', Status.COMPLETED),
+        ({"at": {"type": "string"}}, "{}", Status.MALFORMED),
+        ({"at": {"type": "string"}}, '{"at": 3}', Status.MALFORMED),
+        ({"at": {"type": "string"}}, '{"at": "ant", "by": 3}', Status.MALFORMED),
+        ({"at": {"type": ["string", "null"]}}, '{"at": null}', Status.COMPLETED),
+        (
+            {"at": {"anyOf": [{"type": "string"}, {"const": 3}]}},
+            '{"at": 3}',
+            Status.COMPLETED,
+        ),
+        ({"at": {"enum": ["ant", "bee"]}}, '{"at": "ant"}', Status.COMPLETED),
+        ({"at": {"$ref": "#/$defs/place"}}, '{"at": {"x": 1}}', Status.COMPLETED),
+    ],
+)
+async def test_a_call_of_a_rows_own_tool_is_judged_and_one_that_breaks_its_schema_is_malformed(
+    tmp_path: Path, properties: dict[str, Any], arguments: str, status: Status
+):
+    parameters = {"type": "object", "properties": properties, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    row = {"prompt": [{"role": "user", "content": "Look!"}], "tools": [tool], "answer": "ant"}
+    files = Files(sources={"files": [write(tmp_path / "a.jsonl", [row])]}, shares={"heldout": 0})
+    (problem,) = every(files)
+    model = chat_folder(tmp_path / "model", QWEN3, QWEN_TOKENS, "<|im_end|>")
+    chat, tokenizer = Chat.load(model), Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    async def calls_look(transcript: Transcript) -> Verdict:
+        called = [call for message in transcript.messages for call in message.tool_calls]
+        return Verdict(float([c.arguments for c in called] == [json.loads(arguments)]))
+
+    said = f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+    ids = tokenizer.encode(said, add_special_tokens=False).ids
+
+    async def generate(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        return generation_of(ids, [-1.0] * len(ids), [0] * len(ids), "stop")
+
+    live = LiveDomain(
+        name="d",
+        curriculum=files,
+        judge=Rubric([Term("calls", 1.0, True, calls_look)]),
+        driver=Conversation(None),
+        max_new_tokens=300,
+        driver_timeout_s=None,
+    )
+    roller = Roller(generate=generate, chat=chat, context_length=4096, seed=0)
+    (rollout,) = await roller.roll_group(
+        live, problem, 1, temperature=1.0, group_id="g", seed_name="g"
+    )
+    assert rollout.status is status, rollout.transcript.reason
+    assert rollout.samples[0].reward == float(status is Status.COMPLETED)

@@ -225,6 +225,12 @@ def test_a_saved_recipe_is_the_printed_one_and_nothing_is_overwritten(
         (["distill", "--domain", "agent", "--data", "q.jsonl"], "the problems come from --domain"),
         (["rl", "--domain", "agent", "--held-out", "q.jsonl"], "the problems come from --domain"),
         (["evaluate", "--lm-eval", "t", "--columns", "a=b"], "--columns a=b: give the files"),
+        (
+            ["rl", "--domain", "agent", "--pattern", "x"],
+            "--pattern 'x': belongs to prompts of --data",
+        ),
+        (["sft", "--data", "c.jsonl", "--instruction", "x"], "sft learns what its rows say"),
+        (["sft", "--data", "chats.jsonl", "--columns", "a=b", "a=c"], "a is named twice"),
         (["sft", "--data", "chats.jsonl", "--batch-size", "0"], "--batch-size 0: at least 1"),
         (["sft", "--data", "chats.jsonl", "--epochs", "inf"], "--epochs inf: a number of passes"),
         (["rl", "--domain", "agent", "--set", "name=[a"], "--set name=[a: the value is not YAML"),
@@ -258,6 +264,27 @@ def test_what_is_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stages_are_called_by_their_data_or_domain(data: str, domain: str, name: str) -> None:
     asked = OneStage(kind="sft", model="m", data=[data] if data else [], domain=domain)
     assert expert_name(asked) == name
+
+
+def test_what_is_said_of_the_prompts_is_of_each_of_their_sources(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    rows = [
+        {"q": str(n), "more": "+1", "gold": {"a": f"#### {n + 1}"}, "lang": 1} for n in range(9)
+    ]
+    for name in ("sums", "test"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = {"reference_pattern": "#### (.+)", "instruction": "Box it.", "system": "Be brief."}
+    asked = ["--data", "sums.jsonl", "--reward", "exact", "--pattern", said["reference_pattern"]]
+    asked += ["--instruction", "Box it.", "--system", "Be brief."]
+    asked += ["--columns", "prompt=q+more", "reference=gold.a", "metadata=lang,more"]
+    columns = {"prompt": "q+more", "reference": "gold.a", "metadata": ["lang", "more"]}
+    for kind, more in (("evaluate", []), ("rl", ["--held-out", "test.jsonl"])):
+        written = printed(capsys, kind, "--model", "model", *asked, *more)
+        sources = written["experts"]["sums"]["domain"]["curriculum"]["options"]["sources"]
+        for source in sources if kind == "rl" else [sources]:
+            assert {name: source[name] for name in said} == said
+            assert source["columns"] == columns
 
 
 def test_distillation_of_files_holds_out_nothing_and_can_run(

@@ -35,7 +35,8 @@ from pydantic_core import core_schema
 
 from infra.config import Config
 from infra.hooks import did_you_mean
-from tasks.domain import Domain, with_needs
+from tasks.domain import Domain
+from tasks.reference_needs import with_needs
 from tasks.registry import PATH_KINDS, is_own, spec_of
 
 OPTIONS = "curriculum_options"
@@ -170,5 +171,8 @@ def with_options(domain: Domain, changed: Mapping[str, Any]) -> Domain:
     """The domain with some of its curriculum's options changed."""
     curriculum = domain.curriculum
     options = {**curriculum.options, **changed}
-    made = curriculum.model_copy(update={"options": options})
-    return domain.model_copy(update={"curriculum": with_needs(made, domain.rewards)})
+    if curriculum.name == "files":
+        options = with_needs(options, domain.rewards)
+    return domain.model_copy(
+        update={"curriculum": curriculum.model_copy(update={"options": options})}
+    )

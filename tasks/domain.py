@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -16,14 +15,14 @@ from pydantic import (
 
 from curricula.built_in import BUILT_IN as CURRICULA
 from curricula.of_rows import OF_LIBRARIES
-from curricula.prompt_files.spec import PromptFiles, PromptSource
+from curricula.prompt_files.spec import PromptFiles
 from engines.rollout.drivers.built_in import BUILT_IN as DRIVERS
 from engines.sglang.spec import FleetSpec
 from infra.config import RESULT_NEUTRAL, Config, Count
 from infra.hooks import resolve
 from rewards.built_in import BUILT_IN as REWARDS
 from rewards.built_in import SERVED
-from rewards.references import reference_keys
+from tasks.reference_needs import with_needs
 
 
 class HookSpec(Config):
@@ -113,25 +112,6 @@ class RewardTerm(RewardSpec):
     """whether its score is the domain's outcome (exactly one term is)"""
 
 
-def with_needs(curriculum: CurriculumSpec, rewards: Sequence[RewardSpec]) -> CurriculumSpec:
-    """The curriculum `files` with what our rewards read of the references of each source: a row
-    that lacks it is a bad row. Any other curriculum as it is."""
-    if curriculum.name != "files":
-        return curriculum
-    given = curriculum.options["sources"]
-    listed: list[Any] = given if isinstance(given, list) else [given]
-    sources: list[Any] = []
-    for written in listed:
-        source = PromptSource.model_validate(written)
-        judged = [r for r in rewards if not r.sources or source.name in r.sources]
-        keys = {k for r in judged if r.name in REWARDS for k in reference_keys(r.name, r.options)}
-        needs = sorted(keys.union(source.needs))
-        sources.append({**dict(written), "needs": needs} if needs else written)
-    named = sources if isinstance(given, list) else sources[0]
-    options = {**curriculum.options, "sources": named}
-    return curriculum.model_copy(update={"options": options})
-
-
 class DriverSpec(HookSpec):
     """What runs a rollout."""
 
@@ -169,8 +149,10 @@ class Domain(Config):
 
     @model_validator(mode="after")
     def _rows_have_what_rewards_read(self) -> Domain:
-        made = with_needs(self.curriculum, self.rewards)
-        object.__setattr__(self, "curriculum", made)  # it is frozen from here on
+        if self.curriculum.name == "files":
+            options = with_needs(self.curriculum.options, self.rewards)
+            made = self.curriculum.model_copy(update={"options": options})
+            object.__setattr__(self, "curriculum", made)  # it is frozen from here on
         return self
 
     @model_validator(mode="after")

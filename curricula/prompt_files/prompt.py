@@ -131,6 +131,8 @@ def _fault(messages: Sequence[Message]) -> str:
     """What keeps messages from being a prompt; empty for none."""
     if not any(m.role == "user" and m.content.strip() for m in messages):
         return "the user says nothing"
+    if next(m.role for m in messages if m.role != "system") == "assistant":
+        return "the assistant speaks first; there is nothing that it answers"
     for at, message in enumerate(messages):
         if message.role == "system" and at > 0:
             return f"messages[{at}]: a system message comes first or not at all"

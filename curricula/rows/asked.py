@@ -66,6 +66,12 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
     BadRow."""
     value: Any = row.column(name)
     before = _history(row) if auto else []
+    if auto and (choices := row.first(("choices", "options"))):
+        raise BadRow(
+            Reason.COLUMNS,
+            f"has `{choices}`, which is not read; write them into the text of {name}, or name the"
+            " column of the prompt, which then stands alone",
+        )
     if is_text(value):
         beside = row.first(_BESIDE.get(name, ("context",))) if auto else ""
         text = text_of(value, name)

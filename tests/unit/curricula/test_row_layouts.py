@@ -368,5 +368,11 @@ def test_a_prompt_finds_its_reference_or_says_what_may_be_one():
         prompt(held, columns={"reference": "info.silver"})
     with pytest.raises(BadRow, match=r"`dialog` looks like messages: name it in columns\.prompt"):
         prompt({"dialog": [ASK]})
-    with pytest.raises(BadRow, match=r"reference|prompt\[0\]: has `images`"):
+    with pytest.raises(BadRow, match="the assistant speaks first"):
+        prompt({"prompt": [ANSWER, ASK]})
+    quiz = {"question": "12+30", "choices": ["41", "42"], "answer": "B"}
+    with pytest.raises(BadRow, match="has `choices`, which is not read; write them into the text"):
+        prompt(quiz)
+    assert prompt(quiz, columns={"prompt": "question"}).unread == {"choices"}
+    with pytest.raises(BadRow, match=r"prompt\[0\]: has `images`"):
         prompt({"prompt": [ASK | {"images": ["a"]}]})

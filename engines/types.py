@@ -14,11 +14,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 from engines.weight_versions import WeightVersions
-from infra.json_schema import ParameterKind, parameters_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from infra.json_schema import ParameterKind
 
 Tokens: TypeAlias = "NDArray[np.int32]"
 TokenIds: TypeAlias = "Sequence[int] | Tokens"
@@ -61,6 +62,9 @@ class Tool:
     @staticmethod
     def of_function(function: Mapping[str, Any]) -> Tool:
         """One with a `name`, a `description` and its `parameters` as a JSON schema."""
+        # Estimators import this file, and need nothing of `infra`.
+        from infra.json_schema import parameters_of
+
         kinds, required = parameters_of(function.get("parameters"))
         described = str(function.get("description") or "")
         return Tool(str(function["name"]), described, kinds, required, function)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from curricula.vocabulary import LEXICON
-from engines.types import ParameterKind, Tool
+from engines.types import Tool
 from infra.back_ends.task import ASK, DAYS, REFUSE, Api
+from infra.json_schema import ParameterKind
 
 LOOKS = ("view", "show", "load", "find")
 CHANGES = ("book", "pay", "rent", "ship", "lend", "sell", "rate", "post", "send", "fund")

@@ -154,7 +154,10 @@ def test_demonstrations_that_the_outcome_calls_wrong_are_a_warning(tmp_path: Pat
 
 
 def test_right_parts_are_fine(tmp_path: Path) -> None:
-    assert _try(tmp_path) == Findings(problems=[], cautions=[])
+    found = _try(tmp_path)
+    assert (found.problems, found.cautions) == ([], [])
+    (note,) = found.notes
+    assert note.startswith("domain roman: thinking is off by the template")
 
 
 # In a process of its own

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu hosts hosts-chaos chaos rounds soak proof sandbox layouts mutants fresh lock clients down clean
+.PHONY: install demo test lint bench scale gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh lock clients down clean
 
 install: $(STAMP)
 
@@ -60,6 +60,12 @@ SEED ?= 0
 chaos: install
 	$(BIN)/python -m tests.programs.chaos --seed $(SEED)
 	$(BIN)/python -m tests.programs.chaos.beside
+
+# Runs the demo under each of SEEDS and writes the README's scores; fails where this type of CPU is
+# on record with others.
+SEEDS ?= 0
+figures: install
+	$(BIN)/python -m tests.programs.figures $(SEEDS)
 
 # Three rounds of self-distillation on Prefect's schedule, unattended.
 rounds: install

@@ -15,6 +15,7 @@ import pytest
 from infra.tracking.rest import MlflowRest
 from tests.parts.machine import SMOKE, Machine, settings, until
 from tests.parts.page import Page, made_by, run_by_page
+from tests.programs.figures.table import cpu_kind, read_figures, what_repeats
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -38,6 +39,8 @@ def test_a_killed_flow_is_resumed_to_its_report_and_its_copy_is_cached(
     assert set(report["scores"]) == {*models, "unified-nothink"}
     assert all(0 <= score <= 1 for row in report["scores"].values() for score in row.values())
     assert set(report["greedy"]["unified"]) == set(EXPERTS)
+    if (figures := read_figures())["cpu"] == cpu_kind():
+        assert what_repeats(report) == figures["cpu-smoke"], "`make figures` writes what moved"
     origins = _check_mlflow(machine, "first", report)
 
     # What Prefect's page copies is the parameters: the copy is a run of its own.

@@ -24,7 +24,8 @@ _LABEL = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
+"""that parts two sides: not one in braces, as in `\\sum_{k=1}^n`"""
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}")
 _BUILT = re.compile(r"^\\\{[A-Za-z](?:\\in\s*(?:\\mathbb\{R\}|\\R|R))?\s*[|:]\s*(.*)\\\}$")
@@ -37,10 +38,16 @@ _FUNCTIONS = (
     r"\\(?:max|min|gcd|lcm|det|bmod|pmod|mod)|\bmod\b", r"\\a?(?:rc)?(?:sin|cos|tan|cot|sec|csc)",
     r"\\l(?:n|og|g)(?![a-z])", r"\\cdots|\\ldots|\.\.\.",
 )  # fmt: skip
+_BOUND = r"\s*(?:\{[^{}]*\}|\w)"
 _PLUS = re.compile(r"(?<=[\w})!%\]])\s*[+-]")
 _PRODUCT = re.compile(
     r"\d\s*(?:\\times|\\cdot|\*)\s*(?!10\^)\d|\d\s*\(\d|\)\s*\(|\\div|\d\^\{?\d+\}?\s*(?:\\times|\\cdot)"
 )
+
+_DROPPED = re.compile(rf"'|\^\{{?(?:T|\\top)(?![A-Za-z])|\\big[a-z]+(?:[_^]{_BOUND})*")
+"""what math-verify reads over: for it `x'` is `x`, and `A^T` is `A`"""
+_LIMIT = re.compile(rf"\\lim\s*_{_BOUND}")
+"""of a sequence such as `a_n` it is for sympy that name, wherever it goes"""
 
 
 class Interval(NamedTuple):
@@ -338,7 +345,16 @@ def _expressions(gold: str, answer: str, judge: Judge) -> bool:
         return True
     if re.search(r"\\text\{", answer) or len(_split(answer)) > 1 or _leaves_open(gold, answer):
         return False
+    if _drops(gold) != _drops(answer):
+        return False
+    limits = [_LIMIT.findall(text) for text in (gold, answer)]
+    if all(limits) and limits[0] != limits[1]:
+        return False
     return judge(gold.replace(ROW_END, "\\\\"), answer.replace(ROW_END, "\\\\"))
+
+
+def _drops(text: str) -> list[str]:
+    return sorted(re.sub(r"[\s{}]", "", found[0]) for found in _DROPPED.finditer(text))
 
 
 def _without_unit(text: str) -> tuple[str, str]:

@@ -46,8 +46,9 @@ def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
 
     golds, answers = (
         [
-            sympy.nsimplify(found, rational=True) if isinstance(found, sympy.Expr) else found
+            sympy.nsimplify(named, rational=True) if isinstance(named, sympy.Expr) else named
             for found in parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # its alarm is off
+            for named in [_named(found)]
         ]
         for text in (gold, answer)
     )
@@ -57,6 +58,18 @@ def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
     if all(isinstance(each, sympy.Expr) and not each.free_symbols for each in (first, second)):
         return _same_constant(first.doit(), second.doit(), answer)
     return bool(verify(golds, answers, timeout_seconds=None)) and _holds(first, second)
+
+
+def _named(found: Any) -> Any:
+    """With a name for each derivative: sympy takes that of `y` by `x` for 0."""
+    import sympy
+
+    if not isinstance(found, sympy.Basic):
+        return found
+    return found.replace(
+        lambda part: isinstance(part, sympy.Derivative),
+        lambda part: sympy.Symbol(f"derivative {part}", real=True),
+    )
 
 
 def _same_constant(exact: Any, said: Any, written: str) -> bool:

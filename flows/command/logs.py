@@ -12,6 +12,7 @@ from flows.explain import nearest
 from flows.running.records import RunRecord, StageRecord, find_run
 from flows.running.run_lock import is_running
 from infra.errors import InputError
+from infra.shown_text import shown
 from tasks.durable.launch import log_path
 
 POLL_SECONDS = 0.5
@@ -38,7 +39,7 @@ def show_log(run: str, stage: str, follow: bool, console: Console) -> int:
 
 
 def _copy(log: TextIO) -> None:
-    sys.stdout.write(log.read())
+    sys.stdout.write(shown(log.read()))
     sys.stdout.flush()
 
 

@@ -29,6 +29,7 @@ from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files
 from infra.errors import InputError
+from infra.shown_text import shown
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import RowCounts
 
@@ -173,7 +174,7 @@ def _marked(renderer: Renderer, sequence: TokenSequence, in_colour: bool) -> Tex
     text = Text()
     pairs = zip(sequence.tokens, sequence.loss_mask, strict=True)
     for is_trained, run in groupby(pairs, key=lambda pair: bool(pair[1])):
-        said = renderer.chat.decode([token for token, _ in run])
+        said = shown(renderer.chat.decode([token for token, _ in run]))
         if in_colour:
             text.append(said, style=TRAINED if is_trained else READ)
         else:

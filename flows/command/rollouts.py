@@ -14,6 +14,7 @@ from flows.command.output import CLOSE, OPEN, CommandConsole, print_json
 from flows.command.ranges import Range
 from flows.command.shown_samples import ShownSample, read_samples
 from infra.errors import InputError
+from infra.shown_text import shown
 
 MODEL, ENVIRONMENT, PROMPT = "bold green", "italic cyan", "dim"
 _ORDER: Mapping[str, Callable[[ShownSample], float]] = {
@@ -104,13 +105,14 @@ def _show(sample: ShownSample, console: CommandConsole) -> None:
     )
     rewards = ", ".join(f"{name} {value:.3g}" for name, value in sample.rewards.items())
     total = "" if sample.reward is None else f"reward {sample.reward:.3f}"
-    console.say(" \u00b7 ".join(filter(None, (sample.status, total, rewards, sample.reason))))
-    text = Text(sample.prompt, PROMPT)
+    console.say_line(" \u00b7 ".join(filter(None, (sample.status, total, rewards, sample.reason))))
+    text = Text(shown(sample.prompt), PROMPT)
     for part in sample.response:
+        said = shown(part.text)
         if part.by == "environment":
-            text.append(part.text, ENVIRONMENT)
+            text.append(said, ENVIRONMENT)
         else:
-            text.append(part.text if console.is_terminal else f"{OPEN}{part.text}{CLOSE}", MODEL)
+            text.append(said if console.is_terminal else f"{OPEN}{said}{CLOSE}", MODEL)
     console.print(text, soft_wrap=True)
     console.print(_tokens(sample, console.is_terminal), soft_wrap=True)
 

@@ -15,6 +15,7 @@ from flows.command.find_samples import find_samples
 from flows.command.output import CommandConsole, print_json
 from flows.command.ranges import Range
 from infra.errors import InputError
+from infra.shown_text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _show(session: ShownSession, console: CommandConsole) -> None:
     for name in ("kinds", "drift", "asked"):
         if session.whole.get(name):
             said = ", ".join(f"{key} {value}" for key, value in session.whole[name].items())
-            console.say(f"{name}: {said}")
+            console.say_line(f"{name}: {said}")
     for turn in session.turns:
         console.print(_turn(turn), soft_wrap=True)
 
@@ -94,11 +95,11 @@ def _show(session: ShownSession, console: CommandConsole) -> None:
 def _turn(turn: Mapping[str, Any]) -> Text:
     text = Text(f"turn {turn['turn']} after {turn['after']}: {turn['kind']}\n", "bold")
     for role, sent in turn["sent"]:
-        text.append(f"  sent, {role}: {sent}\n", "dim")
-    text.append(f"  sampled: {turn['sampled']}\n", "green")
+        text.append(f"  sent, {role}: {shown(sent)}\n", "dim")
+    text.append(f"  sampled: {shown(turn['sampled'])}\n", "green")
     if "drift" in turn:
         text.append(f"  came back with {', '.join(turn['drift'])}\n", "yellow")
     if "came_back" in turn:
-        text.append(f"  - {turn['said']}\n", "green")
-        text.append(f"  + {turn['came_back']}\n", "yellow")
+        text.append(f"  - {shown(turn['said'])}\n", "green")
+        text.append(f"  + {shown(turn['came_back'])}\n", "yellow")
     return text

@@ -37,6 +37,7 @@ from flows.reports.warned import state_line, warning_lines
 from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord
 from infra.home import home
+from infra.shown_text import markdown_text
 
 
 def report_path(run: str) -> Path:
@@ -131,13 +132,13 @@ def markdown(report: Report, said: list[str]) -> str:
             *_markdown_curves(report),
             "#### Stages",
             markdown_table(*stage_table(report)),
-            "\n".join(f"- {note}" for note in said),
+            "\n".join(f"- {markdown_text(note)}" for note in said),
         ]
     )
 
 
 def _markdown_warnings(report: Report) -> list[str]:
-    lines = [f"- **{line}**" for line in warning_lines(report)]
+    lines = [f"- **{markdown_text(line)}**" for line in warning_lines(report)]
     return ["#### Warnings", "\n".join(lines)] if lines else []
 
 

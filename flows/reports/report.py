@@ -22,6 +22,7 @@ from flows.running.records import RunRecord, StageRecord
 from infra.config import Config
 from infra.errors import StorageError
 from infra.home import home
+from infra.shown_text import markdown_cell
 from infra.store.artifacts import ArtifactStore
 from infra.store.stage_warning import StageWarning
 from tasks.admit.spec import ADMISSION_FILE, REFUSED_FILE
@@ -297,7 +298,7 @@ def _with_interval(scores: Scores, intervals: Intervals, model: str, domain: str
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines)
 
 
 def stage_table(report: Report) -> tuple[list[str], list[list[str]]]:

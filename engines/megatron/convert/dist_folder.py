@@ -42,13 +42,15 @@ class DistWeights:
 
     def __init__(self, folder: Path) -> None:
         """Raises InputError for a folder that is damaged or holds no model."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from engines.megatron.convert.dist_index import CheckedReader
 
         self.folder = folder
-        self._reader = FileSystemReader(folder)
+        self._reader = CheckedReader(folder)
         try:
             metadata: Any = self._reader.read_metadata()
-        except Exception as error:  # it is a pickle, which fails in many ways
+        except InputError:
+            raise
+        except Exception as error:  # a damaged pickle fails in many ways
             raise InputError(
                 f"{folder} is no whole dist_checkpointing folder ({error}); copy it again"
             ) from error

@@ -24,6 +24,7 @@ from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from engines.types import Message, Problem
 from flows.command.find_artifact import find_model
+from flows.command.output import CommandConsole
 from infra.access import LOOPBACK
 from infra.errors import EngineError, InputError
 from infra.home import home
@@ -171,7 +172,7 @@ def chat(artifact: str, options: ChatOptions, root: str, console: Console) -> in
     model.check(options)
     logs = home() / "logs" / "chat" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     is_terminal = sys.stdin.isatty()
-    told = Console(stderr=True)
+    told = CommandConsole(stderr=True)
     with Endpoint(logs, LOOPBACK, free_ports(1)[0], "") as endpoint:
         told.print(f"starting the model; logs in {logs}", markup=False, soft_wrap=True)
         endpoint.start_here([ServedModel(_NAME, folder, parsers_of(folder), fleet)])

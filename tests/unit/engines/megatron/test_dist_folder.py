@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,60 @@ def test_what_all_layers_have_in_one_tensor_is_read_once(
     assert reads == ["decoder.layers.norm", "decoder.layers.bias", "top"]
     with pytest.raises(InputError, match="lacks norm of layer 0, which config"):
         weights.read("norm", 0, 4)
+
+
+class Runs:
+    """What a pickle can hold: reading it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._file),)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "within an index"])
+def test_a_program_in_the_index_of_a_folder_is_refused_and_does_not_run(
+    tmp_path: Path, within: bool
+) -> None:
+    save({"top": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    index, ran = tmp_path / ".metadata", tmp_path / "ran"
+    metadata: Any = pickle.loads(index.read_bytes())
+    metadata.planner_data = Runs(ran)
+    index.write_bytes(pickle.dumps(metadata if within else Runs(ran)))
+    with pytest.raises(InputError, match=r"names posix\.mkdir.*HF folder of safetensors"):
+        DistWeights(tmp_path)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"cbuiltins\neval\n(V1\ntR.",
+        b"\x80\x04\x8c\x05torch\x8c\x08hub.load\x93.",  # a dotted name below an allowed module
+        b"\x80\x04\x8c\x07pathlib\x8c\x09os.system\x93.",
+        b"\x80\x02\x82\x01.",  # a number of copyreg's registry
+        b"\x80\x04\x8c\x01a\x51.",  # a persistent id
+        b"N.",
+    ],
+)
+def test_an_index_that_names_something_else_in_any_way_is_refused(
+    tmp_path: Path, opcodes: bytes
+) -> None:
+    (tmp_path / ".metadata").write_bytes(opcodes)
+    with pytest.raises(InputError):
+        DistWeights(tmp_path)
+
+
+def test_an_index_that_names_a_file_outside_of_its_folder_is_refused(tmp_path: Path) -> None:
+    save({"top": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    index = tmp_path / ".metadata"
+    metadata: Any = pickle.loads(index.read_bytes())
+    for stored in metadata.storage_data.values():
+        stored.relative_path = "../elsewhere.distcp"
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(InputError, match=r"outside of its folder: \.\./elsewhere"):
+        DistWeights(tmp_path)
 
 
 def test_all_layers_of_one_name_are_asked_for_in_a_row() -> None:

@@ -67,11 +67,11 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
     run = _run()
     assert _exit_code("logs") == 2, "no stage has begun"
     _put(run, "agent-sft", "one", "of sft\n", started=5.0)
-    _put(run, "agent-rl", "two", "of rl\n", started=9.0)
+    _put(run, "agent-rl", "two", "\x1b]0;title\x07 \x9b31m of rl\n", started=9.0)
     _put(run, "base", "", "", cached=True)
     capsys.readouterr()
     assert _exit_code("logs") == 0
-    assert capsys.readouterr().out.endswith("of rl\n")
+    assert capsys.readouterr().out.endswith("\\x1b]0;title\\x07 \\x9b31m of rl\n")
     assert _exit_code("logs", "cpu-smoke", "agent-sft") == 0
     assert capsys.readouterr().out.endswith("of sft\n")
     for stage, said in (("base", "cached, or not started"), ("agent-lr", "mean `agent-rl`")):

@@ -25,6 +25,7 @@ from flows.running.records import RunRecord, RunState, StageRecord, find_run, st
 from flows.running.run import recorded
 from infra.errors import InputError
 from infra.hooks import resolve
+from infra.shown_text import markdown_text
 from infra.store.artifacts import ArtifactStore
 from infra.store.stage_warning import StageWarning
 from infra.timeline import TRAINER, Timeline
@@ -270,7 +271,7 @@ def test_what_is_wrong_with_a_result_is_said_wherever_the_run_is_shown(
     assert message_of(report) == f"WARNING, {line}; {result_of(report)}"
     text = markdown(report, [])
     assert text.startswith(f"### {record.run}: completed with 1 warning in 12 s\n\n#### Warnings")
-    assert f"- **{line}**" in text
+    assert f"- **{markdown_text(line)}**" in text
     console = Console(record=True, width=300, file=StringIO())
     show_end(record, plan, console)
     assert f"warning: {line}" in console.export_text()

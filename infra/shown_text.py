@@ -1,0 +1,39 @@
+"""Text that somebody else wrote, as text: a terminal does nothing at it, and neither does a page.
+
+A model, a tool, a row of a file, a log and an error may hold sequences that steer a terminal (its
+clipboard, title, cursor, colours) and characters that turn the order of what follows. They are
+shown by their number, such as `\\x1b`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""control characters but for tabs and line ends, marks of direction, and separators of lines"""
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#!|~&$])")
+
+
+def shown(text: str) -> str:
+    """What a terminal shows as it is; lines stay lines. It is its own result."""
+    return _STEERING.sub(_number, text) if _STEERING.search(text) else text
+
+
+def shown_line(text: str) -> str:
+    """The text in one line, so that it cannot look like several."""
+    return shown(text).replace("\n", "\\n")
+
+
+def markdown_text(text: str) -> str:
+    """Markdown that shows this text: it holds no link, picture, HTML or end of a table's cell."""
+    return _MARKDOWN.sub(r"\\\1", shown(text).replace("\n", " "))
+
+
+def markdown_cell(markdown: str) -> str:
+    """Markdown that stays within its cell of a table, and holds no HTML."""
+    return re.sub(r"[<|]", r"\\\g<0>", shown(markdown).replace("\n", " "))
+
+
+def _number(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

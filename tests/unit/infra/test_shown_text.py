@@ -1,0 +1,106 @@
+"""Text that somebody else wrote steers neither a terminal nor a page."""
+
+from __future__ import annotations
+
+import io
+import json
+import unicodedata
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from flows.command.output import CommandConsole, print_json, text_table
+from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
+from flows.command.shown_samples import Part, ShownSample
+from flows.reports.report import markdown_table
+from infra.shown_text import markdown_text, shown, shown_line
+
+pytestmark = pytest.mark.unit
+
+STEERS = [
+    *(chr(number) for number in (*range(0x20), *range(0x7F, 0xA0)) if chr(number) not in "\t\n"),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+]
+EVIL = (
+    "ok\x1b]52;c;Y3VybCBldmlsfHNo\x07\x1b]0;pwned\x07\x1b[2J\x1b[1;1Hreward 1.000\x9b31m"
+    "\x1bP+q\x1b\\\x90x\x9c\x08\x0b\x0c\r\x7f\u202egnp.exe\u2066"
+)
+
+
+def test_every_control_character_is_shown_by_its_number_and_other_text_stays() -> None:
+    for steering in STEERS:
+        assert shown(f"a{steering}b") == shown(shown(f"a{steering}b")) != f"a{steering}b"
+    assert shown("\x1b[31m \x9b \u202e") == r"\x1b[31m \x9b \u202e"
+    kept = "a\tb\nc \u00e9 \u0645\u0631\u062d\u0628\u0627 \U0001f468\u200d\U0001f469 \u2713"
+    assert shown(kept) == kept
+    assert shown_line("a\nreward 1") == r"a\nreward 1"
+
+
+def _printed(*what: RenderableType, terminal: bool, **options: Any) -> str:
+    out = io.StringIO()
+    console = CommandConsole(
+        file=out, force_terminal=terminal, color_system=None, width=200, legacy_windows=False
+    )
+    for each in what:
+        console.print(each, **options)
+    return out.getvalue()
+
+
+def _steering(text: str) -> list[str]:
+    wanted = {"Cc", "Zl", "Zp"}
+    return [
+        c for c in text
+        if c not in "\t\n" and (unicodedata.category(c) in wanted or c in STEERS)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_that_is_printed_steers_the_terminal(terminal: bool) -> None:
+    raw = Table(EVIL.replace("[", "("), title=Text(EVIL))
+    raw.add_row(Text(EVIL))
+    made: list[RenderableType] = [
+        EVIL.replace("[", "("), Text(EVIL), Text(EVIL, "bold"), raw, Panel(Text(EVIL)),
+        text_table([EVIL], [[EVIL]], EVIL),
+    ]  # fmt: skip
+    for each in made:
+        told = _printed(each, terminal=terminal)
+        assert "ok" in told
+        assert _steering(told) == []
+    assert _steering(_printed(EVIL, terminal=terminal, markup=False, end="", style="dim")) == []
+
+
+def _sample() -> ShownSample:
+    return ShownSample(
+        "step 1", 1, f"d{EVIL}", f"p{EVIL}", 0, "completed", f"why\nreward 9{EVIL}", 0.0,
+        {EVIL: 1.0}, EVIL, (Part("model", EVIL), Part("environment", EVIL)), (1, 2), (0, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sample_shows_what_the_model_wrote_and_no_more(terminal: bool) -> None:
+    out = io.StringIO()
+    _show(_sample(), CommandConsole(file=out, force_terminal=terminal, color_system=None))
+    told = out.getvalue()
+    assert _steering(told) == []
+    assert r"\x1b]52;c;" in told.replace("\n", "")
+    assert not any(line.startswith("reward 9") for line in told.splitlines())
+
+
+def test_json_is_of_plain_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({EVIL: [EVIL]})
+    told = capsys.readouterr().out
+    assert _steering(told) == []
+    assert json.loads(told) == {EVIL: [EVIL]}
+
+
+def test_markdown_of_a_name_holds_no_link_no_html_and_ends_no_cell() -> None:
+    text = markdown_text("<img src=x onerror=alert(1)>[x](javascript:alert(1)) a|b\n# c `d` **e**")
+    for piece in ("\\<img", "\\[x\\]\\(javascript", "a\\|b \\# c", "\\`d\\`", "\\*\\*e"):
+        assert piece in text
+    assert "\n" not in text
+    table = markdown_table(["a|b"], [["**c**\n<b>"]])
+    assert table.splitlines()[::2] == [r"| a\|b |", r"| **c** \<b> |"]

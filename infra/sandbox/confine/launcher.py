@@ -47,6 +47,8 @@ def confine(order: dict[str, object]) -> None:
         stay_as_parent_of_the_first_process()
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         namespaces.replace_root(work, readable, size)
+        namespaces.become_nobody()
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # another user forgets it
         work = namespaces.WORK
     limit(order)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)

@@ -5,8 +5,10 @@ The new root is a tmpfs that holds read-only views of the readable trees and one
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from infra.sandbox.confine.libc import mount, swap_root, unshare
 
@@ -25,7 +27,10 @@ _KEPT = {
     os.ST_NODIRATIME: 2048,
     os.ST_RELATIME: _RELATIME,
 }
-_NOBODY = 65534
+NOBODY = 65534
+"""who untrusted code is: inside, and where root starts it on the host as well"""
+MAPPED_BY_ROOT = f"0 0 1\n{NOBODY} {NOBODY} 1\n"
+"""for the setup, which may read what root alone can, and for what runs after it"""
 BLOCK = 4096
 """bytes that the smallest file counts for"""
 _SPARE_NODES = 16
@@ -35,13 +40,52 @@ _SPARE_NODES = 16
 def leave() -> None:
     """Moves this process into new namespaces; only its next child is in the new PID namespace.
 
-    Raises OSError where the kernel or a container's policy forbids it.
+    Where root calls it, `become_nobody` has to follow: files of `/proc/sys` and devices know root
+    by its number outside. Raises OSError where the kernel or a container's policy forbids it.
     """
     user, group = os.geteuid(), os.getegid()
-    unshare(_NEW_USERS | _NEW_MOUNTS | _NEW_PIDS | _NEW_NETWORK | _NEW_IPC | _NEW_NAMES)
+    everything = _NEW_USERS | _NEW_MOUNTS | _NEW_PIDS | _NEW_NETWORK | _NEW_IPC | _NEW_NAMES
+    if user == 0:
+        with _mapped_from_outside():
+            unshare(everything)
+        return
+    unshare(everything)
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{_NOBODY} {user} 1")
-    _write("/proc/self/gid_map", f"{_NOBODY} {group} 1")
+    _write("/proc/self/uid_map", f"{NOBODY} {user} 1")
+    _write("/proc/self/gid_map", f"{NOBODY} {group} 1")
+
+
+def become_nobody() -> None:
+    """Gives up root for good, here and on the host; nothing for any other user."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+@contextlib.contextmanager
+def _mapped_from_outside() -> Generator[None]:
+    """A process that stays outside gives the new namespace its users: only it may name two."""
+    goes, waits = os.pipe()
+    me, child = os.getpid(), os.fork()
+    if child == 0:
+        os.close(waits)
+        try:
+            if os.read(goes, 1):
+                for kind in ("uid", "gid"):
+                    _write(f"/proc/{me}/{kind}_map", MAPPED_BY_ROOT)
+        except OSError as error:
+            os._exit(min(error.errno or errno.EPERM, 127))
+        os._exit(0)
+    os.close(goes)
+    try:
+        yield
+        os.write(waits, b"1")
+    finally:
+        os.close(waits)
+        _, status = os.waitpid(child, 0)
+    if failed := os.waitstatus_to_exitcode(status):
+        raise OSError(abs(failed), "a user namespace in which root is nobody on this machine")
 
 
 def replace_root(scratch: str, readable: Sequence[str], size: int) -> None:
@@ -54,6 +98,7 @@ def replace_root(scratch: str, readable: Sequence[str], size: int) -> None:
     os.mkdir(scratch + WORK)
     # an empty file costs the kernel memory too, so their number is bounded with their size
     room = f"size={size},nr_inodes={size // BLOCK + _SPARE_NODES},mode=755"
+    room += f",uid={NOBODY},gid={NOBODY}"
     mount("tmpfs", scratch + WORK, "tmpfs", private, room)
     mount("none", scratch, "", _BIND | _REMOUNT | _READ_ONLY | private)
     swap_root(scratch)

@@ -4,7 +4,7 @@ Always refused: limits and priorities of others, tracing, namespaces, mounts, ke
 io_uring, BPF, memory outside the address space, signals by way of a descriptor's owner.
 
 Refused to a single process: sockets, new processes and programs, signals to others, and changes of
-a named file's metadata or length, which Landlock does not see. Threads are allowed: `clone` passes
+a file's metadata or length, which Landlock does not see. Threads are allowed: `clone` passes
 with CLONE_THREAD, and `clone3`, whose flags a filter cannot see, pretends not to exist so that libc
 falls back to `clone`. With processes these are left to namespaces, which have to be there; sockets
 are those of the four common families.
@@ -16,6 +16,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 from infra.sandbox.confine.libc import set_seccomp_filter
 
@@ -23,16 +24,34 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE = 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
-_ARGUMENT_OFFSETS = (16, 24)
-"""low halves of the first and second argument"""
+_ARGUMENT_OFFSETS = (16, 24, 32)
+"""low halves of the first arguments"""
+_SOCKET_LEVEL = 1
+_BUFFER_OPTIONS = (7, 8, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF, and both by force"""
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6, netlink: those of a network namespace that leads nowhere"""
 _X32_BIT = 0x40000000
 
-# a descriptor's owner is sent any signal that the caller chooses
-_SIGNALLING_FCNTLS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+_REFUSED_FCNTLS = (
+    *(8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: an owner is sent any signal that one chooses
+    *(1024, 1026),  # F_SETLEASE, F_NOTIFY: an owner of the file can stop others for a minute
+    *(1031, 1036, 1038),  # F_SETPIPE_SZ: the kernel's memory; hints kept with the file
+)
+# What asks a terminal, a pipe or a descriptor about itself. Others change a file's flags for good,
+# also by a descriptor that only reads, or type into a terminal.
+_ALLOWED_IOCTLS = (
+    *(0x5401, 0x802C542A),  # TCGETS, TCGETS2: is it a terminal?
+    *(0x540F, 0x5413),  # TIOCGPGRP, TIOCGWINSZ
+    *(0x541B, 0x5421, 0x5450, 0x5451),  # FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+)
+_REFUSED_IOCTLS = (
+    *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX
+    *(0x40086602, 0x40046602, 0x401C5820),  # FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_FSSETXATTR
+    *(0x40087602, 0x40806685, 0x800C6613),  # FS_IOC_SETVERSION, fs-verity, encryption policies
+)
 _SET_PARENT_DEATH_SIGNAL = 1
 
 _COMMON = (
@@ -46,13 +65,15 @@ _COMMON_TO_ONE = (
     *(424, 434),  # pidfd_send_signal, pidfd_open
     *(452, 463, 466, 469),  # fchmodat2, setxattrat, removexattrat, file_setattr
 )
-# audit number; numbers of clone, fcntl, prctl, prlimit64, socket; calls that are refused always,
-# and to a single process
-_Architecture = tuple[int, tuple[int, int, int, int, int], tuple[int, ...], tuple[int, ...]]
+# audit number; numbers of clone, fcntl, prctl, prlimit64, socket, ioctl, setsockopt; calls that are
+# refused always, and to a single process
+_Architecture = tuple[
+    int, tuple[int, int, int, int, int, int, int], tuple[int, ...], tuple[int, ...]
+]
 _ARCHITECTURES: dict[str, _Architecture] = {
     "x86_64": (
         0xC000003E,
-        (56, 72, 157, 302, 41),
+        (56, 72, 157, 302, 41, 16, 54),
         (
             *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71),  # System V shared memory, semaphores, queues
             *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -71,15 +92,16 @@ _ARCHITECTURES: dict[str, _Architecture] = {
             *(57, 58, 59, 322),  # fork, vfork, execve, execveat
             *(62, 129, 200, 234, 297),  # kill, rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo
             *(109, 112),  # setpgid, setsid
-            *(90, 92, 94, 260, 268),  # chmod, chown, lchown, fchownat, fchmodat
+            *(90, 91, 92, 93, 94, 260, 268),  # chmod, fchmod, chown, fchown, lchown, ..at
             *(76, 132, 235, 261, 280),  # truncate, utime, utimes, futimesat, utimensat
-            *(188, 189, 197, 198),  # extended attributes by path
+            *(188, 189, 190, 197, 198, 199),  # extended attributes, also by descriptor
+            *(162, 306),  # sync, syncfs
             *(253, 254, 294),  # inotify
         ),
     ),
     "aarch64": (
         0xC00000B7,
-        (220, 25, 167, 261, 198),
+        (220, 25, 167, 261, 198, 29, 208),
         (
             *range(186, 198),  # System V queues, semaphores, shared memory
             *(117, 270, 271, 272),  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -98,9 +120,10 @@ _ARCHITECTURES: dict[str, _Architecture] = {
             *(221, 281),  # execve, execveat
             *(129, 130, 131, 138, 240),  # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo
             *(154, 157),  # setpgid, setsid
-            *(53, 54),  # fchmodat, fchownat
+            *(52, 53, 54, 55),  # fchmod, fchmodat, fchownat, fchown
             *(45, 88),  # truncate, utimensat
-            *(5, 6, 14, 15),  # extended attributes by path
+            *(5, 6, 7, 14, 15, 16),  # extended attributes, also by descriptor
+            *(81, 267),  # sync, syncfs
             *(26, 27),  # inotify
         ),
     ),
@@ -126,7 +149,8 @@ def restrict(*, with_processes: bool = False) -> None:
 
 def _instructions(architecture: _Architecture, with_processes: bool) -> list[bytes]:
     """The BPF program. A jump's two numbers say how many instructions to skip if true, if false."""
-    audit, (clone, fcntl, prctl, prlimit, socket), refused, to_one = architecture
+    audit, numbers, refused, to_one = architecture
+    clone, fcntl, prctl, prlimit, socket, ioctl, setsockopt = numbers
     if not with_processes:
         refused = (*refused, *to_one, *_COMMON_TO_ONE)
     program = [
@@ -141,11 +165,16 @@ def _instructions(architecture: _Architecture, with_processes: bool) -> list[byt
     ]
     for number in sorted({*refused, *_COMMON}):
         program += [_bpf(_JUMP_EQUAL, number, 0, 1), _bpf(_RETURN, _REFUSE | errno.EPERM)]
-    for command in _SIGNALLING_FCNTLS:
+    for command in _REFUSED_FCNTLS:
         program += _refuse_if(fcntl, 1, (command, 0, 1))
     program += _refuse_if(prlimit, 0, (0, 1, 0))  # 0 is the caller itself
     if with_processes:
-        return [*program, *_only_common_sockets(socket), *_clone(clone, _CLONE_NEW_NAMESPACES, 0)]
+        for command in _REFUSED_IOCTLS:
+            program += _refuse_if(ioctl, 1, (command, 0, 1))
+        program += _keep_buffers(setsockopt)
+        program += _only(socket, 0, _SOCKET_FAMILIES)
+        return [*program, *_clone(clone, _CLONE_NEW_NAMESPACES, 0)]
+    program += _only(ioctl, 1, _ALLOWED_IOCTLS)
     program += _refuse_if(prctl, 0, (_SET_PARENT_DEATH_SIGNAL, 0, 1))
     return [*program, *_clone(clone, _CLONE_THREAD, 1)]
 
@@ -162,14 +191,30 @@ def _clone(number: int, flags: int, if_set: int) -> list[bytes]:
     ]
 
 
-def _only_common_sockets(number: int) -> list[bytes]:
-    families = _SOCKET_FAMILIES
+def _only(number: int, argument: int, allowed: Sequence[int]) -> list[bytes]:
+    """Refuse call `number` unless its argument is one of these."""
     return [
-        _bpf(_JUMP_EQUAL, number, 0, len(families) + 2),
-        _bpf(_LOAD, _ARGUMENT_OFFSETS[0]),
-        *(_bpf(_JUMP_EQUAL, family, len(families) - i, 0) for i, family in enumerate(families)),
+        _bpf(_JUMP_EQUAL, number, 0, len(allowed) + 3),
+        _bpf(_LOAD, _ARGUMENT_OFFSETS[argument]),
+        *(_bpf(_JUMP_EQUAL, value, len(allowed) - i, 0) for i, value in enumerate(allowed)),
         _bpf(_RETURN, _REFUSE | errno.EPERM),
         _bpf(_LOAD, _NUMBER_OFFSET),
+    ]
+
+
+def _keep_buffers(number: int) -> list[bytes]:
+    """Setting the size of a socket's buffers does nothing, and says that it was done: the size is a
+    hint, and programs that give one could otherwise not run."""
+    names = _BUFFER_OPTIONS
+    return [
+        _bpf(_JUMP_EQUAL, number, 0, len(names) + 6),
+        _bpf(_LOAD, _ARGUMENT_OFFSETS[1]),
+        _bpf(_JUMP_EQUAL, _SOCKET_LEVEL, 0, len(names) + 1),
+        _bpf(_LOAD, _ARGUMENT_OFFSETS[2]),
+        *(_bpf(_JUMP_EQUAL, name, len(names) + 1 - i, 0) for i, name in enumerate(names)),
+        _bpf(_LOAD, _NUMBER_OFFSET),
+        _bpf(_JUMP_EQUAL, number, 1, 1),  # any: the next instruction is for buffers alone
+        _bpf(_RETURN, _REFUSE),
     ]
 
 

@@ -13,7 +13,7 @@ import sys
 
 _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 sys.path.insert(0, _ROOT)
-from infra.sandbox.confine import libc  # noqa: E402
+from infra.sandbox.confine import libc, namespaces  # noqa: E402
 from infra.sandbox.inside.agent import serve  # noqa: E402
 from infra.sandbox.inside.commands import Place  # noqa: E402
 
@@ -31,6 +31,8 @@ def main() -> None:
     # handle, and Python handles SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    namespaces.become_nobody()
+    libc.drop_capabilities()
     serve(source, sink, Place(sys.argv[1], alone=True, watch_disk="watch-disk" in sys.argv[2:]))
 
 

@@ -100,6 +100,8 @@ def _enclose(order: dict[str, Any]) -> Place:
         _stay_as_parent()
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         namespaces.replace_root(_mount_point(readable), readable, order["disk"])
+        namespaces.become_nobody()
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # another user forgets it
         work = namespaces.WORK
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
     libc.drop_capabilities()

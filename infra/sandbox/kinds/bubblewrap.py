@@ -9,20 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from infra.errors import InputError
 from infra.sandbox.agent_sandbox import AgentSandbox
-from infra.sandbox.confine.namespaces import WORK
+from infra.sandbox.confine.namespaces import MAPPED_BY_ROOT, NOBODY, WORK
 from infra.sandbox.connection import Connection
+from infra.sandbox.contract import SandboxLost, SandboxRefused
 from infra.sandbox.forwarding import Forwarder
+from infra.sandbox.inside.programs import PYTHON
 from infra.sandbox.limits import Limits
 from infra.sandbox.python import readable_paths
 
@@ -31,8 +36,10 @@ SANDBOX_CODE = Path(__file__).parent.parent
 CODE_INSIDE = "/agent/infra/sandbox"
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_NOBODY = "65534"
-_USERS = f"sandbox:x:{_NOBODY}:{_NOBODY}::{WORK}:/bin/sh\n"
+_READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/proc/acpi")
+_HIDDEN = ("/proc/sysrq-trigger", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg")
+_CHILD = re.compile(rb'"child-pid": (\d+)\b')
+_USERS = f"sandbox:x:{NOBODY}:{NOBODY}::{WORK}:/bin/sh\n"
 """the sandbox's /etc/passwd: some programs end where their user has no name"""
 
 
@@ -46,7 +53,24 @@ def refusal() -> str:
         done = subprocess.run(tried, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"`{PROGRAM}` does not run: {error}"
-    return f"`{PROGRAM}` cannot confine here: {done.stderr.strip()}" if done.returncode else ""
+    if done.returncode:
+        return f"`{PROGRAM}` cannot confine here: {done.stderr.strip()}"
+    return _roots_refusal() if os.geteuid() == 0 else ""
+
+
+def _roots_refusal() -> str:
+    """Why root cannot start one in which it is nobody, or nothing. There is no other for root: it
+    would write /proc/sys and change devices of this machine."""
+    try:
+        with _started(Limits(seconds=30.0, processes=2)) as sandbox:
+            told = sandbox.exec([PYTHON, "-c", "import json, os; print(os.getuid())"])
+        why = "" if told.stdout == f"{NOBODY}\n" else told.stderr.strip()[-300:] or told.status
+    except (SandboxLost, SandboxRefused) as error:
+        why = str(error)
+    return why and (
+        f"root cannot become nobody in one ({why}). Run as another user, or let root map users in "
+        "a namespace (CAP_SETUID, CAP_SETGID, CAP_SETFCAP) and others read Python's folder"
+    )
 
 
 def start(
@@ -64,17 +88,25 @@ def start(
         raise InputError(f"no sandbox of the kind `bubblewrap`: {why}.")
     if reach and limits.processes == 1:
         raise InputError("`reach` needs `limits.processes` above 1: one process has no sockets.")
+    _check_readable(readable)
+    return _started(limits, readable, reach or {})
+
+
+def _started(
+    limits: Limits, readable: Sequence[str] = (), reach: Mapping[int, str] = MappingProxyType({})
+) -> AgentSandbox:
     ours, theirs = socket.socketpair()
-    with theirs, _users() as users:
+    with theirs, _users() as users, _Mapping() as mapping:
         process = subprocess.Popen(
-            _command(limits, readable, users.fileno()),
+            _command(limits, readable, users.fileno(), mapping.options),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
             env={"LANG": "C.UTF-8"},
             start_new_session=True,
-            pass_fds=[users.fileno()],
+            pass_fds=[users.fileno(), *mapping.descriptors],
         )
+        mapping.write()
     forwarder = Forwarder()
 
     def end() -> None:
@@ -95,6 +127,67 @@ def start(
     return sandbox
 
 
+class _Mapping:
+    """Makes root of this machine nobody inside, for good, where root starts the sandbox.
+
+    `bwrap` says which process waits for its users, which only a process outside may give it; the
+    agent then becomes nobody. For any other user there is nothing to do.
+    """
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self.options: list[str] = []
+        self._ours: list[int] = []
+        if os.geteuid() == 0:
+            (said, says), (waits, goes) = os.pipe(), os.pipe()
+            self.descriptors, self._ours = [says, waits], [said, goes]
+            self.options = ["--info-fd", str(says), "--userns-block-fd", str(waits)]
+            self.options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+    def __enter__(self) -> _Mapping:
+        return self
+
+    def write(self) -> None:
+        """Where it fails, `bwrap` goes on without users and ends."""
+        if not self._ours:
+            return
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+        told = b""
+        while b"}" not in told and (piece := os.read(self._ours[0], 4096)):
+            told += piece
+        found = _CHILD.search(told)
+        if found is None:
+            return
+        with contextlib.suppress(OSError):
+            for kind in ("uid", "gid"):
+                Path(f"/proc/{int(found[1])}/{kind}_map").write_text(MAPPED_BY_ROOT)
+            os.write(self._ours[1], b"1")
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in (*self.descriptors, *self._ours):
+            os.close(descriptor)
+
+
+def _check_readable(paths: Sequence[str]) -> None:
+    """Root's own folders, which nobody else may read, cannot be shown: inside, root is nobody."""
+    for path in paths if os.geteuid() == 0 else ():
+        needed = stat.S_IROTH | (stat.S_IXOTH if os.path.isdir(path) else 0)
+        if os.path.exists(path) and os.stat(path).st_mode & needed != needed:
+            raise InputError(
+                f"`readable`: {path} can be read by root alone, and root is nobody in a sandbox. "
+                f"Allow others to read it (`chmod -R o+rX {path}`), or run as another user."
+            )
+
+
+def _folders_above(paths: Sequence[str]) -> list[str]:
+    """What leads to them, open to nobody, whatever the folders of these names allow here."""
+    found = {str(folder) for path in paths for folder in Path(path).parents if folder.name}
+    shown = tuple(f"{path}/" for path in paths)
+    made = sorted(folder for folder in found if not f"{folder}/".startswith(shown))
+    return [word for folder in made for word in ("--dir", folder)]
+
+
 def _users() -> BinaryIO:
     """A file in memory, at its beginning."""
     users = os.fdopen(os.memfd_create("users"), "w+b")
@@ -103,7 +196,9 @@ def _users() -> BinaryIO:
     return users
 
 
-def _command(limits: Limits, readable: Sequence[str], users: int) -> list[str]:
+def _command(
+    limits: Limits, readable: Sequence[str], users: int, mapping: Sequence[str]
+) -> list[str]:
     """Without `--die-with-parent`, which means the thread that starts it: the agent ends when its
     channel does. `users` is the descriptor of the sandbox's /etc/passwd."""
     has_processes = limits.processes > 1
@@ -121,14 +216,30 @@ def _command(limits: Limits, readable: Sequence[str], users: int) -> list[str]:
         mounts += ["--dev-bind", device, device]
     if has_processes:
         mounts += ["--proc", "/proc", "--symlink", "/proc/self/fd", "/dev/fd"]
+        for name in filter(os.path.exists, _READ_ONLY):
+            mounts += ["--ro-bind", name, name]
+        for name in filter(os.path.exists, _HIDDEN):
+            mounts += ["--ro-bind", os.devnull, name]
     return [
         *(PROGRAM, "--unshare-user", "--unshare-all", "--new-session"),
-        *("--as-pid-1", "--cap-drop", "ALL", "--uid", _NOBODY, "--gid", _NOBODY),
+        *("--as-pid-1", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", *mapping),
         *("--hostname", "sandbox", "--clearenv", "--setenv", "LANG", "C.UTF-8"),
         *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"),
+        *_folders_above([*shown, CODE_INSIDE]),
         *mounts,
-        *("--ro-bind-data", str(users), "/etc/passwd"),
+        *("--perms", "0444", "--ro-bind-data", str(users), "/etc/passwd"),
         *("--ro-bind", str(SANDBOX_CODE), CODE_INSIDE),
-        *("--size", str(limits.disk), "--tmpfs", WORK, "--remount-ro", "/", "--chdir", WORK),
+        *(
+            "--perms",
+            "0777",
+            "--size",
+            str(limits.disk),
+            "--tmpfs",
+            WORK,
+            "--remount-ro",
+            "/",
+            "--chdir",
+            WORK,
+        ),
         *(interpreter, "-s", "-S", "-P", f"{CODE_INSIDE}/inside/main.py", WORK, "watch-disk"),
     ]

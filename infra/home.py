@@ -26,7 +26,7 @@ def home() -> Path:
     named = os.environ.get(JOINED_HOME_VARIABLE) or os.environ.get("TRIBUTARY_HOME")
     path = Path(named).expanduser() if named else _default_home(Path("~/.tributary").expanduser())
     path = path.resolve()
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 

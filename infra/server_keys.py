@@ -17,6 +17,7 @@ import psutil
 
 from infra.access import key
 from infra.home import home
+from infra.own_files import own_folder, read_own_file, write_own_file
 
 EXTERNAL_KEY_VARIABLE = "EXTERNAL_FLEET_KEY"
 """the environment variable with the key of servers of others"""
@@ -25,16 +26,11 @@ EXTERNAL_KEY_VARIABLE = "EXTERNAL_FLEET_KEY"
 def note_key(url: str, found: str) -> None:
     """Requests to the server at `url`, of any process of this home, carry this key; none if it is
     empty. Until this process forgets it, or ends."""
-    folder = _folder(url)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = own_folder(_folder(url))
     for other in folder.iterdir():
-        if not psutil.pid_exists(int(other.stem)):
+        if not psutil.pid_exists(int(other.name.strip(".").partition(".")[0])):
             other.unlink(missing_ok=True)
-    draft = folder / f"{os.getpid()}.draft"
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(found)
-    draft.replace(draft.with_suffix(".key"))
+    write_own_file(folder / f"{os.getpid()}.key", found)
 
 
 def forget_key(url: str) -> None:
@@ -45,7 +41,7 @@ def key_of(url: str) -> str:
     """What the server at `url` asks for; empty if it asks for nothing."""
     for noted in _folder(url).glob("*.key"):
         with suppress(FileNotFoundError):  # forgotten just now
-            return noted.read_text()
+            return read_own_file(noted)
     return key()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +16,10 @@ from pydantic import SecretStr
 
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
+from infra.processes.secret_file import not_secrets
 from infra.proxies import unusable
 from infra.stack import Stack, load_stack
 from infra.stack.flow_jobs import is_elsewhere
-
-_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-_STEERING = ("TRIBUTARY_", "PREFECT_", "RAY_", "MLFLOW_", "PYTHON", "LD_", "PATH", "HOME", "TMPDIR")
-"""variables with these prefixes decide what runs and are not secrets"""
 
 
 def block_secrets(block: str) -> dict[str, str]:
@@ -95,10 +91,9 @@ def _variables(block: str, held: Any) -> dict[str, str]:
             f"Prefect's Secret block `{block}` must hold a JSON object of environment variables, "
             'e.g. {"AWS_ACCESS_KEY_ID": "...", "AWS_SECRET_ACCESS_KEY": "..."}'
         )
-    for name in held:
-        if not _NAME.fullmatch(name) or name.startswith(_STEERING):
-            raise InputError(
-                f"Prefect's Secret block `{block}` may not set `{name}`: it is for credentials and "
-                "tokens, by the names that their libraries read"
-            )
+    for name in not_secrets(held):
+        raise InputError(
+            f"Prefect's Secret block `{block}` may not set `{name}`: it is for credentials and "
+            "tokens, by the names that their libraries read"
+        )
     return held

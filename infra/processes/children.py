@@ -43,16 +43,21 @@ class ProcessRecord(Config):
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> ProcessRecord:
-    """Start `command` (an absolute program path first) with its output appended to `log`."""
+    """Start `command` (an absolute program path first) with its output appended to `log`. Other
+    users can read nothing that it, or what it starts, writes."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=_private) as output:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _WITH_DEFAULT_SIGNALS, *command],
             env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, umask=0o077,
         )  # fmt: skip
     _children[child.pid] = child
     return ProcessRecord(pid=child.pid, birth=birth_of(child.pid), log=log)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def find(record: ProcessRecord) -> psutil.Process | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from infra.home import home, runtime_dir
+from infra.own_files import own_folder
 from infra.processes.work_folder import abandoned_work
 from infra.sandbox.trees import remove
 
@@ -47,10 +48,10 @@ def claim_private_folder() -> None:
     """
     remove_leftovers(leftovers_of_dead())
     # what is compiled for one process serves the next one too
-    compiled = runtime_dir().parent / f"torchinductor_{getpass.getuser()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    folder = private_folder(os.getpid())
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        compiled = own_folder(runtime_dir().parent / f"torchinductor_{getpass.getuser()}")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
+    folder = own_folder(private_folder(os.getpid()))
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 

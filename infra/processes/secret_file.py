@@ -8,31 +8,52 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from infra.errors import InputError
 from infra.home import runtime_dir
+from infra.own_files import own_folder, read_own_file, write_own_file
+
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_STEERING = ("TRIBUTARY_", "PREFECT_", "RAY_", "MLFLOW_", "PYTHON", "LD_", "PATH", "HOME", "TMPDIR")
+"""variables with these prefixes decide what runs and are not secrets"""
 
 
 def hand_over(job: str, secrets: Mapping[str, str]) -> None:
     """Leave environment variables for a job that is about to be submitted."""
     if not secrets:
         return
-    path = _path(job)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(dict(secrets), file)
+    own_folder(runtime_dir())
+    own_folder(_path(job).parent)
+    write_own_file(_path(job), json.dumps(dict(secrets)))
 
 
 def take_over(job: str) -> None:
-    """In the job: put what was left for it in its environment, and remove it."""
+    """In the job: put what was left for it in its environment, and remove it.
+
+    Raises InputError for what another user left, or could have changed.
+    """
+    path = _path(job)
+    if not path.parent.exists():
+        return
+    own_folder(runtime_dir())
+    own_folder(path.parent)
     try:
-        secrets: dict[str, str] = json.loads(_path(job).read_text())
+        secrets: dict[str, Any] = json.loads(read_own_file(path))
     except FileNotFoundError:
         return
     withdraw(job)
+    if wrong := next(not_secrets(secrets), ""):
+        raise InputError(f"{path} would set `{wrong}`, which is no name of a secret")
     os.environ.update(secrets)
+
+
+def not_secrets(names: Iterable[str]) -> Iterator[str]:
+    """Those that may not be set from a secret, as they decide what runs."""
+    return (name for name in names if not _NAME.fullmatch(name) or name.startswith(_STEERING))
 
 
 def withdraw(job: str) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from infra.access import prepare_key, take_key
 from infra.errors import InfrastructureError
 from infra.home import home, runtime_dir, stack_temporary_dir
+from infra.own_files import close_to_others, own_folder
 from infra.processes.children import (
     ProcessRecord,
     family,
@@ -95,6 +96,7 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS, *, join: st
             records = database()
             if records is not None:
                 records.prepare()
+        close_to_others(home())
         _make_folders(anew=not stack.services)
         save_record(stack)
         _Starter(stack, say, timeout).run()
@@ -181,11 +183,14 @@ def _ports_of_the_dead(stack: Stack, living: set[str]) -> list[int]:
 
 
 def _make_folders(*, anew: bool) -> None:
-    """Those outside of the home; what a stack of which nothing lives left is removed before."""
+    """Those outside of the home; what a stack of which nothing lives left is removed before.
+
+    Raises InputError where another user made them.
+    """
+    own_folder(runtime_dir())
     if anew:
         shutil.rmtree(stack_temporary_dir(), ignore_errors=True)
-    runtime_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    stack_temporary_dir().mkdir(mode=0o700, exist_ok=True)
+    own_folder(stack_temporary_dir())
 
 
 def _clear(stack: Stack, service: str) -> None:

@@ -116,7 +116,7 @@ def _messages(
         name = next(filter(row.holds, PROMPTS), "prompt")
         if not row.holds(name):
             more = f". Prompts are read from: {PROMPTS_READ}{nearest_prompt(row.values)}"
-            raise lacking(name, row.values, more)
+            raise lacking(name, row.names, more)
     asked = read_asked(row, name, reading, auto=not columns.prompt)
     # What follows the last question is its answer, which a row of conversations holds as well.
     roles = [turn.message.role for turn in asked.turns]

@@ -86,7 +86,7 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
 
 def _history(row: Fields) -> list[Turn]:
     """Earlier questions and answers, in pairs (Alpaca)."""
-    given: Any = row.get("history") if row.has("history") else []
+    given: Any = row.get("history") or []
     turns: list[Turn] = []
     for at, pair in enumerate(cast("list[Any]", given) if isinstance(given, list) else [given]):
         where = f"history[{at}]"

@@ -8,6 +8,10 @@ from typing import Any, cast
 from curricula.rows.texts import parsed_object, text_of
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.rows import RowWithFaults
+from infra.json_text import json_fault
+
+_NOT_A_NUMBER = json_fault(float("nan"))
+"""what some programs write where nothing stands"""
 
 
 def is_empty(value: Any) -> bool:
@@ -33,6 +37,11 @@ class Fields:
         self._read: set[str] = set()
 
     @property
+    def names(self) -> list[str]:
+        """All its keys."""
+        return [*self.values, *self._faults]
+
+    @property
     def read(self) -> frozenset[str]:
         return frozenset(self._read)
 
@@ -43,6 +52,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """Whether something that can be read stands there."""
         return not is_empty(self.values.get(name))
+
+    def says(self, name: str) -> bool:
+        """Whether something stands there, be it JSON or not, as images in Parquet are not."""
+        return self.has(name) or self._faults.get(name, _NOT_A_NUMBER) != _NOT_A_NUMBER
 
     def get(self, name: str) -> Any:
         """What stands under a name; None where nothing does. Raises BadRow where it is no JSON."""
@@ -60,22 +73,22 @@ class Fields:
         return there[0] if there else ""
 
     def refuse(self, names: Iterable[str], where: str, reason: Reason) -> None:
-        """Raises BadRow if something stands under one of the names."""
-        if name := next(filter(self.has, names), ""):
+        """Raises BadRow if something stands under one of the names that was not read."""
+        if name := next((n for n in names if n not in self._read and self.says(n)), ""):
             at = f"{where}: " if where else ""
             raise BadRow(reason, f"{at}has `{name}`, which is not read")
 
     def same(self, names: Iterable[str]) -> Any:
         """What stands under those of the names that are there; None where none is. Raises BadRow
-        where two differ."""
-        there = [name for name in names if self.has(name)]
-        for name in there[1:]:
-            if self.values[name] != self.values[there[0]]:
+        where two differ, or where one is no JSON."""
+        found = {name: self.get(name) for name in names if self.has(name) or name in self._faults}
+        first = next(iter(found), "")
+        for name, value in found.items():
+            if value != found[first]:
                 raise BadRow(
-                    Reason.COLUMNS, f"has `{there[0]}` and `{name}`, which differ; leave one out"
+                    Reason.COLUMNS, f"has `{first}` and `{name}`, which differ; leave one out"
                 )
-        found = [self.get(name) for name in there]
-        return found[0] if found else None
+        return found.get(first)
 
     def column(self, name: str) -> Any:
         """The column of a name as a person writes it: `a.b` is inside an object, and `a+b` are the
@@ -89,18 +102,18 @@ class Fields:
         for at in range(len(parts) - 1, 0, -1):
             if self.holds(head := ".".join(parts[:at])):
                 return _inside(self.get(head), parts[at:], head)
-        raise lacking(name, self.values)
+        raise lacking(name, self.names)
 
     def close(self) -> None:
         """All that is read has been read."""
-        for name, value in self.values.items():
-            if name not in self._read and not is_empty(value):
+        for name in self.names:
+            if name not in self._read and self.says(name):
                 self._unread.add(f"{self._path}{name}")
 
 
-def lacking(name: str, values: Mapping[str, Any], more: str = "") -> BadRow:
-    """Of a row without the column."""
-    has = ", ".join(map(str, values)) or "none"
+def lacking(name: str, names: Iterable[str], more: str = "") -> BadRow:
+    """Of a row without the column, which has those of the names."""
+    has = ", ".join(map(str, names)) or "none"
     return BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}{more}")
 
 

@@ -35,8 +35,11 @@ from curricula.rows.tools import tools_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
 
-_MARKS = ("train", "training", "loss", "loss_mask", "loss_scale", "step_loss_mask", "mask")
-"""what says in other frameworks which part of a row is learned"""
+_MARKS = (
+    "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "loss_weight",
+    "step_loss_mask", "mask", "mask_history", "sample_weight", "weights",
+)  # fmt: skip
+"""what says in other frameworks which part of a row is learned, and how much"""
 
 
 @shallow
@@ -61,7 +64,7 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
 def refuse_unread(row: Fields) -> None:
     """Raises BadRow for a column that a model would see or call, and that nothing here reads."""
     row.refuse(MEDIA, "", Reason.COLUMNS)
-    if row.has("functions") and not row.has("tools") and "functions" not in row.read:
+    if row.says("functions") and not row.has("tools") and "functions" not in row.read:
         raise BadRow(Reason.COLUMNS, "has `functions`; if it holds tools, name it in columns.tools")
 
 
@@ -81,7 +84,7 @@ def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn],
         return _asked_and_said(row, columns, reading)
     if not talk and not any(map(row.holds, TALKS)):
         more = f". Layouts that are read: {SUPPORTED}{nearest_layout(row.values)}"
-        raise lacking("messages", row.values, more)
+        raise lacking("messages", row.names, more)
     talk = talk or next(filter(row.holds, TALKS))
     value = row.column(talk)
     turns = read_turns(value, talk, reading)

@@ -52,7 +52,7 @@ _OF_ANY_ROLE = ("train", "training", "trainable")
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _REFUSED = (
     *MEDIA, "function_call", "function_calls", "functions", "tools", "refusal", "mask", "masked",
-    "ignore", "tool_results",
+    "ignore", "tool_results", "train_detail", "training_detail",
 )  # fmt: skip
 """what a model would say or see, or what is learned, in a form that nothing here reads"""
 

@@ -18,8 +18,8 @@ from flows.expert import plan_expert
 from flows.path import OPTIONS, PathStage
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
-from flows.running.records import DONE, RunRecord, StageRecord, runs_of, store_of
-from infra.errors import InputError
+from flows.running.records import DONE, RunRecord, StageRecord, runs_of, store_of, warn_once
+from infra.errors import CorruptArtifact, DamagedRecord, InputError
 from tasks.stage import StageSpec
 
 FLOW = "distill-rounds"
@@ -93,7 +93,11 @@ def earlier_rounds(recipe: Recipe, expert: str) -> Earlier:
     """
     best = Earlier()
     for record in runs_of(recipe.name, store_of(recipe.storage)):
-        found = _finished(record, recipe, expert)
+        try:
+            found = _finished(record, recipe, expert)
+        except (DamagedRecord, CorruptArtifact) as error:
+            warn_once(f"run {record.run} is passed over: {error}")
+            continue
         if found.rounds > best.rounds:
             best = found
     return best

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from flows.plan import PlannedStage
 from flows.planned_digests import planned_identities
 from flows.recipe import Recipe
-from flows.running.records import runs_of, store_of
+from flows.running.records import runs_of, store_of, warn_once
 from infra.code.identity import CodeIdentity
+from infra.errors import CorruptArtifact, DamagedRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.store.manifest import Manifest
@@ -105,12 +106,16 @@ def _of_runs(
 ) -> StageIdentity | str | None:
     """What the newest run made under the stage's name; or what became of this very stage."""
     for record in islice(runs_of(recipe, artifacts.store), RUNS):
-        known = record.stage(stage.name)
-        if known is None or known.kind != stage.kind or not known.digest:
+        try:
+            known = record.stage(stage.name)
+            if known is None or known.kind != stage.kind or not known.digest:
+                continue
+            if known.digest == identity.digest:
+                return DELETED if known.is_done else "started but not finished"
+            manifest = artifacts.manifest(known.kind, known.digest)
+        except (DamagedRecord, CorruptArtifact) as error:
+            warn_once(f"run {record.run} is passed over: {error}")
             continue
-        if known.digest == identity.digest:
-            return DELETED if known.is_done else "started but not finished"
-        manifest = artifacts.manifest(known.kind, known.digest)
         if manifest is not None and (found := identity_of(manifest)) is not None:
             return found
     return None

@@ -33,6 +33,10 @@ class CorruptArtifact(StorageError):
     """A file of an artifact differs from its manifest; the artifact is not used."""
 
 
+class DamagedRecord(StorageError):
+    """A file of a run's record cannot be read; other runs are not concerned."""
+
+
 class FencedOut(StorageError):
     """Another attempt of this stage committed first or took its place; this one must not write."""
 

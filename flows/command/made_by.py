@@ -26,6 +26,6 @@ def made_by(artifacts: ArtifactStore, record: ArtifactRecord) -> Maker:
     try:
         owner = Claims(store, record.kind, record.digest).read(attempt).owner
         stage = json.loads(store.read(job_path(owner.job)))["stage"]
-    except (FileNotFoundError, TributaryError, ValueError, KeyError):
+    except (FileNotFoundError, TributaryError, ValueError, TypeError, KeyError):
         return Maker()
     return Maker(owner.run, stage)

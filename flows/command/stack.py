@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.command.output import CommandConsole, print_json
+from flows.running.records import damaged_entries, run_entries
 from infra import stack
 from infra.access import is_loopback, key_path
 from infra.tracking.pages import start_page
@@ -119,7 +120,7 @@ def show_doctor(
     removed: Sequence[stack.Leftover] | None, json: bool, console: CommandConsole
 ) -> int:
     """`removed`: what was cleaned before; None if nothing was to be."""
-    checks = stack.doctor()
+    checks = [*stack.doctor(), _runs()]
     if json:
         cleaned = [{"path": str(each.path), "what": each.what} for each in removed or ()]
         print_json({"checks": [asdict(check) for check in checks], "removed": cleaned})
@@ -134,6 +135,15 @@ def show_doctor(
         if not check.ok:
             console.print(f"   repair with: {check.repair}", markup=False)
     return 0 if all(check.ok for check in checks) else 1
+
+
+def _runs() -> stack.Check:
+    whole, damaged = len(run_entries()), damaged_entries()
+    if not damaged:
+        return stack.Check("runs", True, f"{whole} on record", "")
+    why = "; ".join(map(str, damaged.values()))
+    told = f"{len(damaged)} of {whole + len(damaged)} cannot be read: {why}"
+    return stack.Check("runs", True, told, "", warns=True)
 
 
 def _show_links(found: stack.Stack, console: Console) -> None:

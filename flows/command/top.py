@@ -15,7 +15,7 @@ from rich.table import Table
 from flows.catalog import plan_of
 from flows.command.output import CommandConsole, duration, print_json
 from flows.command.show import servers_of
-from flows.running.records import RunRecord, StageRecord, run_entries, store_of
+from flows.running.records import RunRecord, StageRecord, run_entries, store_of, warn_once
 from flows.running.run_lock import is_running
 from infra.config import Config
 from infra.errors import InputError, TributaryError
@@ -83,7 +83,8 @@ class Watched:
                 record = RunRecord(store_of(entry.storage), entry.run)
                 stages = record.stages(self._stages.get(entry.run))
                 servers = self._servers_of(record)
-            except TributaryError:  # one store out of reach hides no other's runs
+            except TributaryError as error:  # one run's fault hides no other's stages
+                warn_once(f"run {entry.run} is left out: {error}")
                 continue
             self._stages[entry.run] = stages
             for stage in stages.values():

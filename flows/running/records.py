@@ -8,17 +8,19 @@ $TRIBUTARY_HOME/runs/<run>.json      where this home finds the run
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from flows.load import validate_recipe
 from flows.recipe import MAX_NAME, NAME_PATTERN, Recipe, Storage
 from flows.running.secrets import use_secrets
 from infra.config import Config
-from infra.errors import InputError
+from infra.errors import DamagedRecord, InputError
 from infra.home import home
 from infra.store.stage_warning import StageWarning
 from infra.store.store import Store
@@ -26,10 +28,15 @@ from infra.store.store import Store
 State = Literal["pending", "running", "completed", "cached", "failed", "stopped"]
 DONE = ("completed", "cached")
 """states that a stage does not leave"""
+_log = logging.getLogger(__name__)
+_SHOWN = 5
 
 
 class StageRecord(Config):
     """A stage of a run as of now."""
+
+    # A metric may be NaN; JSON has no word for it.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     name: str
     kind: str
@@ -133,8 +140,11 @@ class RunEntry(Config):
         return Storage(root=self.root, credentials=self.credentials)
 
 
+Read = TypeVar("Read", bound=Config)
+
+
 class RunRecord:
-    """One run's files in its store."""
+    """One run's files in its store. Raises DamagedRecord for a file that cannot be read."""
 
     def __init__(self, store: Store, run: str) -> None:
         self.store, self.run = store, run
@@ -147,7 +157,11 @@ class RunRecord:
     def head(self) -> RunHead:
         """Raises InputError when the store has lost the run."""
         try:
-            return RunHead.model_validate_json(self.store.read(f"{self._folder}/recipe.json"))
+            return self._read(
+                RunHead,
+                "recipe.json",
+                "The run cannot go on: start a new one; finished stages are cached",
+            )
         except FileNotFoundError:
             raise InputError(
                 f"run {self.run} is recorded in {home()}, but does not exist in"
@@ -161,7 +175,8 @@ class RunRecord:
 
     def state(self) -> RunState:
         try:
-            return RunState.model_validate_json(self.store.read(f"{self._folder}/state.json"))
+            again = f"Delete it: `tributary resume {self.run}` writes it again"
+            return self._read(RunState, "state.json", again)
         except FileNotFoundError:
             return RunState()
 
@@ -181,9 +196,9 @@ class RunRecord:
         return {stage.name: stage for stage in found if stage is not None}
 
     def stage(self, name: str) -> StageRecord | None:
-        path = f"{self._folder}/stages/{name}.json"
+        again = f"Delete it and `tributary resume {self.run}`: a finished stage is cached"
         try:
-            return StageRecord.model_validate_json(self.store.read(path))
+            return self._read(StageRecord, f"stages/{name}.json", again)
         except FileNotFoundError:
             return None
 
@@ -195,6 +210,10 @@ class RunRecord:
     def put_stage(self, stage: StageRecord) -> None:
         path = f"{self._folder}/stages/{stage.name}.json"
         self.store.write(path, stage.model_dump_json(indent=1).encode())
+
+    def _read(self, model: type[Read], file: str, advice: str) -> Read:
+        path = f"{self._folder}/{file}"
+        return _parsed(model, self.store.read(path), self.store.url(path), advice)
 
 
 def store_of(storage: Storage) -> Store:
@@ -242,23 +261,75 @@ def find_run(wanted: str = "") -> RunRecord:
     for entry in entries:
         if not wanted or entry.is_called(wanted):
             return RunRecord(store_of(entry.storage), entry.run)
-    if not entries:
+    damaged = damaged_entries()
+    if wanted in damaged:
+        raise damaged[wanted]
+    if not entries and not damaged:
         raise InputError(f"there are no runs in {home()}; start one with `tributary run RECIPE`")
-    latest = ", ".join(entry.run for entry in entries[:5])
+    latest = ", ".join(entry.run for entry in entries[:_SHOWN])
     raise InputError(f"no run, run name or recipe `{wanted}` in {home()}. Latest runs: {latest}")
 
 
 def runs_of(recipe: str, store: Store) -> Iterator[RunRecord]:
-    """This home's runs of a recipe that are still in a store, newest first."""
+    """This home's runs of a recipe that are still in a store, newest first; damaged ones are left
+    out with a warning."""
     for entry in run_entries():
         if entry.recipe == recipe and Store(entry.root).root == store.root:
             record = RunRecord(store, entry.run)
-            if record.exists:
-                yield record
+            try:
+                if record.exists and record.head() and record.state():
+                    yield record
+            except DamagedRecord as error:
+                warn_once(f"run {entry.run} is left out: {error}")
 
 
 def run_entries() -> list[RunEntry]:
-    """This home's runs, newest first."""
-    files = (home() / "runs").glob("*.json")
-    entries = [RunEntry.model_validate_json(file.read_text()) for file in files]
+    """This home's runs, newest first; those whose entry is damaged are left out with a warning."""
+    entries, damaged = _entries()
+    for name, error in damaged.items():
+        warn_once(f"run {name} is left out: {error}")
     return sorted(entries, key=lambda entry: entry.created, reverse=True)
+
+
+def damaged_entries() -> dict[str, DamagedRecord]:
+    """Why entries of this home cannot be read, by the name of their run."""
+    return _entries()[1]
+
+
+@cache
+def warn_once(text: str) -> None:
+    """What is looked at many times is said once."""
+    _log.warning("%s", text)
+
+
+def _entries() -> tuple[list[RunEntry], dict[str, DamagedRecord]]:
+    entries: list[RunEntry] = []
+    damaged: dict[str, DamagedRecord] = {}
+    for file in sorted((home() / "runs").glob("*.json")):
+        advice = "Delete it: the run's stages stay in its store, where a new run finds them"
+        try:
+            entries.append(_parsed(RunEntry, file.read_bytes(), str(file), advice))
+        except DamagedRecord as error:
+            damaged[file.stem] = error
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        except OSError as error:
+            damaged[file.stem] = DamagedRecord(f"{file} cannot be read: {error}. {advice}")
+    return entries, damaged
+
+
+def _parsed(model: type[Read], data: bytes, place: str, advice: str) -> Read:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise DamagedRecord(f"{place} cannot be read: {_fault(error)}. {advice}") from error
+
+
+def _fault(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)
+    named = ["`" + ".".join(map(str, each["loc"])) + "`" for each in found]
+    if all(each["type"] == "extra_forbidden" for each in found):
+        names = ", ".join(named[:_SHOWN])
+        return f"it has {names}, which this version of Tributary does not know; a newer one may"
+    at = f"{named[0]}: " if found[0]["loc"] else ""
+    return f"{at}{found[0]['msg']}"

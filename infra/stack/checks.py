@@ -18,6 +18,7 @@ from infra.stack.hosts import cluster_hosts
 from infra.stack.installed import engines, packages, python_version, torch_build
 from infra.stack.record import load_record
 from infra.stack.services import services
+from infra.tracking.refusals import num_refused, refused_folder
 
 FREE_GIB = 5.0
 SOCKET_PATH_BYTES = 107
@@ -127,7 +128,17 @@ def _hosts() -> Check:
     return Check("hosts", True, f"{told}; {', '.join(lost)} left; {again}", "", warns=True)
 
 
+def _tracking() -> Check:
+    kept = refused_folder()
+    entries, files = num_refused()
+    if not entries and not files:
+        return Check("tracking", True, "MLflow has refused nothing", "")
+    told = f"MLflow refused {entries} entries" + (f" and {files} files" if files else "")
+    told += f": they are kept in {kept}, each with its reason; delete the folder when you know them"
+    return Check("tracking", True, told, "", warns=True)
+
+
 _CHECKS: tuple[Callable[[], Check], ...] = (
     python_version, packages, torch_build, engines, _sandbox, _home, _sockets, _ports, _stack,
-    _hosts, _network, _leftovers,
+    _hosts, _network, _leftovers, _tracking,
 )  # fmt: skip

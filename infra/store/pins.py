@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+from pydantic import ValidationError
+
 from infra.config import Config
+from infra.errors import DamagedRecord
 from infra.store.manifest import ArtifactRecord
 from infra.store.store import Store
 
@@ -21,9 +24,10 @@ class Pin(Config):
 
 
 def pins(store: Store) -> list[Pin]:
-    """All of a store, by name."""
+    """All of a store, by name. Raises DamagedRecord: what a pin that cannot be read keeps is not
+    known."""
     names = [name for name in store.listdir(_FOLDER) if name.endswith(".json")]
-    return [Pin.model_validate_json(store.read(f"{_FOLDER}/{name}")) for name in names]
+    return [_read(store, f"{_FOLDER}/{name}") for name in names]
 
 
 def pin(store: Store, record: ArtifactRecord, note: str) -> None:
@@ -37,6 +41,16 @@ def unpin(store: Store, record: ArtifactRecord) -> bool:
     was_pinned = store.exists(_path(record))
     store.delete_tree(_path(record))
     return was_pinned
+
+
+def _read(store: Store, path: str) -> Pin:
+    try:
+        return Pin.model_validate_json(store.read(path))
+    except ValidationError as error:
+        raise DamagedRecord(
+            f"the pin {store.url(path)} cannot be read: {error.errors()[0]['msg']}. Delete it, and"
+            " pin its artifact again: the file's name is the kind and the digest"
+        ) from error
 
 
 def _path(record: ArtifactRecord) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SHOWN, _LONGEST_REASON = 5, 300
+_ENTRIES = "entries.jsonl"
 
 
 class Refusals:
@@ -80,7 +81,7 @@ class Refusals:
     def _keep(self, refused: dict[str, object]) -> None:
         try:
             refused_folder().mkdir(parents=True, exist_ok=True)
-            with (refused_folder() / "entries.jsonl").open("ab") as file:
+            with (refused_folder() / _ENTRIES).open("ab") as file:
                 file.write(json.dumps(refused).encode() + b"\n")
         except OSError as error:
             _log.warning("an entry that MLflow refused is not kept: %s", error)
@@ -88,6 +89,16 @@ class Refusals:
 
 def refused_folder() -> Path:
     return home() / "spool" / "mlflow-refused"
+
+
+def num_refused() -> tuple[int, int]:
+    """Entries, and files of entries, that are kept in this home."""
+    files = list(refused_folder().glob("*"))
+    others = [file for file in files if file.name != _ENTRIES]
+    if len(others) == len(files):
+        return 0, len(others)
+    with (refused_folder() / _ENTRIES).open("rb") as entries:
+        return sum(1 for _ in entries), len(others)
 
 
 def _words(reason: Exception) -> str:

@@ -20,12 +20,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from infra.access import listening_host, reachable
 from infra.code.identity import with_commit
@@ -187,9 +187,20 @@ def _run(
             hooks=given.hooks,
         )
         body = body_of(given.spec_name)(spec, context)
-        metrics = reporter.numbers(asyncio.run(_until_stopped(body, stop)))
+        metrics = reporter.numbers(_metrics(given, asyncio.run(_until_stopped(body, stop))))
         seconds = time.monotonic() - started
         return _commit(artifacts, given, identity, out, metrics, seconds, reporter)
+
+
+def _metrics(given: JobInput, made: object) -> Mapping[str, object]:
+    """What the body returned. Raises InputError for what is no dict."""
+    if isinstance(made, Mapping):
+        return cast("Mapping[str, object]", made)
+    what = "nothing" if made is None else f"a {type(made).__name__}"
+    raise InputError(
+        f"the body of stage {given.stage} (kind {given.kind}) returned {what}: it must return a"
+        ' dict of numbers by name, such as {"loss": 0.5}; {} where there are none'
+    )
 
 
 def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageIdentity:
@@ -205,10 +216,8 @@ def _verified(given: JobInput, spec: StageSpec, user: InstalledFiles) -> StageId
     return identity
 
 
-async def _until_stopped(
-    body: Coroutine[Any, Any, dict[str, float]], stop: StopFlag
-) -> dict[str, float]:
-    """The body's metrics. Raises Stopped when it is asked to stop and is far from its next step:
+async def _until_stopped(body: Coroutine[Any, Any, object], stop: StopFlag) -> object:
+    """What the body returns. Raises Stopped when it is asked to stop and is far from its next step:
     it is waiting for engines, or its steps are long."""
     task = asyncio.ensure_future(body)
     left = STOP_GRACE_SECONDS

@@ -91,11 +91,14 @@ def _runs(name: str, root: str) -> Iterator[RunRecord]:
     if run and any(entry.is_called(run) for entry in entries):
         yield find_run(run)
     for entry in entries:
-        store = store_of(entry.storage)
-        if store.root == root:
+        try:
+            store = store_of(entry.storage)
             record = RunRecord(store, entry.run)
-            if record.exists:
-                yield record
+            is_there = store.root == root and record.exists
+        except TributaryError:  # another store may be out of reach
+            continue
+        if is_there:
+            yield record
 
 
 def _origin(record: RunRecord, stage: str) -> Origin:

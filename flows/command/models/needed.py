@@ -18,7 +18,7 @@ from typing import Any, cast
 from flows.catalog import plan_of
 from flows.planned_digests import planned_identities
 from flows.running.records import RunHead, RunRecord
-from infra.errors import InputError, TributaryError
+from infra.errors import DamagedRecord, InputError, TributaryError
 from infra.store.artifacts import ArtifactStore
 from infra.store.pins import pins
 from infra.store.removal import size_of, unfinished
@@ -86,8 +86,11 @@ def survey(
         found.uncertain.append("MLflow's aliases: the stack is down; `tributary up` starts it")
     for alias in aliases or []:
         found.keep(alias.digest, f"alias {alias.name}@{alias.alias}")
-    for each in pins(artifacts.store):
-        found.keep(each.digest, f"pinned{': ' + each.note if each.note else ''}")
+    try:
+        for each in pins(artifacts.store):
+            found.keep(each.digest, f"pinned{': ' + each.note if each.note else ''}")
+    except DamagedRecord as error:
+        found.uncertain.append(str(error))
     found.unneeded = list(_unneeded(artifacts, found, dropped))
     return found
 
@@ -103,13 +106,19 @@ def _runs(
             heads.append((record, record.head()))
         except InputError:  # its folder is all that is left of it
             continue
-        except ValueError as error:
-            found.uncertain.append(f"what run {name} needs: its record is damaged ({error:.80})")
+        except TributaryError as error:
+            found.uncertain.append(f"what run {name} needs: {error}")
     seen: dict[str, int] = {}
     for record, head in sorted(heads, key=lambda pair: pair[1].created, reverse=True):
         recipe = str(head.recipe.get("name", ""))
         seen[recipe] = seen.get(recipe, 0) + 1
-        yield record, seen[recipe] <= keep_runs or record.state().state in _LIVE
+        try:
+            is_live = record.state().state in _LIVE
+            record.stages()
+        except TributaryError as error:
+            found.uncertain.append(f"what run {record.run} needs: {error}")
+            continue
+        yield record, seen[recipe] <= keep_runs or is_live
 
 
 def _reached(record: RunRecord) -> list[str]:

@@ -98,6 +98,24 @@ def test_a_job_of_another_identity_than_the_plans_runs_nothing(
     assert "nothing was run" in end.message
 
 
+@pytest.mark.parametrize(("made", "told"), [(None, "returned nothing"), ([0.5], "returned a list")])
+def test_a_body_that_returns_no_dict_is_told_what_to_return(
+    store: Store,
+    model: ArtifactRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    made: object,
+    told: str,
+) -> None:
+    async def body(spec: object, context: object) -> object:
+        return made
+
+    monkeypatch.setattr("tasks.durable.job.body_of", lambda kind: body)
+    end = _end_of_job(store, model)
+    assert end.error == "InputError"
+    assert f"the body of stage agent-sft (kind sft) {told}" in end.message
+    assert "must return a dict of numbers by name" in end.message
+
+
 async def test_a_body_that_a_cancelled_task_ends_was_not_stopped(tmp_path: Path) -> None:
     async def body() -> dict[str, float]:
         task = asyncio.create_task(asyncio.sleep(60))

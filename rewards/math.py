@@ -8,6 +8,9 @@ asked for, the answer has to be one: `30+12` is no answer to `12+30`.
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
 from typing import Any, ClassVar, cast
 
 from engines.types import Transcript, Verdict
@@ -22,6 +25,7 @@ from rewards.text import boxed, last_boxed
 
 MAX_ANSWER = 500
 """characters; a longer answer is wrong unread"""
+_LISTED = re.compile(r'\s*\[\s*"')
 
 
 class Math:
@@ -81,6 +85,9 @@ def _golds(value: Any) -> list[str]:
         return [gold for each in cast("list[Any]", value) for gold in _golds(each)]
     if isinstance(value, dict) or value is None:
         raise InputError(f"the reference answer is {value!r}; it must be a number or a text")
+    if isinstance(value, str) and _LISTED.match(value):
+        with suppress(ValueError):  # a list as JSON text
+            return _golds(json.loads(value))
     text = value_text(value)
     boxes = boxed(text)
     return [boxes[-1] if boxes else text]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORM = 4
-"""of the folder's files; raise it when they change"""
+_FORM = 5
+"""of the folder's files; raise it when they change, or what is read of a row"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""
 _ROWS, _PLACES, _COUNTS = "rows.jsonl", "places.npz", "counts.json"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import ANSWERS
 from curricula.rows.fields import Fields, is_empty
-from curricula.rows.texts import kind_of
+from curricula.rows.texts import kind_of, parsed_object
 from engines.types import Json
 from infra.data_files.bad_row import BadRow, Reason
 from infra.numbers import value_text
@@ -17,6 +17,8 @@ from infra.numbers import value_text
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
 )  # fmt: skip
+_ONE_THING = ("reference", "answer", "ground_truth", "expected_answer", "final_answer")
+"""names for what an answer has to be, of which a row has one"""
 _INSIDE = {"reward_model": "ground_truth"}
 """columns of objects that hold one (verl)"""
 _LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
@@ -37,6 +39,8 @@ class Reference(NamedTuple):
 def read_reference(row: Fields, source: PromptSource) -> Reference:
     """Raises BadRow where it is empty, and where the rewards read what it lacks."""
     name = source.columns.reference or _found(row)
+    if not source.columns.reference and not source.reference_pattern:
+        _refuse_two(row)
     if not name:
         _check(row, {}, source, "has no reference")
         return Reference({}, "no reference")
@@ -45,8 +49,8 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
         raise BadRow(Reason.REFERENCE, f"{name}: is empty")
     if source.reference_pattern:
         value = _matched(value, source.reference_pattern, name)
-    elif isinstance(value, str) and (worked := _WORKED.search(f"\n{value}")):
-        value, how = worked.group(1).strip(), ", of which what follows #### counts (GSM8K)"
+    elif (worked := _without_work(value)) != value:
+        value, how = worked, ", of which what follows #### counts (GSM8K)"
     value = exact(value)
     made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
     _check(row, made, source, f"{name}: is an object of {', '.join(made)}")
@@ -58,10 +62,28 @@ def _found(row: Fields) -> str:
     if name := row.first(REFERENCES):
         return name
     for name, field in _INSIDE.items():
-        held = row.values.get(name)
+        held = parsed_object(row.values.get(name))
         if isinstance(held, Mapping) and not is_empty(cast("dict[str, Any]", held).get(field)):
             return f"{name}.{field}"
     return ""
+
+
+def _without_work(value: Any) -> Any:
+    """What follows the last `####` of a worked answer; anything else as it is."""
+    worked = _WORKED.search(f"\n{value}") if isinstance(value, str) else None
+    return worked.group(1).strip() if worked else value
+
+
+def _refuse_two(row: Fields) -> None:
+    """Raises BadRow where two columns say what an answer has to be, and differ."""
+    there = {name: _without_work(row.values[name]) for name in _ONE_THING if row.has(name)}
+    said = [value_text(v) if isinstance(v, str | int | float) else v for v in there.values()]
+    if any(each != said[0] for each in said[1:]):
+        raise BadRow(
+            Reason.REFERENCE,
+            f"has {' and '.join(there)}, which differ; name what an answer is compared with in"
+            " columns.reference",
+        )
 
 
 def _check(row: Fields, reference: Mapping[str, Json], source: PromptSource, has: str) -> None:
@@ -83,7 +105,8 @@ def _likely(values: Mapping[str, Any], lacks: list[str]) -> Iterator[str]:
     for name, value in values.items():
         if is_empty(value):
             continue
-        inner = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        held = parsed_object(value)
+        inner = cast("dict[str, Any]", held) if isinstance(held, dict) else {}
         fields = [each for each in inner if _LOOKS_LIKE.search(each.lower()) or each in lacks]
         yield from (f"{name}.{each}" for each in fields)
         if not fields and (name in ANSWERS or _LOOKS_LIKE.search(name.lower())):

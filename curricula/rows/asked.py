@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from curricula.rows.fields import Fields
@@ -95,6 +96,20 @@ def _history(row: Fields) -> list[Turn]:
             raise BadRow(Reason.COLUMNS, f"{where}: is no pair of a question and an answer")
         turns.append(Turn(Message("user", text_of(both[0], where))))
         turns.append(Turn(Message("assistant", text_of(both[1], where))))
+    return turns
+
+
+def what_follows(start: Sequence[Turn], turns: list[Turn], name: str) -> list[Turn]:
+    """Turns that go on from others, without those in front, which some files repeat. Raises BadRow
+    where a question follows a question: then the two are the same, written in two ways."""
+    begun = [turn.message for turn in start]
+    if begun and [turn.message for turn in turns[: len(begun)]] == begun:
+        return turns[len(begun) :]
+    if begun and begun[-1].role == turns[0].message.role == "user":
+        raise BadRow(
+            Reason.MESSAGES,
+            f"{name}: begins with another question than the prompt; leave it out, or make it equal",
+        )
     return turns
 
 

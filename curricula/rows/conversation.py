@@ -24,8 +24,15 @@ class Conversation:
     """columns, and fields inside them, that say something and change nothing"""
 
 
-def fault_of_order(messages: Sequence[Message]) -> str:
+def fault_of(messages: Sequence[Message]) -> str:
     """What keeps messages from being a conversation that can be learned; empty for none."""
+    for at, message in enumerate(messages):
+        if message.reasoning and message.content.lstrip().startswith("<think>"):
+            return f"messages[{at}]: has a thought beside its text, and one in it; leave one out"
+    return _fault_of_order(messages)
+
+
+def _fault_of_order(messages: Sequence[Message]) -> str:
     roles = [message.role for message in messages]
     if "assistant" not in roles:
         return "the assistant says nothing"

@@ -15,10 +15,11 @@ from curricula.rows.asked import (
     read_asked,
     read_said,
     read_system,
+    what_follows,
     with_system,
 )
 from curricula.rows.columns import Columns, Layout
-from curricula.rows.conversation import Conversation, fault_of_order
+from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.messages import (
     MEDIA,
@@ -40,6 +41,7 @@ _MARKS = (
     "step_loss_mask", "mask", "mask_history", "sample_weight", "weights",
 )  # fmt: skip
 """what says in other frameworks which part of a row is learned, and how much"""
+_LABELS = ("label", "kto_tag")
 
 
 @shallow
@@ -51,11 +53,12 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     turns, looks_like = _turns(given, columns, Reading(layout, tools, unread))
     turns = with_system(turns, read_system(given, columns.system))
     weight = _weight(given, columns)
+    _refuse_labels(given)
     refuse_unread(given)
     given.refuse(_MARKS, "", Reason.COLUMNS)
     given.close()
     messages = tuple(turn.message for turn in turns)
-    if fault := fault_of_order(messages):
+    if fault := fault_of(messages):
         raise BadRow(Reason.MESSAGES, fault)
     untrained = frozenset(at for at, turn in enumerate(turns) if turn.is_untrained)
     return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
@@ -63,7 +66,7 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
 
 def refuse_unread(row: Fields) -> None:
     """Raises BadRow for a column that a model would see or call, and that nothing here reads."""
-    row.refuse(MEDIA, "", Reason.COLUMNS)
+    row.refuse((*MEDIA, "chat_template_kwargs"), "", Reason.COLUMNS)
     if row.says("functions") and not row.has("tools") and "functions" not in row.read:
         raise BadRow(Reason.COLUMNS, "has `functions`; if it holds tools, name it in columns.tools")
 
@@ -120,21 +123,25 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
     start = [replace(turn, is_untrained=turn.message.role == "assistant") for turn in asked.turns]
     if not is_text(value) and isinstance(value, str | list | dict):
         turns = read_turns(cast("Any", value), said, reading)
-        begun = [turn.message for turn in asked.turns]
-        if [turn.message for turn in turns[: len(begun)]] == begun:  # it repeats the prompt
-            turns = turns[len(begun) :]
+        turns = what_follows(start, turns, said)
         row.refuse(THOUGHTS, "", Reason.COLUMNS)
     else:
         turns = [Turn(Message("assistant", read_said(value, said), _thought(row)))]
         if not turns[0].message.content.strip():
             raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
-    if isinstance(row.values.get("label"), bool):
-        raise BadRow(
-            Reason.COLUMNS,
-            "has `label`, which says whether the answer is a good one, and is not read; keep the"
-            " good ones, and leave the column out",
-        )
     return [*start, *turns], layout_of(asked, said)
+
+
+def _refuse_labels(row: Fields) -> None:
+    """Raises BadRow for a row that says whether its answer is a good one (KTO)."""
+    for name in _LABELS:
+        value = row.values.get(name)
+        if name not in row.read and str(value).lower() in ("true", "false", "0", "1"):
+            raise BadRow(
+                Reason.COLUMNS,
+                f"has `{name}`, which says whether the answer is a good one, and is not read; keep"
+                " the good ones, and leave the column out",
+            )
 
 
 def _thought(row: Fields) -> str | None:

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from curricula.rows.asked import read_asked, read_system, with_system
+from curricula.rows.asked import read_asked, read_system, what_follows, with_system
 from curricula.rows.columns import Layout
-from curricula.rows.conversation import Conversation, fault_of_order
+from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields
 from curricula.rows.layouts import read_tools, refuse_unread
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
@@ -93,7 +93,7 @@ def _check(
 ) -> None:
     """Raises BadRow for what cannot be compared."""
     for name, messages in zip(names, (first, second), strict=True):
-        if fault := fault_of_order(messages):
+        if fault := fault_of(messages):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
         if len(messages) == shared:
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
@@ -124,11 +124,7 @@ def _messages(
 
 def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) -> list[Turn]:
     if not is_text(value):
-        turns = read_turns(value, name, reading)
-        begun = [turn.message for turn in start]
-        # Some files repeat the prompt in both.
-        repeats = begun and [turn.message for turn in turns[: len(begun)]] == begun
-        return turns[len(start) :] if repeats else turns
+        return what_follows(start, read_turns(value, name, reading), name)
     text = text_of(value, name)
     if start:
         if not text.strip():

@@ -135,6 +135,8 @@ async def test_what_nobody_can_read_is_wrong_at_once(reward, said):
         (1e3, "1000"),
         (True, "true"),
         (["1/2", "50"], "50"),
+        (r'["\\frac{1}{2}"]', "1/2"),
+        ('["7", "50"]', "50"),
         ([1.0, 2.0], "2"),
         (r"So it is \boxed{42}.", "42"),
     ],

@@ -68,6 +68,10 @@ def test_what_both_begin_with_is_only_read():
             {"chosen": [ASK, GOOD], "rejected": [ASK | {"content": "Ho"}, BAD]},
             "do not begin with the same messages",
         ),
+        (
+            {"prompt": "Hi ", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+            "chosen: begins with another question than the prompt",
+        ),
         ({"chosen": "Hello!", "rejected": "No."}, "a text without a prompt must begin with"),
         ({"input": {}, "preferred_output": [GOOD]}, "input: has no messages"),
     ],

@@ -1,4 +1,4 @@
-"""Columns that hold what is no JSON: refused where they would count, named where nothing reads them."""
+"""Columns that hold what is no JSON: refused where they would count, named where nothing reads."""
 
 from __future__ import annotations
 

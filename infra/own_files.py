@@ -47,7 +47,7 @@ _OTHERWISE = (
 
 
 def read_own_file(path: Path) -> str:
-    """Raises FileNotFoundError, and InputError where another user made it, may read or change it."""
+    """Raises FileNotFoundError, and InputError for one that others made, or may read or change."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

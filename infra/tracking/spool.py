@@ -86,6 +86,13 @@ class SpoolFile:
                 file.close()
             self._path.unlink(missing_ok=True)
 
+    def release(self) -> None:
+        """Leave what was not sent to whoever sends next."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            with suppress(OSError):
+                file.close()
+
 
 class Delivery:
     """Sends entries to one server; knows what the server has. For one thread."""

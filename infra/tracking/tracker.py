@@ -34,6 +34,8 @@ NOTE = "mlflow.note.content"
 """tag of a run or an experiment that MLflow shows as its description"""
 _BATCH_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0
+"""for a request under way"""
 
 
 class TrackedArtifact(Protocol):
@@ -214,6 +216,10 @@ class Tracker:
         bound passed first: what is left is on disk."""
         return self._sender.flush(timeout)
 
+    def close(self) -> None:
+        """Send nothing more, and end the thread: what is left is on disk, for the next sender."""
+        self._sender.close()
+
     def refused(self) -> str:
         """A sentence about what MLflow has not taken since this was asked before; empty: it took
         everything."""
@@ -226,7 +232,9 @@ class _Sender:
     def __init__(self, uri: str, refusals: Refusals) -> None:
         self._uri = uri
         self._refusals = refusals
-        self._queue: queue.Queue[Entry] = queue.Queue()
+        self._queue: queue.Queue[Entry | None] = queue.Queue()
+        """None at its end"""
+        self._is_closed = threading.Event()
         self._file = SpoolFile()
         self._thread: threading.Thread | None = None
         self._pending = 0
@@ -266,12 +274,20 @@ class _Sender:
             )  # fmt: skip
         return not left
 
+    def close(self) -> None:
+        self._is_closed.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+            if not self._thread.is_alive():
+                self._file.release()
+
     def _run(self) -> None:
         delivery = Delivery(self._uri, self._refusals)
-        while True:
-            taken = self._take()
+        while (taken := self._take()) and not self._is_closed.is_set():
             while not self._deliver(delivery, taken):
-                time.sleep(_RETRY_SECONDS)
+                if self._is_closed.wait(_RETRY_SECONDS):
+                    return
             with self._changed:
                 self._pending -= len(taken)
                 if self._pending == 0:
@@ -279,14 +295,18 @@ class _Sender:
                 self._changed.notify_all()
 
     def _take(self) -> list[Entry]:
-        """What comes within a moment of the next entry."""
-        taken = [self._queue.get()]
+        """What comes within a moment of the next entry; nothing once it is closed."""
+        first = self._queue.get()
+        taken = [first] if first is not None else []
         deadline = time.monotonic() + _BATCH_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
+        while taken and (left := deadline - time.monotonic()) > 0:
             try:
-                taken.append(self._queue.get(timeout=left))
+                entry = self._queue.get(timeout=left)
             except queue.Empty:
                 break
+            if entry is None:
+                break
+            taken.append(entry)
         return taken
 
     def _deliver(self, delivery: Delivery, taken: list[Entry]) -> bool:

@@ -102,5 +102,6 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
             yield JobReporter(run, tracker, pulse)
     finally:
         tracker.flush()
+        tracker.close()
         if refused := tracker.refused():
             emit("warn", message=refused)

@@ -14,6 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from engines.chat.folder import load_chat_folder, read_json
+from engines.chat.mode import mode_of
 from engines.sglang.token_scores import TokenScorer
 from engines.types import Message
 
@@ -45,6 +46,7 @@ class ServedModel(TemplateLM):
         is told how many requests of how many are answered. Raises InputError."""
         super().__init__()
         self._chat = load_chat_folder(folder)
+        self._thinking = mode_of(self._chat.template).decide(None)
         self._scorer, self._say, self._seed = TokenScorer(url), say, seed
         self._longest = context - 1  # a server wants room for one more
         bos = read_json(folder / "config.json").get("bos_token_id")
@@ -75,7 +77,9 @@ class ServedModel(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         said: Any = [Message(each["role"], each["content"]) for each in chat_history]  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-        return self._chat.template.render(said, open_turn=add_generation_prompt)
+        return self._chat.template.render(
+            said, thinking=self._thinking, open_turn=add_generation_prompt
+        )
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         return self._all(self._answer, [(n, *r.args) for n, r in enumerate(requests)])

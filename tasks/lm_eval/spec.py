@@ -29,8 +29,8 @@ class LmEvalSettings(Config):
     limit: PositiveInt | None = None
     """the first documents of each task only, to try it out; None: all"""
     chat: bool = False
-    """whether prompts are written with the model's chat template, thinking off; base models have
-    none that they know"""
+    """whether prompts are written with the model's chat template, thinking off where the template
+    can turn it off; base models have none that they know"""
     fleet: FleetSpec = FleetSpec()
 
 

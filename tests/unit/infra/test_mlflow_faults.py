@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.processes.ports import free_ports
+from infra.stack import doctor
 from infra.tracking import tracker as tracker_module
 from infra.tracking.refusals import refused_folder
 from infra.tracking.spool import deliver_spool, spool_folder
@@ -14,6 +19,14 @@ from infra.tracking.tracker import Tracker
 from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
+Trackers = Callable[[str], Tracker]
+
+
+@pytest.fixture
+def trackers() -> Iterator[Trackers]:
+    """Trackers of a server; their threads end with the test."""
+    with ExitStack() as stack:
+        yield lambda uri: stack.enter_context(closing(Tracker(uri, "e")))
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +68,12 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_one_point_that_the_server_cannot_take_costs_that_point_only(name: str) -> None:
+def test_one_point_that_the_server_cannot_take_costs_that_point_only(
+    trackers: Trackers, name: str
+) -> None:
     stand_in = StandIn(REFUSALS)
     with json_server(stand_in) as port:
-        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker = trackers(f"http://127.0.0.1:{port}")
         for step in range(5):
             tracker.log("run", step, {"loss": 1.0, **({name: 1.0} if step == 3 else {})})
         tracker.finish("run", "FINISHED")
@@ -71,11 +86,11 @@ def test_one_point_that_the_server_cannot_take_costs_that_point_only(name: str) 
     assert (refused_folder() / "entries.jsonl").read_text().count("\n") == 1
 
 
-def test_a_busy_server_gets_everything_later() -> None:
+def test_a_busy_server_gets_everything_later(trackers: Trackers) -> None:
     stand_in = StandIn({})
     stand_in.busy = 3
     with json_server(stand_in) as port:
-        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker = trackers(f"http://127.0.0.1:{port}")
         tracker.log("run", 1, {"loss": 1.0, "reward": 0.5})
         while not tracker.flush(20):
             pass
@@ -85,10 +100,10 @@ def test_a_busy_server_gets_everything_later() -> None:
 
 @pytest.mark.parametrize("answer", [(401, "no key"), (404, "nothing here"), (200, "hello")])
 def test_what_is_no_mlflow_gets_nothing_and_loses_nothing(
-    answer: tuple[int, Any], caplog: pytest.LogCaptureFixture
+    trackers: Trackers, answer: tuple[int, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with json_server(lambda path, body: answer) as port:
-        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker = trackers(f"http://127.0.0.1:{port}")
         tracker.log("run", 1, {"loss": 1.0})
         assert not tracker.flush(20)
     assert "is no MLflow, or asks for another key" in caplog.text
@@ -107,14 +122,34 @@ def test_a_spool_file_that_cannot_be_read_is_set_aside_and_the_next_is_sent() ->
     assert sent == 1
     assert stand_in.metrics == [("loss", 1)]
     assert (refused_folder() / "1-1.jsonl").is_dir()
+    (refused_folder() / "entries.jsonl").write_text("{}\n{}\n")
+    (told,) = [check for check in doctor() if check.name == "tracking"]
+    assert told.warns
+    assert (
+        f"MLflow refused 2 entries and 1 files: they are kept in {refused_folder()}" in told.detail
+    )
 
 
-def test_a_full_home_costs_the_copy_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_thread_of_a_closed_tracker_ends_and_its_entries_stay_on_disk(
+    trackers: Trackers,
+) -> None:
+    tracker = trackers(f"http://127.0.0.1:{free_ports(1)[0]}")
+    tracker.log("run", 1, {"loss": 1.0})
+    assert not tracker.flush(20)
+    before = threading.active_count()
+    tracker.close()
+    assert threading.active_count() == before - 1
+    assert len(list(spool_folder().iterdir())) == 1
+
+
+def test_a_full_home_costs_the_copy_and_one_warning(
+    trackers: Trackers, caplog: pytest.LogCaptureFixture
+) -> None:
     spool_folder().parent.mkdir(parents=True)
     spool_folder().write_text("in the way of the folder")
     stand_in = StandIn({})
     with json_server(stand_in) as port:
-        tracker = Tracker(f"http://127.0.0.1:{port}", "e")
+        tracker = trackers(f"http://127.0.0.1:{port}")
         for step in range(3):
             tracker.log("run", step, {"loss": 1.0})
         tracker.flush(1)

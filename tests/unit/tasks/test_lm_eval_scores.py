@@ -15,6 +15,15 @@ from infra.errors import InputError
 from tasks.durable.identity import spec_content
 from tasks.lm_eval.scores import scores_file, scores_of
 from tasks.lm_eval.spec import LmEvalSpec
+from tests.parts.chat_parts import (
+    DEEPSEEK_V31,
+    LLAMA,
+    LLAMA_TOKENS,
+    QWEN3,
+    QWEN_TOKENS,
+    R1_IN_HEADER,
+    chat_folder,
+)
 
 
 def _sample(document: int, taken_by: str, **metrics: float) -> dict[str, Any]:
@@ -106,3 +115,25 @@ def test_a_missing_package_is_a_problem_with_a_remedy(
     monkeypatch.setattr(flows.plan, "installed_version", lambda: "")
     (problem,) = _planned(recipe).problems()
     assert "pip install 'tributary[lm-eval]'" in problem
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "eos", "end"),
+    [
+        (QWEN3, QWEN_TOKENS, "<|im_end|>", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        (DEEPSEEK_V31, LLAMA_TOKENS, "<|eot|>", "<|start|>assistant<|end|></think>"),
+        (R1_IN_HEADER, LLAMA_TOKENS, "<|eot|>", "<|start|>assistant<|end|><think>\n"),
+        (LLAMA, LLAMA_TOKENS, "<|eot|>", "<|start|>assistant<|end|>\n\n"),
+    ],
+)
+def test_questions_open_the_turn_as_the_template_s_mode_has_it(
+    tmp_path: Path, template: str, tokens: list[str], eos: str, end: str
+) -> None:
+    pytest.importorskip("lm_eval")
+    from tasks.lm_eval.served_model import ServedModel
+
+    folder = chat_folder(tmp_path, template, tokens, eos)
+    (folder / "config.json").write_text("{}")
+    model = ServedModel("http://127.0.0.1:1", folder, 64, 0, lambda done, total: None)
+    text = model.apply_chat_template([{"role": "user", "content": "1 + 1?"}])
+    assert text.endswith(end)

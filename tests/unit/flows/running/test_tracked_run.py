@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -19,8 +21,16 @@ from tasks.stage import StageResources
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
+Trackers = Callable[[str], Tracker]
 
 RECIPE = load_recipe("cpu-smoke")
+
+
+@pytest.fixture
+def trackers() -> Iterator[Trackers]:
+    """Trackers of a server; their threads end with the test."""
+    with ExitStack() as stack:
+        yield lambda uri: stack.enter_context(closing(Tracker(uri, "test")))
 
 
 def test_each_alias_is_the_last_of_its_kind() -> None:
@@ -63,24 +73,28 @@ def _use_all(tracked: TrackedRun) -> None:
     tracked.finish("FINISHED")
 
 
-def test_mlflow_that_is_down_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+def test_mlflow_that_is_down_costs_a_warning(
+    trackers: Trackers, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = trackers(f"http://127.0.0.1:{free_ports(1)[0]}")
     _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
     assert "run run is not in MLflow" in caplog.text
 
 
 def test_mlflow_that_goes_down_in_mid_run_costs_a_warning(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    trackers: Trackers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+    tracker = trackers(f"http://127.0.0.1:{free_ports(1)[0]}")
     monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
     monkeypatch.setattr(tracker, "flush", lambda: False)  # it would wait for its bound
     _use_all(TrackedRun(tracker, RECIPE, "run", "post-train"))
     assert "stage base is not in MLflow" in caplog.text
 
 
-def test_a_run_without_a_policy_compares_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = Tracker(f"http://127.0.0.1:{free_ports(1)[0]}", "test")
+def test_a_run_without_a_policy_compares_losses(
+    trackers: Trackers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = trackers(f"http://127.0.0.1:{free_ports(1)[0]}")
     monkeypatch.setattr(tracker, "parent_run", lambda *_: "parent")
     monkeypatch.setattr(tracker, "url", lambda run="": f"page of {run}")
     monkeypatch.setattr(tracker, "curves_url", lambda runs, names: f"{names} of {runs}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from curricula.rows.texts import parsed_object, text_of
@@ -25,13 +25,23 @@ class Fields:
     """A row, or an object inside it. Example: Fields({"a": 1, "b": 2}, seen) with `seen` a set:
     after `get("a")` and `close()` it holds `b`."""
 
-    __slots__ = ("_faults", "_path", "_read", "_unread", "values")
+    __slots__ = ("_faults", "_path", "_read", "_readable", "_said", "_unread", "values")
 
     def __init__(self, values: Mapping[str, Any], unread: set[str], path: str = "") -> None:
         """`unread`: where the keys go that nobody asks for, each behind the `path`."""
-        self._faults = values.faults if isinstance(values, RowWithFaults) else {}
-        self.values = {name: values[name] for name in values if name not in self._faults}
+        self._faults: Mapping[str, str] = {}
+        if type(values) is RowWithFaults:
+            self._faults = values.faults
+            values = {name: values[name] for name in values if name not in self._faults}
+        self.values = values
         """without those that hold what is no JSON: to read one of these is a fault"""
+        self._readable = {name for name, value in values.items() if not is_empty(value)}
+        """keys under which something stands that can be read"""
+        self._said = self._readable
+        """those, and keys under which something stands that is no JSON"""
+        if self._faults:
+            faults = {name for name, said in self._faults.items() if said != _NOT_A_NUMBER}
+            self._said = self._readable | faults
         self._unread = unread
         self._path = path
         self._read: set[str] = set()
@@ -51,11 +61,17 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether something that can be read stands there."""
-        return not is_empty(self.values.get(name))
+        return name in self._readable
 
     def says(self, name: str) -> bool:
         """Whether something stands there, be it JSON or not, as images in Parquet are not."""
-        return self.has(name) or self._faults.get(name, _NOT_A_NUMBER) != _NOT_A_NUMBER
+        return name in self._said
+
+    def among(self, names: Sequence[str]) -> list[str]:
+        """The names under which something stands that can be read."""
+        if self._readable.isdisjoint(names):  # as nearly always; a list of none costs more
+            return []
+        return [name for name in names if name in self._readable]
 
     def get(self, name: str) -> Any:
         """What stands under a name; None where nothing does. Raises BadRow where it is no JSON."""
@@ -65,16 +81,17 @@ class Fields:
         value = self.values.get(name)
         return None if isinstance(value, float) and value != value else value
 
-    def first(self, names: Iterable[str]) -> str:
+    def first(self, names: Sequence[str]) -> str:
         """The first name under which something stands, one that can be read before others; empty
         for none."""
-        listed = list(names)
-        there = [*filter(self.has, listed), *(n for n in listed if n in self._faults)]
+        there = self.among(names) or [name for name in names if name in self._faults]
         return there[0] if there else ""
 
     def refuse(self, names: Iterable[str], where: str, reason: Reason) -> None:
         """Raises BadRow if something stands under one of the names that was not read."""
-        if name := next((n for n in names if n not in self._read and self.says(n)), ""):
+        if self._said.isdisjoint(names):
+            return
+        if name := next((n for n in names if n not in self._read and n in self._said), ""):
             at = f"{where}: " if where else ""
             raise BadRow(reason, f"{at}has `{name}`, which is not read")
 
@@ -106,13 +123,12 @@ class Fields:
 
     def close(self) -> None:
         """All that is read has been read."""
-        for name in self.names:
-            if name not in self._read and self.says(name):
-                self._unread.add(f"{self._path}{name}")
+        for name in self._said - self._read:
+            self._unread.add(f"{self._path}{name}")
 
 
 def lacking(name: str, names: Iterable[str], more: str = "") -> BadRow:
-    """Of a row without the column, which has those of the names."""
+    """The error for a row without the column, which has columns of these names."""
     has = ", ".join(map(str, names)) or "none"
     return BadRow(Reason.COLUMNS, f"has no column {name}; it has {has[:200]}{more}")
 

@@ -26,8 +26,8 @@ from curricula.rows.messages import (
     THOUGHTS,
     Reading,
     Turn,
-    is_sharegpt,
     is_text,
+    read_talk,
     read_turns,
 )
 from curricula.rows.nearest import nearest_layout
@@ -89,13 +89,11 @@ def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn],
         more = f". Layouts that are read: {SUPPORTED}{nearest_layout(row.values)}"
         raise lacking("messages", row.names, more)
     talk = talk or next(filter(row.holds, TALKS))
-    value = row.column(talk)
-    turns = read_turns(value, talk, reading)
+    turns, is_sharegpt = read_talk(row.column(talk), talk, reading)
     if not columns.messages:
         _check_same(row, talk, turns, reading)
     row.refuse(THOUGHTS, "", Reason.COLUMNS)
-    which = "ShareGPT" if is_sharegpt(value, talk, reading.layout) else "OpenAI"
-    return turns, f"{talk} ({which})"
+    return turns, f"{talk} ({'ShareGPT' if is_sharegpt else 'OpenAI'})"
 
 
 def _check_same(row: Fields, talk: str, turns: list[Turn], reading: Reading) -> None:

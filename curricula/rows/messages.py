@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from curricula.rows.columns import Layout
@@ -82,18 +83,19 @@ class Reading(NamedTuple):
 def read_turns(value: Any, name: str, reading: Reading) -> list[Turn]:
     """The messages of a column in whatever order they are, but the results of tools in the order of
     their calls. Raises BadRow."""
+    return read_talk(value, name, reading)[0]
+
+
+def read_talk(value: Any, name: str, reading: Reading) -> tuple[list[Turn], bool]:
+    """The messages of a column, as `read_turns` does it, and whether they have ShareGPT's layout.
+    Raises BadRow."""
     messages = _objects(value, name, reading.tools)
-    shared = _are_sharegpt(messages, name, reading.layout)
+    is_sharegpt = _are_sharegpt(messages, name, reading.layout)
     turns = [
-        _turn(Fields(message, reading.unread, f"{name}[]."), f"{name}[{at}]", shared, reading)
+        _turn(Fields(message, reading.unread, f"{name}[]."), f"{name}[{at}]", is_sharegpt, reading)
         for at, message in enumerate(messages)
     ]
-    return _results_in_order(turns, name)
-
-
-def is_sharegpt(value: Any, name: str, layout: Layout) -> bool:
-    """Which of the two layouts the messages of a column have, which could be read."""
-    return _are_sharegpt(_objects(value, name), name, layout)
+    return _results_in_order(turns, name), is_sharegpt
 
 
 def _are_sharegpt(messages: list[dict[str, Any]], name: str, layout: Layout) -> bool:
@@ -104,7 +106,7 @@ def _are_sharegpt(messages: list[dict[str, Any]], name: str, layout: Layout) -> 
     return "from" in first or is_talk
 
 
-def _objects(value: Any, name: str, tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
+def _objects(value: Any, name: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     value = _read_text(value, name) if isinstance(value, str) else value
     value = without_filled_nulls(value, tools)
     if isinstance(value, dict):
@@ -206,8 +208,8 @@ def _thought_in_parts(content: Any, role: Role, where: str) -> tuple[Any, str | 
 
 
 def _thought(message: Fields, role: Role, where: str) -> str | None:
-    given = [(name, text_of(message.get(name), f"{where}.{name}")) for name in THOUGHTS
-             if message.has(name)]  # fmt: skip
+    there = message.among(THOUGHTS)
+    given = [(name, text_of(message.get(name), f"{where}.{name}")) for name in there]
     given = [(name, text) for name, text in given if text.strip()]
     if not given:
         return None
@@ -225,12 +227,11 @@ def _check_says_something(
     message: Fields, where: str, key: str, role: Role, has_text: bool, does_more: bool
 ) -> None:
     """Raises BadRow for a message without the text that it must have, and for one with two."""
-    for other in _TEXTS:
-        if other != key and message.has(other):
-            if not message.has(key):
-                raise _without_text(message, where, key)
-            if message.get(other) != message.values[key]:
-                raise BadRow(Reason.MESSAGES, f"{where}: has `{other}` beside its `{key}`")
+    for other in message.among(_TEXTS):
+        if not message.has(key):
+            raise _without_text(message, where, key)
+        if message.get(other) != message.values[key]:
+            raise BadRow(Reason.MESSAGES, f"{where}: has `{other}` beside its `{key}`")
     if has_text or does_more:
         return
     if key not in message.values:
@@ -250,6 +251,8 @@ def _without_text(message: Fields, where: str, key: str) -> BadRow:
 def _is_untrained(message: Fields, role: Role, where: str) -> bool:
     """Whether a message of the assistant is only read. Raises BadRow for marks that say both, or
     that say something else."""
+    if message.values.keys().isdisjoint(_MARKS):
+        return False
     marks = {name: message.get(name) for name in _MARKS if message.values.get(name) is not None}
     if not marks:
         return False
@@ -270,18 +273,12 @@ def _is_untrained(message: Fields, role: Role, where: str) -> bool:
 def _results_in_order(turns: list[Turn], name: str) -> list[Turn]:
     """Results of tools in the order of their calls. Raises BadRow for one that nobody called."""
     ordered: list[Turn] = []
-    at = 0
-    while at < len(turns):
-        end = at
-        while end < len(turns) and turns[end].message.role == "tool":
-            end += 1
-        if end == at:
-            ordered.append(turns[at])
-            at += 1
-            continue
-        calls = turns[at - 1].calls if at else ()
-        ordered += _sorted(turns[at:end], calls, f"{name}[{at}]")
-        at = end
+    for are_results, group in groupby(turns, key=lambda turn: turn.message.role == "tool"):
+        if are_results:
+            calls = ordered[-1].calls if ordered else ()
+            ordered += _sorted(list(group), calls, f"{name}[{len(ordered)}]")
+        else:
+            ordered += group
     return ordered
 
 

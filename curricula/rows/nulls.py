@@ -23,7 +23,10 @@ def _cleaned(value: Any, parameters: Mapping[str, Mapping[str, Any]]) -> Any:
     if not isinstance(value, dict):
         return value
     value = cast("dict[str, Any]", value)
-    kept = {key: _cleaned(each, parameters) for key, each in value.items() if key != "arguments"}
+    kept = {
+        key: each if isinstance(each, str) else _cleaned(each, parameters)
+        for key, each in value.items()
+    }
     if isinstance(value.get("arguments"), dict):
         declared = parameters.get(str(value.get("name")), {})
         kept["arguments"] = {
@@ -31,8 +34,6 @@ def _cleaned(value: Any, parameters: Mapping[str, Mapping[str, Any]]) -> Any:
             for key, each in value["arguments"].items()
             if each is not None or _may_be_null(declared.get(key))
         }
-    elif "arguments" in value:
-        kept["arguments"] = value["arguments"]
     return kept
 
 

@@ -13,12 +13,14 @@ from infra.json_text import json_fault
 _NOT_A_NUMBER = json_fault(float("nan"))
 """what some programs write where nothing stands"""
 
+_WITH_LENGTH = (str, list, dict)
+
 
 def is_empty(value: Any) -> bool:
     """Whether it says nothing: null, what a column of numbers has in its place, no text or item."""
-    if value is None or value == "" or (isinstance(value, float) and value != value):
-        return True
-    return isinstance(value, list | dict) and not value
+    if isinstance(value, _WITH_LENGTH):
+        return not value
+    return value is None or (isinstance(value, float) and value != value)
 
 
 class Fields:

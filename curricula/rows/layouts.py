@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from curricula.rows.asked import (
@@ -118,7 +117,7 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
     name, said = columns.prompt or found[0], columns.completion or found[1]
     asked = read_asked(row, name, reading, auto=not columns.prompt)
     value: Any = row.column(said)
-    start = [replace(turn, is_untrained=turn.message.role == "assistant") for turn in asked.turns]
+    start = [turn._replace(is_untrained=turn.message.role == "assistant") for turn in asked.turns]
     if not is_text(value) and isinstance(value, str | list | dict):
         turns = read_turns(cast("Any", value), said, reading)
         turns = what_follows(start, turns, said)

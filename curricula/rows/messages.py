@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
@@ -58,8 +57,7 @@ _REFUSED = (
 """what a model would say or see, or what is learned, in a form that nothing here reads"""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One message, and what its row says beside it."""
 
     message: Message
@@ -91,8 +89,9 @@ def read_talk(value: Any, name: str, reading: Reading) -> tuple[list[Turn], bool
     Raises BadRow."""
     messages = _objects(value, name, reading.tools)
     is_sharegpt = _are_sharegpt(messages, name, reading.layout)
+    path = f"{name}[]."
     turns = [
-        _turn(Fields(message, reading.unread, f"{name}[]."), f"{name}[{at}]", is_sharegpt, reading)
+        _turn(Fields(message, reading.unread, path), f"{name}[{at}]", is_sharegpt, reading)
         for at, message in enumerate(messages)
     ]
     return _results_in_order(turns, name), is_sharegpt

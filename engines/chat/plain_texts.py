@@ -18,7 +18,7 @@ from engines.types import Message
 
 _SHAPES = 1024
 """that are kept"""
-_SPECIAL = re.compile("[<\ue000\ue001]|/no|/think")
+_SPECIAL = ("<", "\ue000", "\ue001", "/no", "/think")
 _SLOT = re.compile(r"Zq(\d+)qZ")
 _PROBES = (
     "7",
@@ -77,7 +77,9 @@ def _is_plain(message: Message) -> bool:
     text = message.content
     if message.role == "tool" or message.tool_calls or message.reasoning is not None or not text:
         return False
-    return not (text[0].isspace() or text[-1].isspace() or _SPECIAL.search(text))
+    if text[0].isspace() or text[-1].isspace():
+        return False
+    return not any(special in text for special in _SPECIAL)
 
 
 def _with_texts(messages: Sequence[Message], text: Callable[[int], str]) -> list[Message]:

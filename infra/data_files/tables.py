@@ -18,13 +18,16 @@ class TableRows:
     """Rows of an Arrow table."""
 
     def __init__(self, table: Any, first_row: int) -> None:
-        self._table = table
+        self._num_rows: int = table.num_rows
+        self._columns: list[tuple[str, Any]] = list(
+            zip(table.column_names, table.columns, strict=True)
+        )
         self._first = first_row
         self._json = {field.name: field.type for field in table.schema if _has_json(field.type)}
         self._plain = {field.name for field in table.schema if _is_plain(field.type)}
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        return self._num_rows
 
     def line(self, index: int) -> int:
         return self._first + index
@@ -33,7 +36,7 @@ class TableRows:
         # A column is there in every row, also where it holds nothing, as JSON's null.
         row: dict[str, Any] = {}
         faults: dict[str, str] = {}
-        for name, column in zip(self._table.column_names, self._table.columns, strict=True):
+        for name, column in self._columns:
             try:
                 value = self._value(name, column[index])
             except DuplicateKey as error:

@@ -11,9 +11,11 @@ undisturbed one would have given.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +114,7 @@ class MessageStream:
                 continue
             if not self._ready:
                 self._ready = deque(self._rendered_ahead(window))
-            place = window.order[self._row]
+            place = window.place(self._row)
             self._row += 1
             made = self._ready.popleft()
             if self._epoch == 0:
@@ -143,7 +145,8 @@ class MessageStream:
     def _rendered_ahead(self, window: _Window) -> list[TokenSequence | BadRow | None]:
         """The next rows, several at once; what becomes of a row depends on no other. None of one
         that would come a second time, and has no thought or is bad."""
-        read = [self._read(window, p) for p in window.order[self._row : self._row + _AHEAD]]
+        ahead = range(self._row, min(self._row + _AHEAD, len(window.order)))
+        read = [self._read(window, window.place(at)) for at in ahead]
         made = iter(self._renderer.render_all([each for each in read if each is not None]))
         return [None if each is None else next(made) for each in read]
 
@@ -177,7 +180,7 @@ class MessageStream:
         if isinstance(made, TokenSequence):
             self.counts.good(made)
         elif made is not None:
-            self._count_bad(self._line(window.chunks, window.rows, place), made)
+            self._count_bad(self._line(window, place), made)
 
     def _count_bad(self, where: str, made: BadRow) -> None:
         self.counts.left_out(where, made)
@@ -188,17 +191,22 @@ class MessageStream:
         if self._open is None:
             chunks = self._windows[self._window]
             rows = [self._files.read(chunk) for chunk in chunks]
-            order = [_Place(n, i) for n, part in enumerate(rows) for i in range(len(part))]
+            starts = list(accumulate(map(len, rows), initial=0))
+            window = _Window(chunks, rows, starts, list(range(starts[-1])))
             if self._nothink_share:
-                again = [p for p in order if self._is_repeated(self._line(chunks, rows, p))]
-                order += [_Place(p.rows, p.row, True) for p in again]
-            random.Random(f"{self._seed}/{self._epoch}/{self._window}").shuffle(order)
-            self._open = _Window(chunks, rows, order)
+                window.order.extend(
+                    starts[-1] + number
+                    for number in range(starts[-1])
+                    if self._is_repeated(self._line(window, window.place(number)))
+                )
+            random.Random(f"{self._seed}/{self._epoch}/{self._window}").shuffle(window.order)
+            self._open = window
         return self._open
 
-    def _line(self, chunks: Sequence[Chunk], rows: Sequence[Rows], place: _Place) -> str:
+    def _line(self, window: _Window, place: _Place) -> str:
         """File and line of a row."""
-        return f"{self._files.names[chunks[place.rows].file]}:{rows[place.rows].line(place.row)}"
+        name = self._files.names[window.chunks[place.rows].file]
+        return f"{name}:{window.rows[place.rows].line(place.row)}"
 
     def _is_repeated(self, line: str) -> bool:
         """The same in every epoch."""
@@ -247,7 +255,16 @@ class _Window:
     chunks: Sequence[Chunk]
     rows: Sequence[Rows]
     """of each chunk"""
-    order: Sequence[_Place]
+    starts: Sequence[int]
+    """how many rows are in the chunks before each, and last in all"""
+    order: list[int]
+    """numbers of rows; from the number of all on they begin anew, for rows without their thoughts.
+    Numbers, as the garbage collector goes through a hundred thousand objects again and again"""
+
+    def place(self, at: int) -> _Place:
+        repeats, number = divmod(self.order[at], self.starts[-1])
+        rows = bisect_right(self.starts, number) - 1
+        return _Place(rows, number - self.starts[rows], bool(repeats))
 
 
 class MixedStream:

@@ -71,7 +71,7 @@ def refuse_unread(row: Fields) -> None:
 
 
 def read_tools(row: Fields, name: str) -> tuple[Tool, ...]:
-    """Of the column of this name, or of `tools`. Raises BadRow."""
+    """Reads the column of this name, or `tools`. Raises BadRow."""
     return tools_of(row.column(name) if name else row.get("tools"))
 
 
@@ -112,7 +112,7 @@ def _check_same(row: Fields, talk: str, turns: list[Turn], reading: Reading) -> 
 
 
 def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn], str]:
-    """Of a row that holds its question and its answer in two columns."""
+    """Reads a row that holds its question and its answer in two columns."""
     found = question_and_answer(row) or ("prompt", "completion")
     name, said = columns.prompt or found[0], columns.completion or found[1]
     asked = read_asked(row, name, reading, auto=not columns.prompt)
@@ -142,7 +142,7 @@ def _refuse_labels(row: Fields) -> None:
 
 
 def _thought(row: Fields) -> str | None:
-    """What the assistant thinks before an answer that is a text."""
+    """Reads the assistant's thought before an answer that is a text."""
     value: Any = row.same(THOUGHTS)
     if isinstance(value, bool) or value in ("on", "off"):
         raise BadRow(Reason.COLUMNS, "has a column that turns thinking on or off; it is not read")

@@ -70,7 +70,7 @@ class Turn(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a whole row says of how its messages are read."""
+    """How the messages of a row are read, as the whole row says it."""
 
     layout: Layout
     tools: Sequence[Tool]
@@ -132,7 +132,7 @@ def _read_text(text: str, name: str) -> Any:
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Not of a list of messages that a table holds as text."""
+    """Whether it is a text, and no list of messages that a table holds as text."""
     return isinstance(value, str) and not _WRITTEN_LIST.match(value)
 
 

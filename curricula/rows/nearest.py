@@ -44,7 +44,7 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
 
 
 def nearest_prompt(values: Mapping[str, Any]) -> str:
-    """Of a row that asks nothing, in the same way."""
+    """Says what to do with a row that asks nothing, in the same way."""
     for name, value in values.items():
         if _is_talk(value):
             return f"; `{name}` looks like messages: name it in columns.prompt"

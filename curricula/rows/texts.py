@@ -21,7 +21,7 @@ _KINDS: Mapping[type, str] = {
 
 
 def shallow(read: Callable[P, T]) -> Callable[P, T]:
-    """What reads a row, of which one that is nested too deeply is a bad one."""
+    """Makes a bad row of one that is nested too deeply for `read`."""
 
     @wraps(read)
     def reader(*given: P.args, **named: P.kwargs) -> T:
@@ -70,7 +70,7 @@ _HARMLESS = ("cache_control", "annotations", "id", "index", "logprobs", "citatio
 
 
 def checked_text(text: str, where: str) -> str:
-    """As it is. Raises BadRow for half of a surrogate pair, which no file can hold."""
+    """Returns the text. Raises BadRow for half of a surrogate pair, which no file can hold."""
     if not text.isascii():
         _check_utf8(text, where, Reason.MESSAGES)
     return text

@@ -52,7 +52,8 @@ def _tool(value: Any, where: str) -> Tool:
 
 
 def _function(value: Any) -> dict[str, Any] | None:
-    """What a tool or a call holds under `function`, or is; None for what has no name."""
+    """The function of a tool or a call, under `function` or the object itself; None for one without
+    a name."""
     if not isinstance(value, dict):
         return None
     given = cast("dict[str, Any]", value)

@@ -20,7 +20,7 @@ _TAG = re.compile(r"think|tool_call>|tool_response>|tools>|arg_key>|arg_value>")
 
 
 class ControlTokens:
-    """Those of one tokenizer and template."""
+    """The control tokens of one tokenizer and template."""
 
     def __init__(
         self, template: str, added: Mapping[int, AddedToken], ends: frozenset[int], written: str

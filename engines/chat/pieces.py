@@ -66,13 +66,13 @@ class Pieces:
         return full, full.rfind(_MARK) + len(_MARK)
 
     def earlier(self) -> tuple[str, int]:
-        """The same of a turn that another message follows."""
+        """A conversation, and where the text of a turn ends that another message follows."""
         said = Message("assistant", _MARK)
         text = self.template.render([_USER, said, _USER], open_turn=True)
         return text, text.find(_MARK) + len(_MARK)
 
     def called(self) -> tuple[str, int]:
-        """The same of a turn with tool calls."""
+        """A conversation, and where the text of a turn with tool calls ends."""
         try:
             text = self.template.render([_USER, _CALLER, Message("tool", _MARK)], open_turn=True)
         except InputError:  # it may know calls and no results

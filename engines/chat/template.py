@@ -126,7 +126,7 @@ class _Generation(Extension):
 
 
 class _MarkedGeneration(_Generation):
-    """The same, with marks around it."""
+    """A generation block with marks around it."""
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         return [_written(START), *super().parse(parser), _written(END)]

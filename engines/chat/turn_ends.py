@@ -14,7 +14,7 @@ from engines.chat.tokenized import TokenizedText
 
 
 class TurnEnds:
-    """Those of one template."""
+    """The ends of turns under one template."""
 
     def __init__(
         self,

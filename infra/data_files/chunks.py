@@ -91,7 +91,7 @@ def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:
 
 
 class _Joined(io.RawIOBase):
-    """What was read of a file, and what comes after it: not every compression can go back."""
+    """A file of which the head has been read, from its start: not every compression can go back."""
 
     def __init__(self, head: bytes, rest: Any) -> None:
         super().__init__()

@@ -110,13 +110,13 @@ def _subsets(fs: Any, folder: str, *, is_named: bool) -> dict[str, Splits]:
 
 
 def _saved(fs: Any, folder: str) -> list[str]:
-    """Of a folder that `datasets` wrote with `save_to_disk`."""
+    """The files of a folder that `datasets` wrote with `save_to_disk`."""
     state = json.loads(fs.cat_file(f"{folder}/{_STATE}"))
     return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
 
 
 def _declared(fs: Any, folder: str) -> Iterator[tuple[str, Splits]]:
-    """What the README of a Hub repository says of its files. The default subset has that name."""
+    """The splits that the README of a Hub repository declares. The default subset has that name."""
     if not fs.isfile(f"{folder}/README.md"):
         return
     front = _FRONT.match(fs.cat_file(f"{folder}/README.md").decode(errors="replace"))

@@ -28,7 +28,7 @@ _NEAR_END = 16
 
 
 def form_of(head: bytes, name: str) -> Form:
-    """What a file is that begins so: a name says little, as arrays and lines are both `.json`."""
+    """The form of a file that begins so. A name says little: arrays and lines are both `.json`."""
     text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     first, _, rest = text.partition(b"\n")
     if text.startswith(b"["):

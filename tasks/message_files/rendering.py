@@ -35,7 +35,7 @@ class Renderer:
         return cls(Chat.load(folder), model_shape(read_config(folder)).max_positions)
 
     def render(self, conversation: Conversation) -> TokenSequence:
-        """Its tokens; the mask is 1 where the assistant wrote and is to be learned. Raises BadRow.
+        """Gives tokens; the mask is 1 where the assistant wrote and is to be learned. Raises BadRow.
 
         A thought comes where a message has one: as `reasoning`, or between think tags at the start
         of the text, if the template has a place for it.
@@ -54,7 +54,7 @@ class Renderer:
         return not any(m.reasoning or m.content.lstrip().startswith(_THINK) for m in said)
 
     def without_thoughts(self, conversation: Conversation) -> Conversation | None:
-        """The same for an answer with thinking off; None of one in which nobody thinks, or which
+        """The conversation for an answer with thinking off; None where nobody thinks in it, or it
         is bad."""
         try:
             messages = tuple(map(_with_thought, conversation.messages))
@@ -68,7 +68,7 @@ class Renderer:
     def render_all(
         self, conversations: Sequence[Conversation | BadRow]
     ) -> list[TokenSequence | BadRow]:
-        """The same of several at once, which is faster; with those that are bad in their places."""
+        """Renders several at once, which is faster; those that are bad stay in their places."""
         texts = [self._text_or_fault(each) for each in conversations]
         good = [text for text in texts if isinstance(text, TrainingText)]
         encoded = iter(self.chat.masked_ids(good))

@@ -35,7 +35,7 @@ class Renderer:
         return cls(Chat.load(folder), model_shape(read_config(folder)).max_positions)
 
     def render(self, conversation: Conversation) -> TokenSequence:
-        """Gives tokens; the mask is 1 where the assistant wrote and is to be learned. Raises BadRow.
+        """Tokens; the mask is 1 where the assistant wrote and is to be learned. Raises BadRow.
 
         A thought comes where a message has one: as `reasoning`, or between think tags at the start
         of the text, if the template has a place for it.

@@ -16,6 +16,7 @@ from flows.extend import Merged, entry_of
 from flows.recipe import NAME_PATTERN, Recipe
 from infra.errors import InputError
 from infra.home import home
+from infra.secret_references import written_secrets
 from tasks.model_folder.location import beside
 from tasks.served.named import is_stage
 
@@ -31,6 +32,15 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if node is not None and node.end_mark is None:  # it is still being read
             raise InputError(f"line {line}: an alias stands within what it names; write it out")
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _written_out(node, {}) > _MOST_NODES:
+            raise InputError(
+                f"its aliases stand for more than {_MOST_NODES} values when they are written out;"
+                " use fewer of them"
+            )
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -51,6 +61,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_MOST_NODES = 100_000
+"""values of a recipe, with each alias written out"""
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node has. Each is counted once, however many aliases name it."""
+    if id(node) not in known:
+        held: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+        below = (each for item in held for each in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_written_out(each, known) for each in below)
+    return known[id(node)]
+
+
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
@@ -64,6 +87,8 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Loader)
     except ValueError as error:  # a day that does not exist, e.g. 2024-13-45
         raise yaml.YAMLError(str(error)) from None
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def option_value(option: str, text: str) -> Any:
@@ -278,7 +303,7 @@ def _read_text(file: Path) -> str:
 def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None = None) -> Recipe:
     """`written` says which file wrote a field that is wrong, if it is not `where`."""
     try:
-        return Recipe.model_validate(data)
+        return _without_secrets(Recipe.model_validate(data), where)
     except ValidationError as error:
         places = [item["loc"] for item in error.errors(include_url=False)]
         files = [written.file_of(place) if written else "" for place in places]
@@ -287,6 +312,13 @@ def validate_recipe(data: Mapping[str, Any], where: str, written: Merged | None 
             for line, file in zip(explain(error, Recipe), files, strict=True)
         )
         raise InputError(f"{where}: the recipe has errors:\n{lines}") from None
+
+
+def _without_secrets(recipe: Recipe, where: str) -> Recipe:
+    """Raises InputError for a recipe with a token written out, before anything keeps it."""
+    if found := list(written_secrets(recipe.model_dump(mode="json"))):
+        raise InputError(f"{where}: the recipe has errors:\n" + "\n".join(f"  {f}" for f in found))
+    return recipe
 
 
 def set_field(data: dict[str, Any], change: str) -> None:

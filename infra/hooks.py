@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.errors import InputError
+from infra.secret_references import resolved, without_secrets
 
 _EXITS = "raised SystemExit({}): it must not end the program; remove sys.exit() or exit()"
 
@@ -53,15 +54,16 @@ def resolve(kind: str, name: str, builtins: Mapping[str, str]) -> Callable[..., 
 
 
 def construct(kind: str, name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """`factory(**options)`, with wrong options explained."""
+    """`factory(**options)` with the secrets that they refer to; wrong options are explained."""
     check_options(kind, name, factory, options)
     try:
-        return factory(**options)
+        return factory(**resolved(options))
     except InputError as error:
-        raise InputError(f"{kind} {name!r}: {error}") from error
+        raise InputError(f"{kind} {name!r}: {without_secrets(str(error), options)}") from error
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{kind} {name!r} does not accept its options {dict(options)}: {error}"
+            f"{kind} {name!r} does not accept its options {dict(options)}:"
+            f" {without_secrets(str(error), options)}"
         ) from error
     except SystemExit as error:
         raise InputError(f"{kind} {name!r}: its constructor {_EXITS.format(error)}") from error

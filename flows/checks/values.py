@@ -10,6 +10,7 @@ from engines.megatron.spec import Optimizer
 from flows.checks.engines import model_config
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
+from infra.secret_references import written_secrets
 from tasks.stage import StageSpec
 
 _RESERVE = 8
@@ -19,6 +20,7 @@ _RESERVE = 8
 def value_problems(recipe: Recipe, plan: Sequence[PlannedStage]) -> Iterator[str]:
     """Each as `field.path: what it is; what is allowed`."""
     yield from _not_finite(recipe.model_dump(), ())
+    yield from written_secrets(recipe.model_dump(mode="json"))
     yield from _vocabulary(recipe)
     for stage in plan:
         yield from _mini_batches(stage.where, stage.spec)

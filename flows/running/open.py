@@ -11,7 +11,7 @@ from flows.checks.recipe import check_recipe
 from flows.reports.page import report_path
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun
-from flows.running.secrets import block_secrets
+from flows.running.secrets import named_secrets
 from flows.running.tracked_run import TrackedRun
 from infra.cluster import Cluster
 from infra.errors import InfrastructureError, InputError
@@ -47,7 +47,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
     stack = load_stack() if head.in_process else running_stack()
     files = read_hooks(recipe.hooks, recipe.data)
-    secrets = block_secrets(recipe.storage.credentials)
+    secrets = named_secrets(recipe)
     place = RunPlace(
         store=record.store,
         artifacts=ArtifactStore(record.store, home() / "cache"),

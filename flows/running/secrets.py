@@ -14,10 +14,12 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from flows.recipe import Recipe
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
 from infra.processes.secret_file import not_secrets
 from infra.proxies import unusable
+from infra.secret_references import missing, secret_names
 from infra.stack import Stack, load_stack
 from infra.stack.flow_jobs import is_elsewhere
 
@@ -51,6 +53,20 @@ def block_secrets(block: str) -> dict[str, str]:
             f"tributary secret {block} AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY"
         )
     return _variables(block, held)
+
+
+def named_secrets(recipe: Recipe) -> dict[str, str]:
+    """What jobs of the recipe are handed: the block's variables, and those of this environment that
+    its options refer to. Raises InputError for one that is in neither, and as `block_secrets` does.
+    """
+    held = block_secrets(recipe.storage.credentials)
+    for name in sorted(secret_names(recipe.model_dump(mode="json")) - held.keys()):
+        if not os.environ.get(name):
+            raise InputError(f"recipe {recipe.name}: {missing(name)}")
+        if any(not_secrets([name])):
+            raise InputError(f"recipe {recipe.name}: `secret:{name}`: {name} decides what runs")
+        held[name] = os.environ[name]
+    return held
 
 
 def use_secrets(block: str) -> None:

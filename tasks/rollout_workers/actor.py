@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engines.devices.address import ProcessAddress, address_of_this_actor
 from engines.rollout.workers.messages import News, RollRequest
@@ -38,6 +39,8 @@ class WorkerSetup:
     seed: int
     roles: Mapping[str, RoleAddress]
     """models that rewards ask, with this worker's share of their places"""
+    secrets: Mapping[str, str] = field(repr=False)
+    """by name, those that options of the domains refer to"""
 
 
 class RolloutWorkerActor:
@@ -49,6 +52,7 @@ class RolloutWorkerActor:
 
     async def open(self, setup: WorkerSetup) -> ProcessAddress:
         """Raises InputError for a part that cannot be built."""
+        os.environ.update(setup.secrets)
         install_hooks(setup.hooks)
         with temporary_folder() as folder:
             for name, content in setup.chat_files.items():

@@ -17,6 +17,7 @@ from engines.rollout.workers.messages import WorkerHandle
 from engines.rollout.workers.worker_pool import WorkerPool
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
+from infra.secret_references import secrets_of
 from tasks.domain import Domain, ScoredDomain
 from tasks.resources import context_length
 from tasks.rollout_workers.actor import WorkerSetup
@@ -69,6 +70,7 @@ class Rollers:
             most_turns=client.most_turns and max(client.most_turns // workers, 1),
             context_length=length,
             seed=self._seed,
+            secrets=secrets_of([domain.model_dump(mode="json") for domain in self._domains]),
             roles={name: at.shared_by(workers) for name, at in self._roles.addresses.items()},
         )
         if self._pool is None or setup != self._setup:

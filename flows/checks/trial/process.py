@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import TrialRequest
 from infra.code.undeclared_reads import undeclared_reads, watch_reads
+from infra.secret_references import secret_names
 from infra.user_files import install_hooks, read_hooks
 
 
@@ -45,6 +46,8 @@ class Telling:
 def main() -> None:
     output, stack = Path(sys.argv[1]), Path(sys.argv[2])
     request = TrialRequest.model_validate_json(sys.stdin.buffer.read())
+    for name in secret_names(request.model_dump(mode="json")):
+        os.environ.setdefault(name, "unknown-here")  # a trial looks at the recipe, on any machine
     channel = os.fdopen(os.dup(1), "w")
     with output.open("ab") as file:
         for stream in (1, 2):

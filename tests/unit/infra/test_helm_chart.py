@@ -70,6 +70,43 @@ def test_helm_finds_nothing_wrong() -> None:
     assert told in ([], ["icon is recommended"])
 
 
+def pods(manifest: Any) -> list[dict[str, Any]]:
+    """Every pod that a manifest, or JSON within it, describes."""
+    if isinstance(manifest, str) and manifest.startswith("{\n"):
+        manifest = json.loads(manifest)
+    if isinstance(manifest, list):
+        return [pod for each in manifest for pod in pods(each)]
+    if not isinstance(manifest, dict):
+        return []
+    own = [manifest] if "containers" in manifest else []
+    return own + [pod for each in manifest.values() for pod in pods(each)]
+
+
+def test_no_pod_is_root_or_keeps_a_capability_and_the_network_is_closed_to_others() -> None:
+    for values, count in ((KEY, 1), (SEVERAL, 3), (JOBS, 3)):
+        made = rendered(values)
+        found = pods(list(made.values()))
+        assert len(found) == count
+        for pod in found:
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["runAsUser"] > 0
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for each in pod["containers"]:
+                assert each["securityContext"] == {
+                    "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}
+                }  # fmt: skip
+        policy = made["NetworkPolicy"]["spec"]
+        inside, outside = policy["ingress"]
+        assert inside == {"from": [{"podSelector": policy["podSelector"]}]}
+        assert [each["port"] for each in outside["ports"]] == [4200, 5000, 8265]
+    assert "NetworkPolicy" not in rendered({**KEY, "networkPolicy": {"enabled": False}})
+
+
+def test_every_image_of_compose_has_a_tag() -> None:
+    services = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())["services"]
+    assert all(":" in service["image"] for service in services.values())
+
+
 @pytest.mark.parametrize(
     "values", [KEY, FULL, {"existingSecret": "mine"}, SEVERAL, JOBS, {**SEVERAL, **JOBS}]
 )

@@ -52,7 +52,7 @@ job_configuration:
                 {{- include "tributary.env" . | nindent 16 }}
               envFrom:
                 - secretRef: {name: {{ include "tributary.secret" . }}}
-              securityContext: {allowPrivilegeEscalation: false}
+              securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
               resources: {{- include "tributary.resources" .Values.prefectWorker.flows | nindent 16 }}
               volumeMounts:
                 - {name: home, mountPath: /var/lib/tributary}

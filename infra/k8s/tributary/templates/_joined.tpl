@@ -36,7 +36,7 @@ spec:
         timeoutSeconds: 10
       livenessProbe:
         exec: {command: ["true"]}
-      securityContext: {allowPrivilegeEscalation: false}
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
       resources: {{- include "tributary.resources" $group | nindent 8 }}
       volumeMounts:
         - {name: home, mountPath: /var/lib/tributary}

@@ -61,7 +61,7 @@ spec:
       livenessProbe:
         exec: {command: ["true"]}
       {{- end }}
-      securityContext: {allowPrivilegeEscalation: false}
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
       resources: {{- include "tributary.resources" .Values | nindent 8 }}
       volumeMounts:
         - {name: home, mountPath: /var/lib/tributary}

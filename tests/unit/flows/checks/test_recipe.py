@@ -19,6 +19,11 @@ from tests.parts.recipe_parts import settings_of
 
 pytestmark = pytest.mark.unit
 
+BOMB = "\n".join(
+    ["data:", "  - &a0 [x, x, x, x, x, x, x, x, x]"]
+    + [f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 8)]
+)
+
 NAMES = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
@@ -78,6 +83,8 @@ def test_two_experts_of_one_name_are_refused(tmp_path: Path) -> None:
         ("name: {{ run }}", "line 2: a mapping or a list is no key"),
         ("? [a, b]", "line 2: a mapping or a list is no key"),
         ("experts: &e {agent: *e}", "line 2: an alias stands within what it names"),
+        (BOMB, "aliases stand for more than 100000 values"),
+        ("data: " + "[" * 5000, "nested too deeply"),
         ("data: &d [*d]", "line 2: an alias stands within what it names"),
     ],
 )

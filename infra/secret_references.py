@@ -1,0 +1,112 @@
+"""Secrets in the options of parts: referred to by name, never written out.
+
+An option's value `secret:NAME` stands for the environment variable NAME of the process that makes
+the part. A recipe is kept in records, artifacts, pages and cards, so it holds the name alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from infra.errors import InputError
+
+_REFERENCE = re.compile(r"secret:([A-Z][A-Z0-9_]*)")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_IN_VARIABLE = re.compile(r"TOKEN(?!S|IZ)|KEY(?![A-Z])|SECRET|PASSW|CREDENTIAL")
+"""what an environment variable that holds a secret is called"""
+_CERTAIN = re.compile(
+    r"(^|_)(api_?key|apikey|access_key|secret|secret_key|private_key|(access|auth|api|bearer)_token"
+    r"|passwd|password|passphrase|credentials?|authorization|cookie)$"
+)
+_LIKELY = re.compile(r"(^|_)(token|key)$")
+_SWITCH = re.compile(r"[\d.]{1,7}|(?i:true|false)")
+_RANDOM = re.compile(r"(?=.*\d)[A-Za-z0-9_\-./+=]{16,}")
+_TOKEN = re.compile(
+    r"\b(gh[opsu]_|github_pat_|glpat-|hf_|sk-|xox[abp]-|npm_|pypi-)(?=[\w-]*\d)[\w-]{12,}"
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|(?i:\b(bearer|basic) )(?=\S*\d)[\w.+/=-]{8,}"
+    r"|\b[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@"
+)
+"""what well-known secrets begin with, and addresses with a password"""
+_OPTIONS = ("options", "curriculum_options", "sglang", "engine_options", "env", "headers")
+"""settings below which a name tells what a text is"""
+
+
+def secret_names(value: Any) -> set[str]:
+    """The secrets that a value of any depth refers to."""
+    return {found[1] for _, text in _texts(value, ()) if (found := _REFERENCE.fullmatch(text))}
+
+
+def secrets_of(value: Any) -> dict[str, str]:
+    """The secrets that a value refers to, as far as this process has them."""
+    return {name: os.environ[name] for name in secret_names(value) if name in os.environ}
+
+
+def resolved(value: Any) -> Any:
+    """The value with secrets in place of references. Raises InputError for one that is not set."""
+    if isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+        if not (held := os.environ.get(found[1])):
+            raise InputError(missing(found[1]))
+        return held
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {key: resolved(each) for key, each in items} if secret_names(value) else value
+    if isinstance(value, list | tuple) and secret_names(value):
+        return [resolved(each) for each in cast("list[Any]", value)]
+    return value
+
+
+def missing(name: str) -> str:
+    return (
+        f"`secret:{name}` refers to {name}, which is not set here: export it and run"
+        f" `tributary secret BLOCK {name}`, and name the block in storage.credentials; or export it"
+        " before `tributary up`"
+    )
+
+
+def without_secrets(text: str, options: Any) -> str:
+    """The text of an error, with references in place of what they stand for."""
+    for name in secret_names(options):
+        if held := os.environ.get(name):
+            text = text.replace(held, f"secret:{name}")
+    return text
+
+
+def written_secrets(settings: Any) -> Iterator[str]:
+    """What stands in settings and looks like a secret, each as `field.path: what to write`. No line
+    holds any of it."""
+    for at, text in _texts(settings, ()):
+        named = at[-1] if at and any(part in _OPTIONS for part in at[:-1]) else ""
+        if text and not _REFERENCE.fullmatch(text) and _is_secret(named, text):
+            name = re.sub(r"\W", "_", at[-1]).upper() if at else ""
+            name = name if _VARIABLE.fullmatch(name) else "MY_TOKEN"
+            yield (
+                f"{'.'.join(at)}: looks like a secret, and a recipe is kept in records and model"
+                f" cards; write `secret:{name}`, which stands for the environment variable {name}"
+                f" (`tributary secret BLOCK {name}` keeps it in the block that storage.credentials"
+                " names)"
+            )
+
+
+def _is_secret(name: str, text: str) -> bool:
+    if _TOKEN.search(text):
+        return True
+    if _VARIABLE.fullmatch(name):
+        return _IN_VARIABLE.search(name) is not None and not _SWITCH.fullmatch(text)
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name).lower()
+    likely = _LIKELY.search(plain) is not None and _RANDOM.fullmatch(text) is not None
+    return likely or _CERTAIN.search(plain) is not None
+
+
+def _texts(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, each in cast("Mapping[Any, Any]", value).items():
+            yield from _texts(each, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(cast("list[Any]", value)):
+            yield from _texts(each, (*at, str(index)))

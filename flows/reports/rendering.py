@@ -56,8 +56,10 @@ def _inlined(name: str) -> Markup:
 
 
 def data_block(value: Any) -> str:
-    """JSON that may stand inside a script element: ASCII without `<`, `>` and `&`."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """JSON that may stand inside a script element: ASCII without `<`, `>` and `&`. A number that
+    JSON has no word for is text, which JavaScript's `Number` takes: "NaN"."""
+    plain = json.loads(json.dumps(value), parse_constant=str)
+    text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

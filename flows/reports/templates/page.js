@@ -286,7 +286,7 @@
   function tokenText(s, a, i) {
     const lines = [`${JSON.stringify(pieces[s.tokens[i]])} (id ${s.tokens[i]})`];
     if (s.mask[i] !== "1") lines.push("not trained on");
-    if (a.logprob !== undefined) lines.push(`logprob ${a.logprob.toFixed(3)} (probability ${number(Math.exp(a.logprob))})`);
+    if (a.logprob !== undefined) lines.push(`logprob ${Number(a.logprob).toFixed(3)} (probability ${number(Math.exp(a.logprob))})`);
     if (a.difference !== undefined) lines.push(`trainer - engine: ${signed(a.difference)}`);
     if (a.version !== undefined) lines.push(`weight version ${a.version}`);
     return lines.join("\n");

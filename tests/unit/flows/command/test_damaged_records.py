@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.command.top import Watched
+from flows.reports.rendering import data_block
 from flows.running.records import RunRecord, RunState, StageRecord, damaged_entries, find_run
 from flows.running.run_lock import working_on
 from infra.errors import DamagedRecord
@@ -151,3 +152,8 @@ def test_a_stage_s_nan_and_infinities_are_kept_in_its_record() -> None:
     found = record.stages()["agent-rl"].metrics
     assert math.isnan(found.pop("loss"))
     assert found == {"most": math.inf, "least": -math.inf, "one": 1.0}
+
+
+def test_a_page_s_data_are_json_also_with_nan_and_infinities() -> None:
+    text = data_block({"a": [math.nan, -math.inf, 0.5], "b": "NaN <"})
+    assert text == '{"a":["NaN","-Infinity",0.5],"b":"NaN \\u003c"}'

@@ -80,7 +80,7 @@ proof: install
 
 # The sandbox under each confinement that a kernel may offer, and as a container where podman or
 # docker runs; `make test` has the main ones.
-SANDBOX_TESTS := $(addprefix tests/integration/infra/test_sandbox,.py _attacks.py _contract.py)
+SANDBOX_TESTS := $(addprefix tests/integration/infra/test_sandbox,.py _attacks.py _matrix.py _contract.py)
 sandbox: install
 	image=$${TRIBUTARY_TEST_SANDBOX_IMAGE:-$$($(BIN)/python -m tests.programs.sandbox_image)}; \
 	TRIBUTARY_TEST_EACH_CONFINEMENT=1 TRIBUTARY_TEST_SANDBOX_IMAGE=$$image $(BIN)/pytest -q $(SANDBOX_TESTS)

@@ -19,7 +19,7 @@ from engines.agents.limits import SessionLimits
 from engines.agents.meaning import Meaning
 from engines.agents.session_record import SessionRecord
 from engines.agents.trajectory import Kind, Place, Trajectory, Turn
-from engines.agents.wire.request import Answer, Refusal, Request
+from engines.agents.wire.request import MOST_PARTS, Answer, Refusal, Request
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.drivers.session_host import Turn as HostTurn
@@ -28,6 +28,8 @@ from infra.errors import InfrastructureError, InputError
 from infra.json_text import json_bytes
 
 Messages: TypeAlias = tuple[Message, ...]
+_LONG_TEXT = 32 << 10
+"""bytes of a request beyond which its tokens are found beside the event loop"""
 _DELIVERY_S = 5.0
 """for answers that are on their way to a client when the session ends"""
 
@@ -45,6 +47,16 @@ class _Begun:
     kept: int
     """tokens of the line that stay if the turn does not"""
     begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where a request continues, and what it adds there."""
+
+    place: Place
+    context: Messages
+    problem: Problem
+    ids: list[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +85,8 @@ class AgentSession:
         self._limits = limits
         self._record = SessionRecord(host.temperature)
         self._lines: list[TokenSession] = []
-        self._begun = 0
+        self._begun = self._counted = 0
+        self._reading = asyncio.Lock()
         self._under_way: list[_UnderWay] = []
         self._in_use: list[TokenSession] = []
         """lines of turns under way"""
@@ -96,7 +109,7 @@ class AgentSession:
         turn: Turn | None = None
         begun: _Begun | None = None
         try:
-            begun = self._begin(request)
+            begun = await self._begin(request)
             made, turn = await self._sample(begun, request)
             under_way.is_sampled = True
             yield _answer(made, turn)
@@ -127,14 +140,20 @@ class AgentSession:
         if tasks := sampling | delivering:
             await asyncio.wait(tasks)
 
-    def count(self, request: Request) -> int:
+    async def count(self, request: Request) -> int:
         """Tokens of the prompt that a request would have. Raises Refusal."""
-        place, context, problem = self._place(request)
+        self._refuse_if_busy()
+        if self._counted >= self._limits.counts:
+            said = f"a session may ask for {self._limits.counts} counts of tokens"
+            raise Refusal(429, said, "rate_limit_exceeded")
+        self._counted += 1
+        under_way = _UnderWay(None)
+        self._under_way.append(under_way)
         try:
-            ids = appended_ids(self._host.chat, problem, place.turn, context)
-        except InputError as error:
-            raise Refusal(400, str(error)) from error
-        return len(place.turn.tokens) + len(ids)
+            placed = await self._placed(request)
+        finally:
+            self._under_way.remove(under_way)
+        return len(placed.place.turn.tokens) + len(placed.ids)
 
     def remember(self, name: str, request: Request, answer: Answer) -> None:
         """A conversation that a later request may name instead of sending it again."""
@@ -161,23 +180,23 @@ class AgentSession:
         judged = [*_judged(last), *([] if answer is None else [Message("assistant", answer)])]
         return self._host.finish(end, judged, lines, files=files, notes=notes)
 
-    def _admit(self) -> None:
+    def _refuse_if_busy(self) -> None:
         self._refuse_if_over()
         if len(self._under_way) >= self._limits.parallel:
             at_once = f"{self._limits.parallel} requests at the same time are the limit"
             raise Refusal(429, f"{at_once} of a session; wait for an answer", "rate_limit_exceeded")
+
+    def _admit(self) -> None:
+        self._refuse_if_busy()
         if self._begun >= self._limits.turns:
             self._end(End(Status.TRUNCATED, f"limit of {self._limits.turns} turns"))
             self._refuse_if_over()
         self._begun += 1
 
-    def _begin(self, request: Request) -> _Begun:
+    async def _begin(self, request: Request) -> _Begun:
         """Find the turn's place, and put what leads to it into a line. Raises Refusal."""
-        place, context, problem = self._place(request)
-        try:
-            ids = appended_ids(self._host.chat, problem, place.turn, context)
-        except InputError as error:
-            raise Refusal(400, str(error)) from error
+        placed = await self._placed(request)
+        place, context, problem, ids = placed.place, placed.context, placed.problem, placed.ids
         base = place.turn
         if any(message.role == "assistant" for message in context):
             base, ids = self.tree.find_by_tokens(place, ids)
@@ -208,8 +227,31 @@ class AgentSession:
         self._lines.append(line)
         return line, len(line.tokens)
 
+    async def _placed(self, request: Request) -> _Placed:
+        """The place of a request as it is now, and the tokens that follow it. Raises Refusal."""
+        before = self._answers.get(request.previous, ())
+        if request.size + sum(len(message.content) for message in before) <= _LONG_TEXT:
+            return self._appended(*self._place(request))
+        async with self._reading:  # one at a time, beside the event loop: the threads are few
+            while True:
+                found = self._place(request)
+                placed = await asyncio.to_thread(self._appended, *found)
+                self._refuse_if_over()
+                if self._place(request)[0] == placed.place:  # no other turn came or went
+                    return placed
+
+    def _appended(self, place: Place, context: Messages, problem: Problem) -> _Placed:
+        try:
+            ids = appended_ids(self._host.chat, problem, place.turn, context)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error
+        return _Placed(place, context, problem, ids)
+
     def _place(self, request: Request) -> tuple[Place, Messages, Problem]:
         messages = self._conversation(request)
+        if len(messages) > MOST_PARTS:
+            said = f"a conversation may have {MOST_PARTS} messages"
+            raise Refusal(413, said, "request_too_large")
         if not messages or messages[-1].role == "assistant":
             raise Refusal(400, "messages: the last one must be of the user or of a tool")
         problem = replace(self._problem, tools=request.tools)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import orjson
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _WHOLE = b"application/json"
 _STREAM = b"text/event-stream; charset=utf-8"
+_LONG_BODY = 64 << 10
+"""bytes beyond which a request is read beside the event loop"""
 _PIECE = 64 << 10
 """bytes of a stream that are sent at once"""
 
@@ -68,19 +71,21 @@ class Exchange:
             except (_ClientGone, ClientDisconnect):
                 raise
             except Exception as error:
-                _log.exception("a request of a harness could not be answered")
-                said = f"the gateway cannot answer this: {type(error).__name__}: {error}"
-                await self._refuse(Refusal(500, said, "server_error"))
+                await self._fail(error)
 
     async def count(self) -> None:
         """Answer it with the number of tokens that it has (Anthropic)."""
         with contextlib.suppress(_ClientGone, ClientDisconnect):
             try:
                 session, request = await self._read()
-                tokens = session.count(request)
+                tokens = await session.count(request)
                 await self._send_whole(200, orjson.dumps({"input_tokens": tokens}))
             except Refusal as refusal:
                 await self._refuse(refusal)
+            except (_ClientGone, ClientDisconnect):
+                raise
+            except Exception as error:
+                await self._fail(error)
 
     async def _read(self) -> tuple[AgentSession, Request]:
         session = self._find_session(self._http)
@@ -89,7 +94,11 @@ class Exchange:
                 body = await self._body()
         except TimeoutError:
             raise Refusal(408, f"no whole request in {self._limits.stall_s:g} s") from None
-        return session, self._wire.request(body)
+        if len(body) <= _LONG_BODY:
+            request = self._wire.request(body)
+        else:
+            request = await asyncio.to_thread(self._wire.request, body)
+        return session, replace(request, size=len(body))
 
     async def _body(self) -> bytes:
         most = self._limits.body
@@ -158,6 +167,11 @@ class Exchange:
     def _check_client(self) -> None:
         if self._gone is not None and self._gone.done():
             raise _ClientGone
+
+    async def _fail(self, error: Exception) -> None:
+        _log.error("a request of a harness could not be answered", exc_info=error)
+        said = f"the gateway cannot answer this: {type(error).__name__}: {error}"
+        await self._refuse(Refusal(500, said, "server_error"))
 
     async def _refuse(self, refusal: Refusal) -> None:
         if not self._has_begun:

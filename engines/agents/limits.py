@@ -17,6 +17,8 @@ class SessionLimits:
     """lines of tokens: each branch is one"""
     parallel: int = 16
     """requests at the same time"""
+    counts: int = 2000
+    """requests that only count tokens"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def unpack(packed: bytes, folder: str) -> None:
         if stat.S_ISLNK(mode):
             os.symlink(last, path)
         elif stat.S_ISDIR(mode):
-            os.makedirs(path, exist_ok=True)
+            _make_folders(path)
             os.chmod(path, 0o700 | stat.S_IMODE(mode))
         else:
             write_file(path, packed[position : position + last], stat.S_IMODE(mode))
@@ -129,12 +129,23 @@ def read_file(path: str, most: int) -> bytes:
 
 def write_file(path: str, content: bytes, mode: int = 0o644) -> None:
     """A file that replaces what has its name, in folders that are made; raises OSError."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _make_folders(os.path.dirname(path))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, mode), "wb") as file:
         file.write(content)
+
+
+def _make_folders(path: str) -> None:
+    """`os.makedirs` calls itself for each folder, and would end at a thousand."""
+    missing: list[str] = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
 
 
 def _packed(index: list[list[str | int]], contents: list[bytes]) -> bytes:
@@ -144,11 +155,17 @@ def _packed(index: list[list[str | int]], contents: list[bytes]) -> bytes:
 
 def _walk(folder: str) -> Iterator[tuple[str, str]]:
     """Path and relative path of all below a folder, a folder before what is in it, in order."""
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            path = os.path.join(place, name)
-            yield path, os.path.relpath(path, folder)
+    pending = [folder]
+    while pending:
+        place = pending.pop()
+        inner: list[str] = []
+        with os.scandir(place) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            yield entry.path, entry.path[len(folder) + 1 :]
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(entry.path)
+        pending += reversed(inner)
 
 
 def _parents(path: str) -> Iterator[str]:

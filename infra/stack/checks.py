@@ -42,6 +42,7 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 
 def _sandbox() -> Check:
+    from infra.sandbox.kinds import bubblewrap
     from infra.sandbox.python import level
 
     found = level()
@@ -49,6 +50,12 @@ def _sandbox() -> Check:
         "allow user namespaces or run a kernel with Landlock, or `sandbox: unsafe` in the recipe"
     )
     told = f"level `{found.name}`: {found}"
+    if found.holds and "namespaces" not in found.mechanisms:
+        told += "; not confined: a program keeps your user and sees that files exist"
+    agents = bubblewrap.refusal()
+    told += f"; no agents: {agents}" if agents else "; agents: bubblewrap"
+    if os.geteuid() == 0 and "namespaces" in found.mechanisms:
+        told += "; root is nobody inside"
     return Check("sandbox", found.holds, told, "" if found.holds else repair)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from engines.agents.wire.request import Refusal
+from engines.agents.wire.request import MOST_PARTS, Refusal
 from engines.types import Json, Tool, ToolCall
 from infra.json_text import json_bytes
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
+_MOST_BRACKETS = 200_000
+"""objects and lists of a body: reading more would take the time of others"""
 _PIECE = 256
 """characters of one event of a stream"""
 
@@ -35,8 +37,15 @@ Model = TypeVar("Model", bound=WireModel)
 
 def read(model: type[Model], body: bytes) -> Model:
     """Raises Refusal that names the first field which is wrong."""
+    if body.count(b"{") + body.count(b"[") > _MOST_BRACKETS:
+        said = f"the body has more than {_MOST_BRACKETS} opening brackets"
+        raise Refusal(413, said, "request_too_large")
     try:
-        return model.model_validate(orjson.loads(body))
+        loaded = orjson.loads(body)
+        if _parts(loaded) > MOST_PARTS:
+            said = f"a conversation may have {MOST_PARTS} messages, parts of them and tools"
+            raise Refusal(413, said, "request_too_large")
+        return model.model_validate(loaded)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"the body is not valid JSON: {error}") from None
     except ValidationError as error:
@@ -45,6 +54,25 @@ def read(model: type[Model], body: bytes) -> Model:
         raise Refusal(400, f"{where}: {first['msg']}") from None
     except RecursionError:
         raise Refusal(400, "the body is nested too deep") from None
+
+
+def _parts(body: object) -> int:
+    """Items of the lists of a body, and of lists in these items."""
+    found = 0
+    for value in _values(body):
+        if isinstance(value, list):
+            items = cast("list[object]", value)
+            inner = (len(each) for item in items for each in _values(item) if _is_list(each))
+            found += len(items) + sum(inner)
+    return found
+
+
+def _values(item: object) -> Iterable[object]:
+    return cast("dict[str, object]", item).values() if isinstance(item, dict) else ()
+
+
+def _is_list(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list)
 
 
 def text_of(content: str | Sequence[Part] | None, where: str) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from engines.types import AssistantTurn, Json, Message, Tool
 
+MOST_PARTS = 10_000
+"""messages, pieces of them and tools of a conversation"""
 MODEL = "policy"
 """the name of the model that a session is given, whatever a request asks for"""
 
@@ -35,6 +37,8 @@ class Request:
     """whether a stream is to end with the counts of tokens (Chat Completions)"""
     previous: str = ""
     """id of the answer before its messages, where they are only the new ones (Responses)"""
+    size: int = 0
+    """bytes that it came in"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def serve(source: int, sink: int, place: Place) -> None:
             answer, content = _answer(place, request, body, (source, sink))
         except OwnerGone:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, MemoryError) as error:
             answer, content = {"error": f"{type(error).__name__}: {error}"}, b""
         write_all(sink, encode(answer, content))
 
@@ -55,7 +55,11 @@ def _answer(
         case "restore":
             empty(place.folder)
             unpack(body, place.folder)
-            _check_room(place, 0, request["disk"])
+            try:
+                _check_room(place, 0, request["disk"])
+            except ValueError:
+                empty(place.folder)
+                raise
         case "listen":
             return _listen(request["ports"], sink)
         case unknown:

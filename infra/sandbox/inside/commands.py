@@ -17,6 +17,8 @@ from infra.sandbox.trees import used
 
 LOOK_SECONDS = 0.02
 """between two looks at what the kernel does not bound: files, processes, memory of all"""
+_BUFFER_BYTES = {"sockets:": 512 << 10, "TCP:": 4 << 20, "TCP6:": 4 << 20}
+"""most of one socket: its queue counts in blocks, and TCP lets it grow"""
 _CHUNK = 1 << 16
 _AGENT = "1"
 
@@ -157,10 +159,11 @@ class _Watch:
             return False
         self._bury_orphans()
         running = _processes()
-        most, addresses = self._limits["processes"], self._limits["memory"]
-        if len(running) > most or self._limits["resident"] >= most * addresses:
-            return len(running) > most
-        return _resident(running) > self._limits["resident"]
+        processes = self._limits["processes"]
+        if len(running) > processes:
+            return True
+        most = min(self._limits["resident"], processes * self._limits["memory"])
+        return _resident(running) + _buffers() > most
 
     def _bury_orphans(self) -> None:
         """Ended processes that lost their parent are the agent's, the first process."""
@@ -188,6 +191,17 @@ class _Watch:
 def _processes() -> list[str]:
     """Processes of this PID namespace beside the agent, its first."""
     return [name for name in os.listdir("/proc") if name.isdigit() and name != _AGENT]
+
+
+def _buffers() -> int:
+    """Bytes that the sockets of this network may hold in the kernel, whoever has them open: what
+    they do hold is not told. Their sizes cannot be raised (`seccomp.py`)."""
+    found = 0
+    for file in ("/proc/net/sockstat", "/proc/net/sockstat6"):
+        with contextlib.suppress(OSError), open(file, encoding="ascii") as counts:
+            for kind, _, number, *_ in map(str.split, counts):
+                found += _BUFFER_BYTES.get(kind, 0) * int(number)
+    return found
 
 
 def _resident(processes: Sequence[str]) -> int:

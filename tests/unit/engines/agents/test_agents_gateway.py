@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,12 @@ import pytest
 
 from engines.agents.agent_session import AgentSession
 from engines.agents.limits import GatewayLimits, SessionLimits
-from engines.rollout.drivers.session_host import End
+from engines.chat.chat import Chat
+from engines.chat.folder import load_chat_folder
+from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.types import Message, Status
-from tests.parts.agent_parts import Script, served, session_of
+from tests.parts.agent_parts import PROBLEM, Script, served, session_of
+from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, chat_folder
 
 pytestmark = pytest.mark.unit
 
@@ -208,3 +212,68 @@ async def test_a_fault_of_our_own_is_an_error_of_the_format(streamed: bool) -> N
     assert '"type":"error"' in said.text
     assert "the gateway cannot answer this: JSONDecodeError" in said.text
     assert not session.tree.turns
+
+
+LONG = {
+    "one long message": [{"role": "user", "content": "ab cd\n" * 120_000}],
+    "many messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    * 2_000
+    + [{"role": "user", "content": "x"}],
+    "a run of marks": [{"role": "user", "content": "a" + "\u0301\u0316" * 60_000}],
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+async def test_a_long_request_does_not_keep_others_waiting(what: str, tmp_path: Path) -> None:
+    chat = Chat(load_chat_folder(chat_folder(tmp_path, QWEN3, QWEN_TOKENS, "<|im_end|>")))
+    asked = Attempt(PROBLEM, "agents", chat.prompt_ids(PROBLEM), "g", 0, "g", 1.0, 999, 0, 100_000)
+    host = SessionHost(Script(lambda prompt: "hi").generate, chat, asked)
+    body = json.dumps({"messages": LONG[what]}).encode()
+    async with served(AgentSession(host, PROBLEM, SessionLimits())) as (url, key):
+        blocked: list[float] = []
+        watch = asyncio.create_task(_longest_pause(blocked))
+        counted = await post(url, key, f"{ANTHROPIC}/count_tokens", body)
+        asked_for = await post(url, key, CHAT, body)
+        watch.cancel()
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["input_tokens"] > 10_000
+    assert asked_for.status_code in (200, 400)
+    assert max(blocked) < 2.0, "tokens are found beside the event loop"
+
+
+async def _longest_pause(found: list[float]) -> None:
+    while True:
+        began = time.perf_counter()
+        await asyncio.sleep(0.01)
+        found.append(time.perf_counter() - began)
+
+
+async def test_counting_tokens_has_the_limits_of_a_session() -> None:
+    limits = SessionLimits(counts=2)
+    session = session_of(Script(lambda prompt: "hi"), limits=limits)
+    where = f"{ANTHROPIC}/count_tokens"
+    async with served(session) as (url, key):
+        told = [await post(url, key, where, HELLO) for _ in range(3)]
+        assert [answer.status_code for answer in told] == [200, 200, 429]
+        assert "2 counts of tokens" in told[2].text
+        session.over.set()
+        assert (await post(url, key, where, HELLO)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x"}] * 10_001},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 10_001}]},
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "t"}] * 10_001},
+        {"messages": [{"role": "user", "content": "x"}], "other": [[]] * 200_001},
+    ],
+    ids=["messages", "parts", "tools", "brackets"],
+)
+@pytest.mark.parametrize("path", [CHAT, ANTHROPIC, f"{ANTHROPIC}/count_tokens"])
+async def test_a_request_of_too_many_parts_is_refused(path: str, body: dict[str, Any]) -> None:
+    session = session_of(Script(lambda prompt: "hi"))
+    async with served(session) as (url, key):
+        answer = await post(url, key, path, body)
+    assert answer.status_code == 413
+    assert "10000 messages" in answer.text or "200000 opening brackets" in answer.text

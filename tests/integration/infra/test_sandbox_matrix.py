@@ -1,0 +1,150 @@
+"""Many attacks in every kind of sandbox, by one process and by one of many, by root and by a user;
+and what a sandbox may hold of the machine's memory and time.
+
+Attacks that take a test each are in `test_sandbox_attacks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.sandbox.contract import SandboxRefused, Snapshot
+from infra.sandbox.kinds import bubblewrap, process
+from infra.sandbox.limits import Limits
+from tests.parts.machine import until
+from tests.parts.sandbox_attacks import PROGRAM, attacks
+from tests.parts.sandbox_kinds import KINDS, starting
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bubblewrap of one process"])
+def test_none_of_many_attacks_works(kind: str) -> None:
+    """Tried by one process, and where the kind allows it by one of many; by root, where it runs the
+    tests, who is nobody inside."""
+    assert len(attacks()) >= 60
+    core, modes = Path("/proc/sys/kernel/core_pattern"), _modes()
+    before = core.read_text()
+    many = 64 if kind in ("bubblewrap", "container") else 1
+    with starting(kind.partition(" ")[0]) as start:
+        sandbox = start(Limits(60.0, processes=many, memory=1 << 30))
+        try:
+            told = sandbox.exec(["python", "-c", PROGRAM])
+        finally:
+            sandbox.stop()
+    assert (told.stdout, told.stderr) == ("tried\n", "")
+    assert (core.read_text(), _modes()) == (before, modes)
+
+
+@pytest.mark.parametrize("kind", ["process", "bubblewrap"])
+def test_none_of_many_attacks_works_for_another_user(kind: str) -> None:
+    """Root tries them as a user without rights, with the machine's own Python: that user may not
+    be able to read this one."""
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if os.geteuid() != 0 or python is None:
+        pytest.skip("needs root, which can be another user, and a Python of the machine")
+    tried = [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if subprocess.run(tried, check=False, user=1234, cwd="/").returncode:
+        pytest.skip(f"{python} is older than 3.11")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from infra.sandbox.kinds import bubblewrap, process\n"
+        "from infra.sandbox.limits import Limits\n"
+        f"kind, program = {kind!r}, {PROGRAM!r}\n"
+        "numbers = (1, 64) if kind == 'bubblewrap' else (1,)\n"
+        "for many in numbers:\n"
+        "  start = bubblewrap.start if kind == 'bubblewrap' else process.start\n"
+        "  with start(Limits(60.0, processes=many, memory=1 << 30)) as sandbox:\n"
+        "    told = sandbox.exec(['python', '-c', program])\n"
+        "    print(many, told.stdout, told.stderr)\n"
+    )
+    with tempfile.TemporaryDirectory() as home:
+        os.chown(home, 1234, 1234)
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+            user=1234, group=1234, extra_groups=[], cwd="/",
+            env={"TRIBUTARY_HOME": home, "TMPDIR": home, "PATH": os.environ["PATH"]},
+        )  # fmt: skip
+    if "No module named" in done.stderr:
+        pytest.skip(f"{python} lacks a package: {done.stderr.strip().splitlines()[-1]}")
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    expected = ["1 tried", "64 tried"] if kind == "bubblewrap" else ["1 tried"]
+    assert (lines, done.stderr) == (expected, "")
+
+
+def _modes() -> list[int]:
+    paths = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", os.__file__)
+    return [os.stat(path).st_mode for path in paths]
+
+
+def test_a_program_is_nobody_outside_too() -> None:
+    if why := bubblewrap.refusal():
+        pytest.skip(why)
+    for start in (bubblewrap.start, process.start):
+        with start(Limits(30.0, processes=2 if start is bubblewrap.start else 1)) as sandbox:
+            known = _users_of_children()
+            work = threading.Thread(
+                target=sandbox.exec, args=(["python", "-c", "import time; time.sleep(2)"],)
+            )
+            work.start()
+            until(lambda: len(_users_of_children()) > len(known), 10)  # noqa: B023
+            expected = os.geteuid() or 65534
+            newest = _users_of_children()[-1]
+            work.join()
+        assert newest == expected
+
+
+def _users_of_children() -> list[int]:
+    """On this machine, the newest last."""
+    found = [(child.pid, child.uids().effective) for child in psutil.Process().children(True)]
+    return [user for _, user in sorted(found)]
+
+
+def test_socket_buffers_count_as_memory() -> None:
+    if why := bubblewrap.refusal():
+        pytest.skip(why)
+    code = (
+        "import socket, time\nheld = [socket.socketpair() for _ in range(200)]\n"
+        "for a, b in held:\n  a.setblocking(False)\n  try:\n"
+        "    while True: a.send(b'x' * 65536)\n  except BlockingIOError: pass\ntime.sleep(5)"
+    )
+    limits = Limits(10.0, processes=16, memory=1 << 30, resident=100 << 20, open_files=512)
+    with bubblewrap.start(limits) as sandbox:
+        told = sandbox.exec(["python", "-c", code])
+    assert told.status == "killed"
+    assert told.seconds < 5
+
+
+def test_a_time_limit_holds_to_half_a_second() -> None:
+    if why := bubblewrap.refusal():
+        pytest.skip(why)
+    code = "import os\nfor _ in range(5): os.fork()\nwhile True: pass"
+    with bubblewrap.start(Limits(2.0, 60, processes=64, memory=1 << 30)) as sandbox:
+        told = sandbox.exec(["python", "-c", code])
+    assert told.status == "timeout"
+    assert told.seconds < 2.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_nested_by_the_thousand_end_nothing(kind: str) -> None:
+    code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    with starting(kind) as start:
+        sandbox = start(Limits(20.0))
+        try:
+            sandbox.exec(["python", "-c", code])
+            with contextlib.suppress(SandboxRefused):
+                sandbox.restore(sandbox.snapshot())
+            sandbox.restore(Snapshot.of({"a": b"1"}))
+            assert sandbox.exec(["python", "-c", "print(open('a').read())"]).stdout == "1\n"
+        finally:
+            sandbox.stop()

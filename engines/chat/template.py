@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engines.chat import template_bounds
 from engines.types import Message, Tool, ToolCall
 from infra.errors import InputError
 
@@ -65,7 +67,9 @@ class ChatTemplate:
         START and END around what the template says the assistant writes. `thinking` is given as
         each of `switches`; None gives none of them."""
         try:
-            return (self._marked if marked else self._template).render(
+            template_bounds.begin()
+            template = self._marked if marked else self._template
+            pieces = template.generate(
                 **self._variables,
                 messages=[_message(m, self._callers) for m in messages],
                 tools=[_tool(t) for t in tools] or None,
@@ -73,6 +77,7 @@ class ChatTemplate:
                 add_generation_prompt=open_turn,
                 **({} if thinking is None else dict.fromkeys(switches, thinking)),
             )
+            return template_bounds.joined(pieces)
         except Exception as error:  # it is a program of the folder's
             roles = ", ".join(m.role for m in messages)
             raise InputError(
@@ -145,6 +150,21 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
+    intercepted_binops = frozenset(["*", "**", "+"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        template_bounds.operands(operator, left, right)
+        return template_bounds.made(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
+        template_bounds.step(25)  # what a call costs, in turns of a loop
+        template_bounds.given((*args, *kwargs.values()))
+        return template_bounds.made(super().call(context, obj, *args, **kwargs))
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        template_bounds.bound(source)
+        return super()._generate(source, *args, **kwargs)
+
 
 _METHODS = frozenset(dir(dict))
 
@@ -154,6 +174,8 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.filters[template_bounds.COUNTED] = template_bounds.counted
+    environment.filters[template_bounds.MADE] = template_bounds.made
     functions: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": DATE.strftime}
     environment.globals.update(functions)
     return environment

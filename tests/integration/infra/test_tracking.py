@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.parts.chat_parts import random_base
 from tests.parts.mlflow_server import MlflowServer
 from tests.parts.prefect_form import DRAWN_LATER
 from tests.parts.run_records import put_artifact
+from tests.parts.trackers import all_trackers_closed
 
 pytestmark = pytest.mark.integration
 
@@ -47,8 +49,10 @@ def mlflow_uri(server: MlflowServer) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    with all_trackers_closed(monkeypatch):
+        yield
 
 
 @dataclass

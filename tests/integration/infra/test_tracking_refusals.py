@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from infra.tracking.rest import MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
 from tests.parts.mlflow_server import MlflowServer
+from tests.parts.trackers import all_trackers_closed
 
 pytestmark = pytest.mark.integration
 
@@ -29,8 +31,10 @@ ODD_NAMES = (
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
+    with all_trackers_closed(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -174,8 +174,11 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.filters[template_bounds.COUNTED] = template_bounds.counted
-    environment.filters[template_bounds.MADE] = template_bounds.made
+    bounds: dict[str, Any] = {
+        template_bounds.COUNTED: template_bounds.counted,
+        template_bounds.MADE: template_bounds.made,
+    }
+    environment.filters.update(bounds)
     functions: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": DATE.strftime}
     environment.globals.update(functions)
     return environment

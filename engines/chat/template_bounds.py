@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.visitor import NodeTransformer
@@ -39,7 +39,7 @@ def bound(template: nodes.Template) -> None:
 class _Bounding(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, COUNTED)
+        node.iter = _filtered(cast("nodes.Expr", node.iter), COUNTED)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:

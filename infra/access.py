@@ -1,8 +1,9 @@
-"""Where our servers listen, and the key that they ask for where others can reach them.
+"""Where our servers listen, and the key that they ask for.
 
-By default everything listens on this machine's loopback and nothing asks for a key. TRIBUTARY_HOST
-names another address; then every server asks for one key, which is in a file of the home that only
-its owner may read. Servers and clients read that file: the key is in no argument and no record.
+By default everything listens on this machine's loopback; TRIBUTARY_HOST names another address.
+Every server asks for one key, on loopback too: other users of the machine, and pages that a browser
+shows, reach that as well. The key is in a file of the home that only its owner may read. Servers
+and clients read that file: the key is in no argument and no record.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from infra.errors import InputError
@@ -89,7 +91,7 @@ def key_path() -> Path:
 
 
 def key() -> str:
-    """The key of this home's servers; empty while they listen on loopback and ask for none.
+    """The key of this home's servers; empty before there is one.
 
     Raises InputError when others than its owner may read it.
     """
@@ -106,36 +108,39 @@ def key() -> str:
     return found
 
 
-def required_key(host: str) -> str:
-    """What a server that listens on `host` must ask for; empty on loopback.
+def required_key() -> str:
+    """What a server that starts now must ask for; made if this home has none yet.
 
-    Raises InputError when it would be open to everyone.
+    Raises InputError for a key that others may read, that is too weak, or that is not the one that
+    TRIBUTARY_KEY says.
     """
-    if is_loopback(host):
-        return ""
+    given = _given_key()
+    if not key():
+        _write(given or secrets.token_urlsafe(32), replace=False)
     found = key()
-    if not found:
+    if given and given != found:
         raise InputError(
-            f"a server on {host} needs a key, and there is none in {key_path()}: run "
-            f"`tributary up` with {HOST_VARIABLE}={host}, which creates one"
+            f"{KEY_VARIABLE} is not the key in {key_path()}: unset it, or have the home take it"
+            " with `tributary down`, then `tributary up`"
         )
     return found
 
 
-def prepare_key(host: str, *, in_use: bool) -> None:
-    """Have the key that servers on `host` need; on loopback there is none.
+def require_shared_key() -> None:
+    """Raises InputError where this home would make a key of its own, which other hosts lack."""
+    if not key() and not _given_key():
+        raise InputError(
+            f"servers on several hosts need one key, and there is none in {key_path()}: set"
+            f" {KEY_VARIABLE} to the same 16 to 256 letters, digits or `._~-` on each host"
+        )
+
+
+def prepare_key(*, in_use: bool) -> None:
+    """Have the key that a stack needs: the one that TRIBUTARY_KEY says, else what this home has.
 
     Raises InputError for a key that is too weak, or another than what runs uses.
     """
-    if is_loopback(host):
-        key_path().unlink(missing_ok=True)
-        return
-    given, known = os.environ.get(KEY_VARIABLE, ""), key()
-    if given and not _KEY.fullmatch(given):
-        raise InputError(
-            f"{KEY_VARIABLE} must be 16 to 256 letters, digits or any of `._~-`. Unset it, and "
-            "`tributary up` creates a key"
-        )
+    given, known = _given_key(), key()
     if in_use and given and known and given != known:
         raise InputError(
             f"the stack that runs in {home()} has another key than {KEY_VARIABLE}: end it with "
@@ -146,9 +151,20 @@ def prepare_key(host: str, *, in_use: bool) -> None:
             f"the key of the stack that runs in {home()} is missing in {key_path()}: end the stack "
             "with `tributary down`, and `tributary up` creates another"
         )
-    chosen = given or known or secrets.token_urlsafe(32)
-    if chosen != known:
-        _write(chosen)
+    if given and given != known:
+        _write(given)
+    required_key()
+
+
+def _given_key() -> str:
+    """What TRIBUTARY_KEY says; empty if it is unset. Raises InputError for one that is too weak."""
+    given = os.environ.get(KEY_VARIABLE, "")
+    if given and not _KEY.fullmatch(given):
+        raise InputError(
+            f"{KEY_VARIABLE} must be 16 to 256 letters, digits or any of `._~-`. Unset it, and "
+            "`tributary up` creates a key"
+        )
+    return given
 
 
 def take_key(head: str) -> None:
@@ -167,7 +183,7 @@ def take_key(head: str) -> None:
 
 
 def basic() -> dict[str, str]:
-    """The header for Prefect and MLflow, which want a user too; none where no key is asked for."""
+    """The header for Prefect and MLflow, which want a user too; none before there is a key."""
     found = key()
     return {"Authorization": f"Basic {basic_token(found)}"} if found else {}
 
@@ -178,15 +194,21 @@ def basic_token(key: str) -> str:
 
 
 def bearer() -> dict[str, str]:
-    """The header for Ray, SGLang and its router; none where no key is asked for."""
+    """The header for Ray, SGLang and its router; none before there is a key."""
     found = key()
     return {"Authorization": f"Bearer {found}"} if found else {}
 
 
-def _write(key: str) -> None:
-    """Never readable to others, not even for a moment."""
+def _write(key: str, *, replace: bool = True) -> None:
+    """Never readable to others, not even for a moment. Without `replace` a key that another process
+    wrote meanwhile stays."""
     draft = key_path().with_suffix(f".{os.getpid()}")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key)
-    draft.replace(key_path())
+    if replace:
+        draft.replace(key_path())
+        return
+    with suppress(FileExistsError):
+        key_path().hardlink_to(draft)
+    draft.unlink()

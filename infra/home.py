@@ -46,10 +46,14 @@ def runtime_dir() -> Path:
 
     Not made here; `stack.down` removes it. Example: /tmp/tributary-3f09c2b1
     """
-    tag = hashlib.sha256(str(home()).encode()).hexdigest()[:8]
     base = _temporary_base()
     # Ray's sockets are ~66 bytes deep below it; a long $TMPDIR would break them.
-    return (base if len(str(base)) <= 20 else Path("/tmp")) / f"tributary-{tag}"
+    return (base if len(str(base)) <= 20 else Path("/tmp")) / f"tributary-{home_tag()}"
+
+
+def home_tag() -> str:
+    """What names this home where its path would be too long. Example: 3f09c2b1"""
+    return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
 
 
 def stack_temporary_dir() -> Path:

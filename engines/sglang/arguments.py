@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.sglang.spec import FleetSpec
-from infra.access import is_loopback, listening_host
+from infra.access import listening_host
 from infra.cuda import has_cuda
 from infra.errors import InputError
 
@@ -50,14 +50,12 @@ def server_options(
 ) -> dict[str, Any]:
     """Fields of SGLang's ServerArgs; what the spec passes through comes last and wins.
 
-    Raises InputError for what would leave a server off loopback without its key.
+    Raises InputError for what would leave a server without its key.
     """
-    host = listening_host()
-    if not is_loopback(host):
-        _require_closed(spec.sglang, host)
+    _require_closed(spec.sglang)
     options = dict(_ALWAYS) if has_cuda() else _ALWAYS | _CPU
     options |= {
-        "host": host,
+        "host": listening_host(),
         "model_path": str(model),
         "port": port,
         "tp_size": tp,
@@ -70,12 +68,11 @@ def server_options(
     return options | spec.sglang
 
 
-def _require_closed(passed: Mapping[str, Any], host: str) -> None:
+def _require_closed(passed: Mapping[str, Any]) -> None:
     wrong = [name for name in _NOT_WITH_A_KEY if passed.get(name)]
     if passed.get("tokenizer_worker_num", 1) > 1:
         wrong.append("tokenizer_worker_num")
     if wrong:
         raise InputError(
-            f"servers listen on {host} and ask for a key, which does not go with "
-            f"`fleet.sglang.{wrong[0]}`: leave it out, or start the stack on loopback"
+            f"servers ask for a key, which does not go with `fleet.sglang.{wrong[0]}`: leave it out"
         )

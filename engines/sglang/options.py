@@ -21,7 +21,6 @@ from infra.errors import InputError
 RESULT_NEUTRAL = frozenset(
     {
         "chunked_prefill_size",
-        "crash_dump_folder",
         "cuda_graph_bs_decode",
         "cuda_graph_max_bs_decode",
         "decode_log_interval",

@@ -53,6 +53,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     _PLACES: ("base_gpu_id", "gpu_id_step", "nccl_port", "*_port", "use_ray", "nnodes", "pp_*"),
     _CPU: ("device",),
     "the fleet names it": ("served_model_name",),
+    "its files would hold the servers' key": ("crash_dump_folder",),
 }
 """reason -> patterns of names"""
 _UNTESTED = (

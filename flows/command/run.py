@@ -19,7 +19,9 @@ from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
+from infra.guard import RAY_PAGE
 from infra.home import home
+from infra.logins import login_link
 from infra.store.artifacts import ArtifactStore
 from infra.tracking.pages import start_page
 
@@ -227,14 +229,12 @@ class _Deployed:
         self._state, self._message, self._asked = "PENDING", "", 0.0
         self._silent, self._console = False, console
         self._answered = self._lived = time.monotonic()
-        console.print(
-            f"Prefect run: {stack.prefect_ui}/runs/flow-run/{self._flow_run}", markup=False
-        )
-        console.print(
-            f"MLflow: {start_page(stack.mlflow_uri)}   Ray: {stack.ray_dashboard}",
-            markup=False,
-            soft_wrap=True,
-        )
+        for title, page in (
+            ("Prefect run", f"{stack.prefect_ui}/runs/flow-run/{self._flow_run}"),
+            ("MLflow", start_page(stack.mlflow_uri)),
+            ("Ray", stack.prefect_ui + RAY_PAGE),
+        ):
+            console.print(f"{title}: {login_link(page)}", markup=False, soft_wrap=True)
 
     def _goes_on(self, flow_run: str) -> bool:
         """A flow that Prefect gave up while its process lives hangs; the next process ends it."""

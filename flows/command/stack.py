@@ -12,6 +12,8 @@ from flows.command.output import CommandConsole, print_json
 from flows.running.records import damaged_entries, run_entries
 from infra import stack
 from infra.access import is_loopback, key_path
+from infra.guard import RAY_PAGE
+from infra.logins import login_link
 from infra.tracking.pages import start_page
 
 
@@ -43,7 +45,7 @@ def start_stack(concurrent_runs: int | None, console: Console) -> int:
     _show_links(started, console)
     form = form_url(api, started.prefect_ui, "post-train")
     if form:
-        console.print(f"Start a run: {form}", markup=False, soft_wrap=True)
+        console.print(f"Start a run: {login_link(form)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -82,9 +84,12 @@ def _show_parts(
         console.say(f"this host has joined the stack of {found.head}")
         return
     _show_hosts(stack.cluster_hosts(found), console)
+    console.say("open in a browser (each link works once, for twelve hours):")
+    _show_links(found, console)
+    console.say(f"programs send the key in {key_path()}")
     if not is_loopback(found.host):
         console.say(f"other hosts join with `tributary up --join {found.ray_address}`")
-        console.say(f"they listen on {found.host} and ask for the key in {key_path()}")
+        console.say(f"they listen on {found.host}")
     if found.database:
         console.say(f"records of Prefect and MLflow: {found.database}")
 
@@ -147,9 +152,10 @@ def _runs() -> stack.Check:
 
 
 def _show_links(found: stack.Stack, console: Console) -> None:
+    """Each logs a browser in, once."""
     for title, url in (
         ("Prefect", found.prefect_ui),
         ("MLflow", start_page(found.mlflow_uri)),
-        ("Ray", found.ray_dashboard),
+        ("Ray", found.prefect_ui + RAY_PAGE),
     ):
-        console.print(f"{title}: {url}", markup=False)
+        console.print(f"{title}: {login_link(url)}", markup=False, soft_wrap=True)

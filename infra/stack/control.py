@@ -84,7 +84,7 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS, *, join: st
 
     Raises InfrastructureError with the log's end of what did not come up, InputError when another
     checkout's stack runs in this home, it keeps its records in another database or listens
-    elsewhere, or servers off loopback could have no key.
+    elsewhere, or its servers could have no key.
     """
     with stack_lock():
         stack = _usable_record(join)
@@ -92,7 +92,7 @@ def up(say: Say = lambda text: None, timeout: float = START_SECONDS, *, join: st
             take_key(join)
             require_head(stack)
         else:
-            prepare_key(stack.host, in_use=_living(stack) != set())
+            prepare_key(in_use=_living(stack) != set())
             records = database()
             if records is not None:
                 records.prepare()

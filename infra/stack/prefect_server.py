@@ -10,7 +10,7 @@ import stamina
 from infra.access import basic
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
-from infra.stack.flow_jobs import JOBS, PROCESSES, read_template
+from infra.stack.flow_jobs import JOBS, PROCESS_TEMPLATE, PROCESSES, read_template
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import automation
 
@@ -27,11 +27,12 @@ def furnish(stack: Stack) -> None:
 
 
 def _make_work_pool(stack: Stack) -> None:
-    """The pool that deployments name. A process worker fills in the job template; that of
-    Kubernetes jobs is renewed here, so that another version of the chart has its own."""
-    body: dict[str, Any] = {"name": WORK_POOL, "type": PROCESSES}
+    """The pool that deployments name. Its job template is renewed each time: it says what a flow
+    run may not choose, and another version of the chart has its own."""
+    kind, template = PROCESSES, PROCESS_TEMPLATE
     if stack.job_template:
-        body = {**body, "type": JOBS, "base_job_template": read_template(stack.job_template)}
+        kind, template = JOBS, read_template(stack.job_template)
+    body: dict[str, Any] = {"name": WORK_POOL, "type": kind, "base_job_template": template}
     made = ask(stack, "POST", "/work_pools/", body, there_already=True)
     if made.status_code != 409:
         return
@@ -42,9 +43,7 @@ def _make_work_pool(stack: Stack) -> None:
             f" type {body['type']}: delete the pool on Prefect's page (its deployments are"
             " registered again), or set or unset TRIBUTARY_JOB_TEMPLATE as before"
         )
-    if stack.job_template:
-        renewed = {"base_job_template": body["base_job_template"]}
-        ask(stack, "PATCH", f"/work_pools/{WORK_POOL}", renewed)
+    ask(stack, "PATCH", f"/work_pools/{WORK_POOL}", {"base_job_template": template})
 
 
 def _watch_flows(stack: Stack) -> None:

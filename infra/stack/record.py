@@ -44,7 +44,7 @@ class Stack(Config):
     """carried by every process that belongs to it"""
     ports: dict[str, int]
     host: str = LOOPBACK
-    """the address that its servers listen on; where it is not loopback they ask for a key"""
+    """the address that its servers listen on"""
     address: str = ""
     """what other hosts call this one, if that does not follow from `host`"""
     job_template: str = ""
@@ -112,9 +112,9 @@ class Stack(Config):
         }
 
     def secret_env(self) -> dict[str, str]:
-        """What Prefect's and MLflow's own clients need beside it to be let in. For programs that
-        `up` starts: from them it comes to flows and jobs without being shown anywhere."""
-        if self.head or is_loopback(self.host):
+        """What Prefect's and MLflow's own clients need beside it to be let in. For Prefect's
+        programs: from them it comes to flows without being shown anywhere. Jobs read the file."""
+        if self.head:
             return {}
         return {
             "PREFECT_API_AUTH_STRING": f"{USER}:{key()}",
@@ -123,11 +123,8 @@ class Stack(Config):
         }
 
     def _ray_access(self) -> dict[str, str]:
-        if is_loopback(self.host):
-            # Unset, a client may find a token file somewhere and be refused.
-            return {"RAY_AUTH_MODE": "disabled"}
         return {
-            HOST_VARIABLE: self.host,
+            **({} if is_loopback(self.host) else {HOST_VARIABLE: self.host}),
             **({ADDRESS_VARIABLE: self.address} if self.address else {}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(key_path()),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from infra.access import USER, basic, bearer, is_loopback, key
+from infra.access import basic, bearer
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE
 from infra.proxies import unusable
@@ -57,13 +57,14 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
     places = {"TMPDIR": str(stack_temporary_dir())}
-    return threads | kept | stack.env() | stack.secret_env() | marks | places
+    return threads | kept | stack.env() | marks | places
 
 
 def prefect_service_env(stack: Stack, service: str) -> dict[str, str]:
-    """Without proxies that Prefect's programs cannot use."""
+    """With the key, and without proxies that Prefect's programs cannot use."""
     left_out = unusable()
-    return {k: v for k, v in service_env(stack, service).items() if k not in left_out}
+    env = service_env(stack, service) | stack.secret_env()
+    return {k: v for k, v in env.items() if k not in left_out}
 
 
 def program(name: str) -> str:
@@ -82,15 +83,20 @@ def get_json(url: str) -> object:
 
 def _prefect_server(stack: Stack) -> Service:
     port = str(stack.ports["prefect"])
-    command = ["server", "start", "--host", stack.host, "--port", port, "--analytics-off"]
-    settings = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"} | prefect_env()
-    if not is_loopback(stack.host):
-        settings["PREFECT_SERVER_API_AUTH_STRING"] = f"{USER}:{key()}"
-        settings["PREFECT_UI_API_URL"] = "/api"  # a browser elsewhere has another loopback
+    command = [
+        sys.executable, "-m", "uvicorn", "--factory", "flows.page.server_app:create_app",
+        "--host", stack.host, "--port", port, "--log-level", "warning",
+    ]  # fmt: skip
+    settings = prefect_env() | {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_UI_API_URL": "/api",  # a browser elsewhere has another loopback
+        # Prefect answers pages of every origin by default.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": stack.prefect_ui,
+    }
     return Service(
         "prefect-server",
         stack.prefect_ui,
-        [program("prefect"), *command],
+        command,
         prefect_service_env(stack, "prefect-server") | settings,
         lambda: get_json(f"{stack.prefect_api}/health") is True,
     )
@@ -130,15 +136,13 @@ def _mlflow(stack: Stack) -> Service:
     command = [
         "server", "--host", stack.host, "--port", str(stack.ports["mlflow"]), "--workers", "1",
         "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
+        "--app-name", APP,
     ]  # fmt: skip
     # The job executor is for GenAI features that we do not use, and costs over a gigabyte.
     env = service_env(stack, "mlflow") | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     env |= mlflow_env(folder)
     env.pop("MLFLOW_TRACKING_URI")
-    if not is_loopback(stack.host):
-        command += ["--app-name", APP]
-        # The names by which others call this machine are theirs; the key keeps strangers out.
-        env["MLFLOW_SERVER_ALLOWED_HOSTS"] = "*"
+    env["MLFLOW_SERVER_ALLOWED_HOSTS"] = "*"  # our guard knows which names are this machine's
     return Service(
         "mlflow",
         stack.mlflow_uri,

@@ -67,7 +67,7 @@ def test_a_saved_recipe_is_started_with_another_seed_in_four_clicks(
     assert ended["name"] == f"{small} seed 1"
     assert {small, "seed 1"} <= set(ended["tags"])
     _assert_stages_say_what_became_of_them(page, ended)
-    _assert_artifacts_are_few_and_their_links_work(page, ended)
+    _assert_artifacts_are_few_and_their_links_work(machine, page, ended)
     assert max(map(len, page.log(ended["id"]))) < 400
     assert {f"{run}/{stage}" for stage in ("base", "reasoning-sft", "evaluate")} <= _ray(machine)
 
@@ -111,7 +111,9 @@ def _assert_stages_say_what_became_of_them(page: Page, flow_run: dict[str, Any])
     assert re.fullmatch(r"base [01]\.\d\d, reasoning [01]\.\d\d", said["evaluate"])
 
 
-def _assert_artifacts_are_few_and_their_links_work(page: Page, flow_run: dict[str, Any]) -> None:
+def _assert_artifacts_are_few_and_their_links_work(
+    machine: Machine, page: Page, flow_run: dict[str, Any]
+) -> None:
     found = page.artifacts(flow_run["id"])
     stages = ["stage-base", "stage-evaluate", "stage-reasoning-sft"]
     assert sorted(artifact["key"] for artifact in found) == ["run", *stages]
@@ -121,12 +123,17 @@ def _assert_artifacts_are_few_and_their_links_work(page: Page, flow_run: dict[st
     assert len(links) > len(stages)
     assert flow_run["id"] not in json.dumps(sorted(links))
     for link in links:
-        assert httpx.get(link, timeout=60, follow_redirects=True).is_success, link
+        asked = httpx.get(link, timeout=60, follow_redirects=True, headers=machine.basic)
+        assert asked.is_success, link
 
 
 def _ray(machine: Machine) -> set[str]:
     """What people read of each job on Ray's page."""
-    jobs = httpx.get(f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/", timeout=60)
+    jobs = httpx.get(
+        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/",
+        timeout=60,
+        headers=machine.bearer,
+    )
     names = {job["metadata"].get("job_name", "") for job in jobs.raise_for_status().json()}
     assert all(
         job["submission_id"].replace("--", "/", 1).startswith(job["metadata"]["job_name"])

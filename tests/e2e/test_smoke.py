@@ -82,7 +82,7 @@ class Mlflow:
 
     def __init__(self, machine: Machine) -> None:
         self.uri = f"http://127.0.0.1:{machine.port('mlflow')}"
-        self.rest = MlflowRest(self.uri)
+        self.rest, self._headers = MlflowRest(self.uri), machine.basic
         self.experiment = self.rest.experiment("tributary")
 
     def parent(self, run: str) -> str:
@@ -107,7 +107,9 @@ class Mlflow:
     def alias(self, model: str, alias: str) -> dict[str, str]:
         """Tags of the version that an alias points at."""
         url = f"{self.uri}/api/2.0/mlflow/registered-models/alias"
-        reply = httpx.get(url, params={"name": model, "alias": alias}, timeout=10)
+        reply = httpx.get(
+            url, params={"name": model, "alias": alias}, timeout=10, headers=self._headers
+        )
         version = reply.raise_for_status().json()["model_version"]
         return {tag["key"]: tag["value"] for tag in version["tags"]}
 

@@ -14,6 +14,7 @@ import pytest
 import ray
 from prefect.events import Event
 
+from infra.access import basic
 from infra.home import runtime_dir, stack_temporary_dir
 from infra.processes.children import MARK_VARIABLE, find
 from infra.stack import WORK_POOL, Stack, doctor, load_stack, status, up
@@ -39,12 +40,12 @@ def test_up_while_up_changes_nothing(stack: Stack) -> None:
 
 
 def test_what_prefect_yaml_names_is_deployed_to_our_pool(stack: Stack) -> None:
-    found = httpx.post(f"{stack.prefect_api}/deployments/filter", json={}).json()
+    found = httpx.post(f"{stack.prefect_api}/deployments/filter", json={}, headers=basic()).json()
     assert {"post-train", "expert", "distill-rounds", "evaluate"} <= {d["name"] for d in found}
     assert {d["work_pool_name"] for d in found} == {WORK_POOL}
 
 
-def test_a_driver_joins_ray_without_a_token_and_no_worker_idles(stack: Stack) -> None:
+def test_a_driver_joins_ray_and_no_worker_idles(stack: Stack) -> None:
     before = len(_workers(stack))
     ray.init(stack.ray_address, logging_level="ERROR", log_to_driver=False)
     try:
@@ -92,7 +93,7 @@ def test_up_leaves_the_flows_of_a_dead_worker_alone(stack: Stack) -> None:
 
 
 def test_a_flow_without_heartbeats_is_crashed_and_one_that_has_left_is_not(stack: Stack) -> None:
-    api = httpx.Client(base_url=stack.prefect_api, timeout=60)
+    api = httpx.Client(base_url=stack.prefect_api, timeout=60, headers=basic())
 
     def ask(method: str, path: str, body: object = None) -> Any:
         """Again while Prefect is busy: SQLite lets one write at a time."""

@@ -24,7 +24,9 @@ def test_a_planted_secret_is_nowhere(
     monkeypatch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
     machine.call("check", "cpu-smoke", *settings("x", 3)[2:], timeout=120)
     machine.call("report", "first", "--json", timeout=120)
-    ray = httpx.get(f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/").text
+    ray = httpx.get(
+        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/", headers=machine.bearer
+    ).text
 
     assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
     assert '"submission_id"' in ray

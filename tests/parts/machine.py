@@ -15,6 +15,8 @@ from typing import Any
 
 import boto3
 
+from infra.access import basic_token
+
 BUCKET = "tributary-e2e"
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "planted-key-7f3a91c2",
@@ -88,6 +90,20 @@ class Machine:
     @property
     def prefect_api(self) -> str:
         return f"http://127.0.0.1:{self.port('prefect')}/api"
+
+    @property
+    def key(self) -> str:
+        return (Path(self.env["TRIBUTARY_HOME"]) / "key").read_text()
+
+    @property
+    def basic(self) -> dict[str, str]:
+        """What a program sends to Prefect and MLflow."""
+        return {"Authorization": f"Basic {basic_token(self.key)}"}
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        """What a program sends to Ray and SGLang."""
+        return {"Authorization": f"Bearer {self.key}"}
 
     def port(self, service: str) -> int:
         stack = json.loads((Path(self.env["TRIBUTARY_HOME"]) / "stack.json").read_text())

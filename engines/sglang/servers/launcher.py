@@ -18,7 +18,7 @@ from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
 from engines.sglang.servers import server_files, weight_routes
 from engines.sglang.servers.host import prepare_environment, share_cores
-from infra.access import LOOPBACK, required_key
+from infra.access import required_key
 from infra.cuda import has_cuda
 
 _PRELOADED = (
@@ -91,15 +91,13 @@ def serve(options: dict[str, Any]) -> None:
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import kill_process_tree
 
-    key = required_key(options.get("host", LOOPBACK))
-    keys = {"api_key": key, "admin_api_key": key} if key else {}
-    if key:
-        keep_from_logs(key)
+    key = required_key()
+    keep_from_logs(key)
     share_cores(options.get("tp_size", 1))
     server_files.adopt()
     weight_routes.install(options.get("base_gpu_id", 0), options.get("nnodes", 1))
     try:
-        run_server(ServerArgs(**options, **keys))
+        run_server(ServerArgs(**options, api_key=key, admin_api_key=key))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

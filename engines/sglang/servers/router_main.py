@@ -1,7 +1,7 @@
 """Run sglang-router with a key: as its own module, with the router's options.
 
 The arguments are the router's own. The key is added here, for everybody may read a process's
-arguments: the one in the environment variable, or that of this home where others can reach it.
+arguments: the one in the environment variable, or that of this home.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
 
     forget_proxies()
     given = parse_router_args(arguments)
-    given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key(given.host) or None
+    given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key()
     launch_router(given)  # pyright: ignore[reportArgumentType]  # it says Namespace, takes both
 
 

@@ -1,8 +1,10 @@
 """OpenAI's API for one or several models: each has servers behind a router of its own.
 
-client ── router (HOST:PORT, with the key) ── servers (loopback, no key)         one model
+client ── router (HOST:PORT, with the key) ── servers (loopback)                 one model
 client ── gateway (HOST:PORT, with the key) ─┬─ router ── servers of a model     several
                                              └─ router ── servers of another
+
+Behind the first of them, each asks the next for the key of this home.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from engines.sglang.serving.gateway import Gateway
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.arguments import router_form
 from engines.sglang.topology.placing import PlacedServer, place_here
-from infra.access import LOOPBACK, reachable
+from infra.access import LOOPBACK, reachable, required_key
 from infra.cuda import has_cuda
 from infra.errors import EngineError
 from infra.server_keys import forget_key, note_key
@@ -42,8 +44,7 @@ class Endpoint:
     """A running endpoint; `close`, or the end of this process however it ends, ends all of it."""
 
     def __init__(self, logs: Path, host: str, port: int, key: str) -> None:
-        """Nothing is started yet. `key`: what requests must carry; empty: nothing, or the key of
-        this home where a router listens beyond loopback."""
+        """Nothing is started yet. `key`: what requests must carry; empty: the key of this home."""
         self.url = f"http://{reachable(host)}:{port}"
         self.logs, self._host, self._port, self._key = logs, host, port, key
         self._parents: list[ChildProcesses] = []
@@ -114,7 +115,7 @@ class Endpoint:
             router.set_servers([server.url for server in own], _ROUTES_S)
         if len(models) > 1:
             addresses = {name: router.url for name, router in routers.items()}
-            self._gateway = Gateway(self._host, self._port, self._key, addresses)
+            self._gateway = Gateway(self._host, self._port, self._key or required_key(), addresses)
 
     def _programs(self, is_one: bool) -> ChildProcesses:
         """The parent of the routers. One that clients talk to takes the key from its environment,

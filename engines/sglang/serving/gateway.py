@@ -18,6 +18,7 @@ from aiohttp import web
 
 from engines.sglang.turn_queue import LANE_HEADER
 from infra.errors import EngineError
+from infra.server_keys import bearer_of
 
 _START_S, _END_S = 30.0, 10.0
 _SILENT_S = 3600.0
@@ -31,7 +32,7 @@ class Gateway:
 
     def __init__(self, host: str, port: int, key: str, routers: Mapping[str, str]) -> None:
         """`routers`: addresses by model. Raises EngineError if it does not listen in time."""
-        self._key, self._routers = f"Bearer {key}" if key else "", dict(routers)
+        self._key, self._routers = f"Bearer {key}", dict(routers)
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
@@ -98,7 +99,7 @@ class Gateway:
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
         """What the router answers, piece by piece as it comes."""
         assert self._session is not None
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"} | bearer_of(router)
         if lane := request.headers.get(LANE_HEADER):
             headers[LANE_HEADER] = lane
         answer = web.StreamResponse()
@@ -122,7 +123,7 @@ class Gateway:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         given = request.headers.get("Authorization", "")
-        if not self._key or hmac.compare_digest(given.encode(), self._key.encode()):
+        if hmac.compare_digest(given.encode(), self._key.encode()):
             return None
         return _error(401, "give the key as `Authorization: Bearer KEY`", "invalid_api_key")
 

@@ -37,8 +37,9 @@ def serve(
         models: Digests (or their beginnings), stages (of the latest run, or RUN/STAGE), aliases in
             MLflow (@best, NAME@best), model folders, hf:ORG/NAME@REVISION; NAME=MODEL names one.
         port: Where to listen.
-        host: Which address to listen on; beyond loopback a key is required.
-        api_key_from: Environment variable with the key that requests must carry.
+        host: Which address to listen on.
+        api_key_from: Environment variable with the key that requests must carry; by default it is
+            what the file `key` in the home says.
         tool_parser: SGLang's parser of tool calls; none: no parsing; default: by the chat template.
         reasoning_parser: SGLang's parser of thinking; none: no parsing; default: by the template.
         servers: How many servers each model gets.

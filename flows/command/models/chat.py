@@ -29,6 +29,7 @@ from infra.access import LOOPBACK
 from infra.errors import EngineError, InputError
 from infra.home import home
 from infra.processes.ports import free_ports
+from infra.server_keys import bearer_of
 
 _NAME = "model"
 _LONGEST = 512
@@ -135,8 +136,9 @@ class Conversation:
         where = f"{self.url}/v1/chat/completions"
         try:
             with httpx.stream(
-                "POST", where, json=body, timeout=_TURN_S, trust_env=False
-            ) as response:
+                "POST", where, json=body, timeout=_TURN_S, trust_env=False,
+                headers=bearer_of(self.url),
+            ) as response:  # fmt: skip
                 if response.status_code != 200:
                     text = response.read().decode(errors="replace")
                     raise EngineError(f"the model refused ({response.status_code}): {text[:300]}")

@@ -26,6 +26,7 @@ from flows.command.models.serve import (
 from flows.command.output import print_json
 from flows.explain import explain
 from flows.load import parse_yaml
+from infra.access import require_shared_key
 from infra.cuda import gpu_sizes
 from infra.errors import InputError
 
@@ -49,9 +50,11 @@ def up(file: str, on: str, root: str, console: Console) -> int:
             f"--on {here}: the file has no such host; it has {', '.join(planned.addresses)}"
         )
     is_first = here == planned.addresses[0]
-    key = key_to_ask(topology.host, topology.port, topology.api_key_from) if is_first else ""
+    if len(planned.addresses) > 1:
+        require_shared_key()
+    key = key_to_ask(topology.port, topology.api_key_from) if is_first else ""
     models = [served_model(name, fleet, root) for name, fleet in topology.fleets.items()]
-    shown = shown_key(topology.host, topology.api_key_from)
+    shown = shown_key(topology.api_key_from)
     with Endpoint(logs_folder(), topology.host, topology.port, key) as endpoint:
         start = partial(endpoint.start, servers=planned.servers, here=here, has_routers=is_first)
         return serve_until_stopped(endpoint, models, start, shown, console)

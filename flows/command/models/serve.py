@@ -19,7 +19,7 @@ from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from flows.command.find_artifact import find_model
 from flows.load import option_value
-from infra.access import is_loopback, key_path, required_key
+from infra.access import key_path, required_key
 from infra.errors import InputError
 from infra.home import home
 from infra.processes.ports import is_free
@@ -34,7 +34,7 @@ class ServeOptions:
     host: str
     port: int
     key_variable: str
-    """environment variable that holds the key; empty: no key is asked for on loopback"""
+    """environment variable that holds the key; empty: the key is the home's own"""
     tool_parser: str
     reasoning_parser: str
     servers: int
@@ -60,9 +60,9 @@ class ServeOptions:
 
 def serve(models: Sequence[str], options: ServeOptions, console: Console) -> int:
     """Serve until Ctrl-C; -> exit code."""
-    key = key_to_ask(options.host, options.port, options.key_variable)
+    key = key_to_ask(options.port, options.key_variable)
     served = models_to_serve(models, options)
-    shown = shown_key(options.host, options.key_variable)
+    shown = shown_key(options.key_variable)
     with Endpoint(logs_folder(), options.host, options.port, key) as endpoint:
         return serve_until_stopped(endpoint, served, endpoint.start_here, shown, console)
 
@@ -122,10 +122,9 @@ def served_model(name: str, fleet: ServedFleet, root: str) -> ServedModel:
 
 
 def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
-    """What a person needs to use the endpoint. `key`: how a shell finds it; empty: none is asked
-    for."""
+    """What a person needs to use the endpoint. `key`: how a shell finds it."""
     body = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello"}]}
-    header = f' -H "Authorization: Bearer {key}"' if key else ""
+    header = f' -H "Authorization: Bearer {key}"'
     lines = [
         f"{model.name}: {model.folder}, tool calls by {model.parsers.tools}, thinking by"
         f" {model.parsers.thinking}" + (f", {model.parsers.mode}" if model.parsers.mode else "")
@@ -139,11 +138,9 @@ def ready_lines(url: str, models: Sequence[ServedModel], key: str) -> list[str]:
     ]
 
 
-def shown_key(host: str, variable: str) -> str:
+def shown_key(variable: str) -> str:
     """For a shell; the key itself is in no output."""
-    if variable:
-        return f"${variable}"
-    return "" if is_loopback(host) else f"$(cat {key_path()})"
+    return f"${variable}" if variable else f"$(cat {key_path()})"
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -162,8 +159,8 @@ def _passed(given: Sequence[str]) -> dict[str, Any]:
     return passed
 
 
-def key_to_ask(host: str, port: int, variable: str) -> str:
-    """What requests must carry; empty for nothing. Raises InputError."""
+def key_to_ask(port: int, variable: str) -> str:
+    """What requests must carry. Raises InputError."""
     if not is_free(port):
         raise InputError(f"port {port} is taken: choose another with --port")
     if variable:
@@ -171,6 +168,4 @@ def key_to_ask(host: str, port: int, variable: str) -> str:
         if not key:
             raise InputError(f"--api-key-from {variable}: that variable is not set")
         return key
-    if is_loopback(host):
-        return ""
-    return required_key(host)
+    return required_key()

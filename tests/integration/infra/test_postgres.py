@@ -16,6 +16,7 @@ import psutil
 import psycopg2
 import pytest
 
+from infra.access import basic, prepare_key
 from infra.processes.children import ProcessRecord, family, start, terminate, wait_ready
 from infra.processes.ports import free_ports
 from infra.stack.database import VARIABLE, Database, database
@@ -99,6 +100,7 @@ def records(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Ite
         chosen = database()
         assert chosen is not None
         chosen.prepare()
+        prepare_key(in_use=False)
         try:
             with ThreadPoolExecutor() as pool:
                 stack.services.update(
@@ -121,7 +123,9 @@ def test_what_prefect_and_mlflow_are_told_is_in_the_database(
     postgres: Postgres, records: Stack
 ) -> None:
     made = httpx.post(
-        f"{records.prefect_api}/work_pools/", json={"name": "of-test", "type": "process"}
+        f"{records.prefect_api}/work_pools/",
+        json={"name": "of-test", "type": "process"},
+        headers=basic(),
     )
     made.raise_for_status()
     MlflowRest(records.mlflow_uri).experiment("of-test")
@@ -167,13 +171,14 @@ def test_both_go_on_when_the_database_is_back(postgres: Postgres, records: Stack
 def _answering(records: Stack) -> set[str]:
     """Which server reads its records."""
     told = set[str]()
-    pools = httpx.get(f"{records.prefect_api}/work_pools/of-test", timeout=30)
+    pools = httpx.get(f"{records.prefect_api}/work_pools/of-test", timeout=30, headers=basic())
     if pools.status_code == 200:
         told.add("prefect")
     found = httpx.get(
         f"{records.mlflow_uri}/api/2.0/mlflow/experiments/get-by-name",
         params={"experiment_name": "of-test"},
         timeout=30,
+        headers=basic(),
     )
     if found.status_code == 200:
         told.add("mlflow")

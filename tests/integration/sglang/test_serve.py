@@ -112,7 +112,7 @@ def test_the_page_shows_how_to_ask(served: Served) -> None:
     (shown,) = snippets("use-the-model.md", "python")
     for of_page, here in (
         ("http://127.0.0.1:8000", f"http://127.0.0.1:{served.port}"),
-        ('"none"', repr(KEY)),
+        ('"KEY"', repr(KEY)),
         ('"agent-rl"', '"other"'),
     ):
         assert shown.count(of_page) == 1

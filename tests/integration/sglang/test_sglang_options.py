@@ -50,7 +50,6 @@ CHANGED: dict[str, object] = {
     "attn_cp_size": 2,
     "attn_dp_size": 2,
     "chunked_prefill_size": 512,
-    "crash_dump_folder": "dumps",
     "cuda_graph_bs_decode": [1, 2],
     "cuda_graph_max_bs_decode": 8,
     "decode_attention_backend": "torch_native",

@@ -23,6 +23,7 @@ from typing import Any
 
 from flows.load import load_recipe
 from flows.running.open import THREADS, home_id
+from infra.access import USER, key
 from infra.cluster import Cluster
 from infra.home import home
 from infra.stack import Stack, down, up
@@ -172,7 +173,8 @@ def _own_stack() -> Generator[Stack]:
     ):
         try:
             stack = up()
-            with _environment(stack.env()), _prefect(stack.prefect_api):
+            own = stack.env() | stack.secret_env()
+            with _environment(own), _prefect(stack.prefect_api):
                 yield stack
         finally:
             down()
@@ -181,9 +183,10 @@ def _own_stack() -> Generator[Stack]:
 @contextlib.contextmanager
 def _prefect(api: str) -> Generator[None]:
     """Flows of this process run on that server; Prefect read its settings when it was imported."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: api}):
+    known = {PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: f"{USER}:{key()}"}
+    with temporary_settings(known):
         yield
 
 

@@ -29,6 +29,7 @@ from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import pack
 from engines.types import Generation, Sampling, TokenIds
 from engines.weights.update import flush
+from infra.access import bearer
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import settings_of
 from tests.parts.rollout_parts import producer_of
@@ -159,7 +160,9 @@ async def _raw(session: aiohttp.ClientSession, url: str, rollouts: list[list[Tur
             await post([turns[number] for turns in batch if len(turns) > number])
 
     async def post(batch: list[Turn]) -> None:
-        async with session.post(url, data=orjson.dumps(_body(batch)), headers=_JSON) as response:
+        async with session.post(
+            url, data=orjson.dumps(_body(batch)), headers=_JSON | bearer()
+        ) as response:
             replies: list[dict[str, Any]] = orjson.loads(await response.read())
         for turn, reply in zip(batch, replies, strict=True):
             if len(reply["output_ids"]) != turn.num_new:

@@ -19,7 +19,7 @@ from engines.sglang.serving.parsers import parsers_of
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
 from engines.weights.update import flush
-from infra.access import LOOPBACK
+from infra.access import LOOPBACK, bearer
 from infra.processes.ports import free_ports
 from tests.programs.bench.clock import Clock, Spent, median_ratio
 from tests.programs.bench.rows import Row
@@ -80,7 +80,9 @@ async def _ask(url: str, model: str) -> list[str]:
                 "temperature": 0,
                 "ignore_eos": True,
             }
-            async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            async with session.post(
+                f"{url}/v1/chat/completions", json=body, headers=bearer()
+            ) as response:
                 reply: dict[str, Any] = await response.json()
             if response.status != 200 or reply["usage"]["completion_tokens"] != NEW_TOKENS:
                 raise RuntimeError(f"{url} answered {response.status}: {str(reply)[:300]}")

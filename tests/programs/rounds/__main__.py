@@ -22,6 +22,7 @@ from flows.catalog import plan_of
 from flows.recipe import Storage
 from flows.reports.report import Report, build_report
 from flows.running.records import RunRecord, runs_of, store_of
+from infra.access import basic
 from infra.stack import Stack, down, up
 from tests.programs.bench.rows import Row, show, write
 
@@ -61,7 +62,7 @@ def _watch(stack: Stack) -> list[Row]:
     given = {"recipe": "cpu-demo", "expert": EXPERT, "overrides": "\n".join(CHANGES)}
     schedule = {"schedule": {"interval": EVERY_S}, "active": True, "parameters": given}
     url = f"{stack.prefect_api}/deployments/{deployment['id']}/schedules"
-    httpx.post(url, json=[schedule], timeout=30).raise_for_status()
+    httpx.post(url, json=[schedule], timeout=30, headers=basic()).raise_for_status()
     deadline = time.monotonic() + LIMIT_S
     ended: list[dict[str, Any]] = []
     while not _is_over(ended) and time.monotonic() < deadline:
@@ -83,7 +84,7 @@ def _ended(stack: Stack, deployment: str) -> list[dict[str, Any]]:
         "sort": "END_TIME_DESC",
     }
     url = f"{stack.prefect_api}/flow_runs/filter"
-    found = httpx.post(url, json=body, timeout=30).raise_for_status().json()
+    found = httpx.post(url, json=body, timeout=30, headers=basic()).raise_for_status().json()
     return [run["state"] for run in reversed(found)]
 
 
@@ -132,12 +133,16 @@ def _best(stack: Stack) -> str:
     """Digest of the version that @best points at."""
     url = f"{stack.mlflow_uri}/api/2.0/mlflow/registered-models/alias"
     query = {"name": f"rounds-proof-{EXPERT}", "alias": "best"}
-    version = httpx.get(url, params=query, timeout=30).raise_for_status().json()["model_version"]
+    version = (
+        httpx.get(url, params=query, timeout=30, headers=basic())
+        .raise_for_status()
+        .json()["model_version"]
+    )
     return {tag["key"]: tag["value"] for tag in version["tags"]}["tributary.digest"]
 
 
 def _get(url: str) -> Any:
-    return httpx.get(url, timeout=30).raise_for_status().json()
+    return httpx.get(url, timeout=30, headers=basic()).raise_for_status().json()
 
 
 if __name__ == "__main__":

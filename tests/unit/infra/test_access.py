@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from engines.sglang.spec import FleetSpec
 from infra.access import (
     HOST_VARIABLE,
     KEY_VARIABLE,
-    basic,
-    basic_token,
     bearer,
     key,
     key_path,
@@ -33,7 +30,6 @@ from infra.processes.children import ProcessRecord, birth_of
 from infra.stack import up
 from infra.stack.record import Stack, new_stack, save_record
 from infra.stack.services import services
-from infra.tracking.server_app import Guard
 
 pytestmark = pytest.mark.unit
 
@@ -48,13 +44,14 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
-def test_by_default_servers_listen_on_loopback_without_a_key(tmp_path: Path) -> None:
+def test_by_default_servers_listen_on_loopback_and_ask_for_the_key(tmp_path: Path) -> None:
     stack = new_stack(None)
-    prepare_key(stack.host, in_use=False)
+    prepare_key(in_use=False)
     assert stack.host == listening_host() == "127.0.0.1"
-    assert (key(), basic(), bearer(), required_key(stack.host)) == ("", {}, {}, "")
-    assert stack.secret_env() == {}
-    assert stack.env()["RAY_AUTH_MODE"] == "disabled"
+    assert len(key()) >= 32
+    assert stack.secret_env()["MLFLOW_TRACKING_PASSWORD"] == key()
+    assert stack.env()["RAY_AUTH_MODE"] == "token"
+    assert HOST_VARIABLE not in stack.env()
     assert not any(EVERYWHERE in part for part in _arguments(stack))
     assert server_options(FleetSpec(), tmp_path, 1, 1, 0)["host"] == "127.0.0.1"
 
@@ -64,7 +61,7 @@ def test_told_otherwise_all_listen_there_and_this_machine_still_uses_loopback(
 ) -> None:
     monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
     stack = new_stack(None)
-    prepare_key(stack.host, in_use=False)
+    prepare_key(in_use=False)
     assert sum(EVERYWHERE in part for part in _arguments(stack)) == 3
     assert server_options(FleetSpec(), tmp_path, 1, 1, 0)["host"] == EVERYWHERE
     assert stack.prefect_api.startswith("http://127.0.0.1:")
@@ -81,31 +78,33 @@ def test_what_is_no_address_of_this_machine_is_refused(
 
 
 def test_a_key_is_made_once_and_only_its_owner_may_read_it() -> None:
-    prepare_key(EVERYWHERE, in_use=False)
+    prepare_key(in_use=False)
     made = key()
-    prepare_key(EVERYWHERE, in_use=False)
+    prepare_key(in_use=False)
     assert len(made) >= 32
-    assert key() == required_key(EVERYWHERE) == made
+    assert key() == required_key() == made
     assert key_path().stat().st_mode & 0o777 == 0o600
     assert bearer() == {"Authorization": f"Bearer {made}"}
 
 
 def test_a_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_key(EVERYWHERE, in_use=False)
+    prepare_key(in_use=False)
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     with pytest.raises(InputError, match="tributary down"):
-        prepare_key(EVERYWHERE, in_use=True)
-    prepare_key(EVERYWHERE, in_use=False)
+        prepare_key(in_use=True)
+    prepare_key(in_use=False)
     assert key() == KEY
     assert key_path().stat().st_mode & 0o777 == 0o600
 
 
-def test_back_on_loopback_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, KEY)
-    prepare_key(EVERYWHERE, in_use=False)
-    prepare_key("127.0.0.1", in_use=False)
-    assert key() == ""
-    assert not key_path().exists()
+def test_a_server_that_starts_without_a_stack_makes_the_key_once() -> None:
+    with ThreadPoolExecutor() as pool:
+        made = set(pool.map(lambda _: required_key(), range(8)))
+    assert made == {key()}
+    assert key_path().stat().st_mode & 0o777 == 0o600
+    assert list(key_path().parent.iterdir()) == [key_path()]
+    prepare_key(in_use=False)
+    assert made == {key()}
 
 
 def test_a_stack_without_a_possible_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,14 +119,11 @@ def test_a_stack_without_a_possible_key_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(InputError, match="chmod 600") as seen:
         up()
     assert KEY not in str(seen.value)
-    key_path().unlink()
-    with pytest.raises(InputError, match="tributary up"):
-        required_key(EVERYWHERE)
 
 
 def test_a_lost_key_of_a_running_stack_is_not_replaced() -> None:
     with pytest.raises(InputError, match="is missing in"):
-        prepare_key(EVERYWHERE, in_use=True)
+        prepare_key(in_use=True)
     assert not key_path().exists()
 
 
@@ -148,12 +144,13 @@ def test_the_key_is_in_no_argument_no_record_and_nothing_that_a_job_is_shown(
     monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     stack = new_stack(None)
-    prepare_key(stack.host, in_use=False)
+    prepare_key(in_use=False)
     assert not any(KEY in part for part in _arguments(stack))
     assert KEY not in stack.model_dump_json()
     assert KEY not in str(stack.env())
     known = {service.name: service.env for service in services(stack)}
-    assert KEY in known["prefect-server"]["PREFECT_SERVER_API_AUTH_STRING"]
+    assert KEY in known["prefect-worker"]["PREFECT_API_AUTH_STRING"]
+    assert not [name for name in ("ray", "mlflow") if KEY in str(known[name])]
     assert known["ray"]["RAY_AUTH_TOKEN_PATH"] == str(key_path())
     assert all(KEY_VARIABLE not in env for env in known.values())
 
@@ -161,14 +158,11 @@ def test_the_key_is_in_no_argument_no_record_and_nothing_that_a_job_is_shown(
 @pytest.mark.parametrize(
     "option", [{"tokenizer_worker_num": 2}, {"grpc_mode": True}, {"crash_dump_folder": "/dumps"}]
 )
-def test_a_server_that_would_not_keep_its_key_stays_on_loopback(
-    option: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_would_not_keep_its_key_is_refused(
+    option: dict[str, Any], tmp_path: Path
 ) -> None:
-    spec = FleetSpec(sglang=option)
-    assert server_options(spec, tmp_path, 1, 1, 0).items() >= option.items()
-    monkeypatch.setenv(HOST_VARIABLE, EVERYWHERE)
     with pytest.raises(InputError, match=f"fleet.sglang.{next(iter(option))}"):
-        server_options(spec, tmp_path, 1, 1, 0)
+        server_options(FleetSpec(sglang=option), tmp_path, 1, 1, 0)
 
 
 def test_a_log_does_not_hold_the_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,49 +182,6 @@ def test_a_log_does_not_hold_the_key(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_recipe_sets_neither_address_nor_key(name: str) -> None:
     with pytest.raises(InputError, match=f"fleet.sglang.{name} cannot be passed through"):
         check_options({name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("scope", "passes"),
-    [
-        ({"type": "http", "path": "/health"}, True),
-        ({"type": "http", "path": "/healthy"}, False),
-        ({"type": "http", "path": "/"}, False),
-        ({"type": "http", "path": "/", "headers": [(b"authorization", b"Basic eDp5")]}, False),
-        ({"type": "websocket", "path": "/"}, False),
-        ({"type": "lifespan"}, True),
-    ],
-)
-def test_mlflow_lets_nobody_through_but_who_knows_the_key(
-    scope: dict[str, Any], passes: bool
-) -> None:
-    assert (_sent(Guard(_inner, KEY), scope) == "inside") is passes
-    token = f"Basic {basic_token(KEY)}".encode()
-    assert _sent(Guard(_inner, KEY), {**scope, "headers": [(b"authorization", token)]}) == "inside"
-
-
-def test_mlflow_is_not_served_without_a_key() -> None:
-    with pytest.raises(InputError, match="without a key"):
-        Guard(_inner, "")
-
-
-async def _inner(scope: Any, receive: Any, send: Any) -> None:
-    del scope, receive
-    await send({"type": "inside"})
-
-
-def _sent(app: Guard, scope: Mapping[str, Any]) -> str:
-    """The type of the app's first message."""
-    sent: list[str] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
-    async def receive() -> Any:
-        raise AssertionError("nobody reads")
-
-    asyncio.run(app(dict(scope), receive, send))
-    return sent[0]
 
 
 def _arguments(stack: Stack) -> list[str]:

@@ -29,7 +29,11 @@ from infra.stack.services import services
 
 pytestmark = pytest.mark.unit
 
-TEMPLATE: dict[str, Any] = {"job_configuration": {"job_manifest": {"kind": "Job"}}, "variables": {}}
+CLOSED: dict[str, Any] = {"additionalProperties": False, "properties": {"name": {}}}
+TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"job_manifest": {"kind": "Job"}},
+    "variables": CLOSED,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +111,19 @@ def test_with_a_template_the_stack_starts_no_worker(template: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "cannot be read"), ("{", "cannot be read"), ("{}", "lacks `job_configuration")],
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("{}", "lacks `job_configuration"),
+        (
+            json.dumps({**TEMPLATE, "variables": {"type": "object"}}),
+            "lets flow runs name variables",
+        ),
+        (
+            json.dumps({**TEMPLATE, "variables": {**CLOSED, "properties": {"command": {}}}}),
+            "has the variables command, so that who starts a flow could run any command",
+        ),
+    ],
 )
 def test_a_file_that_is_no_template_is_refused(text: str | None, said: str, template: Path) -> None:
     template.unlink()
@@ -168,7 +184,7 @@ def test_the_work_pool_gets_the_template_and_keeps_its_type(
     stack = Stack(mark="m", ports=ports, job_template=str(template))
     furnish(stack)
     assert (pool["type"], pool["base_job_template"]) == ("kubernetes", TEMPLATE)
-    changed = {**TEMPLATE, "variables": {"type": "object"}}
+    changed = {**TEMPLATE, "variables": {**CLOSED, "type": "object"}}
     template.write_text(json.dumps(changed))
     furnish(stack)
     assert pool["base_job_template"] == changed

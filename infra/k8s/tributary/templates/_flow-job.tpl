@@ -2,11 +2,11 @@
 {{- define "tributary.flowJob" -}}
 variables:
   type: object
+  # a flow run that names a command, an environment or anything else is refused
+  additionalProperties: false
   properties:
     name: {type: string, title: Name}
-    env: {type: object, title: Environment, additionalProperties: {type: string}, default: {}}
     labels: {type: object, title: Labels, additionalProperties: {type: string}, default: {}}
-    command: {type: string, title: Command}
 job_configuration:
   name: {{ `"{{ name }}"` }}
   env: {{ `"{{ env }}"` }}

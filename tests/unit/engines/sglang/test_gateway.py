@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 
 from engines.sglang.serving.gateway import Gateway
-from infra.access import LOOPBACK
+from infra.access import KEY_VARIABLE, LOOPBACK, required_key
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
 
 pytestmark = pytest.mark.unit
 
-KEY = "sk-planted"
+KEY, OWN = "sk-planted", "the-key-of-this-home"
 KEYED = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -26,7 +26,7 @@ class Upstream(Gateway):
 
     def __init__(self, port: int, name: str) -> None:
         self.name = name
-        super().__init__(LOOPBACK, port, "", {name: ""})
+        super().__init__(LOOPBACK, port, OWN, {name: ""})
 
     async def _answer(self, request: web.Request, router: str, body: bytes) -> web.StreamResponse:
         del router
@@ -44,7 +44,16 @@ class Upstream(Gateway):
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The gateway's clients send KEY; it sends the routers the key of this home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIBUTARY_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv(KEY_VARIABLE, OWN)
+        required_key()
+        yield from _served()
+
+
+def _served() -> Iterator[str]:
     one, two, nobody, own = free_ports(4)
     routers = {
         "first": f"http://{LOOPBACK}:{one}",
@@ -111,4 +120,4 @@ def test_what_cannot_be_answered_is_said_in_openai_s_form(
 def test_a_port_that_is_taken_is_named(url: str) -> None:
     port = int(url.rpartition(":")[2])
     with pytest.raises(EngineError, match=f"nothing can listen on {LOOPBACK}:{port}"):
-        Gateway(LOOPBACK, port, "", {})
+        Gateway(LOOPBACK, port, KEY, {})

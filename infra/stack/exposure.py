@@ -15,26 +15,19 @@ from infra.stack.record import Stack
 
 PROBE_SECONDS = 3.0
 _ASKED = (401, 403)
-_BY_THEMSELVES = (
-    "Ray's daemons listen on every address regardless of settings, and here they ask for no"
-    " key: {}. "
-    "On a network that you do not trust, block these ports, or set TRIBUTARY_HOST, "
-    "with which Ray asks for a key"
-)
 
 
 def exposure(stack: Stack) -> Check:
     """A warning where more than this machine reaches a port, a failure where a server of ours
     would let a stranger in."""
-    ports = open_ports(stack)
-    if is_loopback(stack.host):
-        warning = _BY_THEMSELVES.format(_shown(ports))
-        told = warning if ports else f"servers listen on {stack.host} only"
-        return Check("network", True, told, "", warns=bool(ports))
     strangers = unguarded(stack)
     if strangers:
         told = f"{', '.join(strangers)} on {stack.host} accept everyone, without a key"
         return Check("network", False, told, "`tributary down`, then `tributary up`")
+    ports = open_ports(stack)
+    if is_loopback(stack.host) and not ports:
+        told = f"servers listen on {stack.host} only, and ask for the key in {key_path()}"
+        return Check("network", True, told, "")
     return Check("network", True, _protection(stack, ports), "", warns=True)
 
 

@@ -123,8 +123,11 @@ class Stack(Config):
         }
 
     def _ray_access(self) -> dict[str, str]:
+        # Ray takes 127.0.0.1 for a node's address, and then listens nowhere else, only if it may
+        # have no other node; otherwise it takes the machine's own.
+        alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         return {
-            **({} if is_loopback(self.host) else {HOST_VARIABLE: self.host}),
+            **(alone if is_loopback(self.host) else {HOST_VARIABLE: self.host}),
             **({ADDRESS_VARIABLE: self.address} if self.address else {}),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(key_path()),

@@ -82,7 +82,10 @@ class Mlflow:
 
     def __init__(self, machine: Machine) -> None:
         self.uri = f"http://127.0.0.1:{machine.port('mlflow')}"
-        self.rest, self._headers = MlflowRest(self.uri), machine.basic
+        self._headers = machine.basic
+        with pytest.MonkeyPatch.context() as patch:  # it reads the home's key here
+            patch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
+            self.rest = MlflowRest(self.uri)
         self.experiment = self.rest.experiment("tributary")
 
     def parent(self, run: str) -> str:

@@ -92,12 +92,13 @@ def serve(options: dict[str, Any]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     key = required_key()
+    keys = {"api_key": key, "admin_api_key": key}
     keep_from_logs(key)
     share_cores(options.get("tp_size", 1))
     server_files.adopt()
     weight_routes.install(options.get("base_gpu_id", 0), options.get("nnodes", 1))
     try:
-        run_server(ServerArgs(**options, api_key=key, admin_api_key=key))
+        run_server(ServerArgs(**options, **keys))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

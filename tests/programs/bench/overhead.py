@@ -185,7 +185,7 @@ def _prefect(api: str) -> Generator[None]:
     """Flows of this process run on that server; Prefect read its settings when it was imported."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    known = {PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: f"{USER}:{key()}"}
+    known: Any = {PREFECT_API_URL: api, PREFECT_API_AUTH_STRING: f"{USER}:{key()}"}
     with temporary_settings(known):
         yield
 

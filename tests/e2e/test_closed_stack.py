@@ -1,0 +1,167 @@
+"""The stack in its default mode, as the machine's other users, its neighbours on the network and
+pages in its user's browser meet it: whoever has no key gets health pages and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import psutil
+import pytest
+
+from infra.access import basic, bearer, key, key_path
+from infra.home import home
+from infra.logins import login_link
+from infra.processes.children import family
+from infra.stack import WORK_POOL, Stack
+from infra.stack.exposure import open_ports, unguarded
+
+pytestmark = pytest.mark.integration
+
+EVIL = "http://evil.example"
+HEALTH = {"api/health", "health", "api/ready", "api/gcs_healthz", "api/local_raylet_healthz"}
+"""what may be read without the key, and Ray's empty page"""
+PATHS = (
+    *HEALTH, "", "metrics", "api/version", "api/jobs/", "api/job_agent/jobs/", "nodes?view=summary",
+    "api/admin/settings", "api/2.0/mlflow/experiments/search?max_results=1", "model_info",
+    "v1/models", "logs", "api/v0/logs", "docs", "openapi.json", "login/made-up/",
+)  # fmt: skip
+FRAMES = {("ray_dashboard", "")}
+
+
+@pytest.fixture
+def web() -> Iterator[httpx.Client]:
+    """Somebody without a key."""
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        yield client
+
+
+def test_no_port_is_reached_by_the_machine_s_own_address(stack: Stack) -> None:
+    assert open_ports(stack) == {}
+    others = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family is socket.AF_INET and not address.address.startswith("127.")
+    ]
+    ports = {port for _, port in _listening(stack)}
+    assert set(stack.ports.values()) <= ports
+    reached = [(host, port) for host in others for port in ports if _takes(host, port)]
+    assert reached == []
+
+
+def test_every_port_gives_health_and_nothing_else_without_the_key(stack: Stack) -> None:
+    name_of = {port: name for name, port in stack.ports.items()}
+    told: list[str] = []
+    for address, port in set(_listening(stack)):
+        for path in PATHS:
+            name = name_of.get(port, "another")
+            for method in ("GET", "POST"):
+                status = _asked(method, address, port, path)
+                is_free = method == "GET" and (path in HEALTH or (name, path) in FRAMES)
+                if 200 <= status < 400 and not is_free:
+                    told.append(f"{method} {name} {port}/{path}: {status}")
+    assert told == []
+    assert unguarded(stack) == []
+
+
+def test_a_page_of_another_site_changes_and_reads_nothing(stack: Stack, web: httpx.Client) -> None:
+    pages = (f"{stack.prefect_api}/deployments/filter", f"{stack.mlflow_uri}/api/2.0/mlflow/x")
+    for url in pages:
+        asked = web.options(url, headers={"Origin": EVIL, "Access-Control-Request-Method": "POST"})
+        assert asked.status_code in (401, 403)
+        assert "access-control-allow-origin" not in asked.headers
+        for sent in ({}, basic()):
+            refused = web.post(url, json={}, headers={"Origin": EVIL} | sent)
+            assert refused.status_code == 403, url
+            assert "access-control-allow-origin" not in refused.headers
+            rebound = web.get(url, headers={"Host": "evil.example"} | sent)
+            assert rebound.status_code == 403, url
+    rebound = web.get(f"{stack.ray_dashboard}/api/jobs/", headers={"Host": "evil.example"})
+    assert rebound.status_code == 401
+
+
+def test_a_browser_that_opened_a_link_reads_every_page(stack: Stack) -> None:
+    link = login_link(f"{stack.prefect_ui}/runs")
+    with httpx.Client(trust_env=False, timeout=60) as browser:
+        opened = browser.get(link)
+        assert (opened.status_code, opened.headers["location"]) == (303, "/runs")
+        for url in (
+            f"{stack.prefect_ui}/runs",
+            f"{stack.prefect_api}/admin/version",
+            f"{stack.mlflow_uri}/",
+            f"{stack.ray_dashboard}/api/jobs/",
+        ):
+            assert browser.get(url).status_code == 200, url
+        assert browser.get(f"{stack.prefect_ui}/ui-settings").json()["auth"] is None
+        changed = browser.post(f"{stack.prefect_api}/flow_runs/count", json={})
+        assert changed.status_code == 200
+        foreign = {"Origin": "http://127.0.0.1:9"}
+        url = f"{stack.prefect_api}/flow_runs/count"
+        assert browser.post(url, json={}, headers=foreign).status_code == 403
+    assert httpx.get(link, trust_env=False).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"command": "/bin/sh -c id"}, {"env": {"LD_PRELOAD": "x"}}, {"working_dir": "/"}, {"x": 1}],
+)
+def test_a_flow_run_names_no_command_of_its_own(stack: Stack, variables: dict[str, object]) -> None:
+    """Whoever knows the key may start flows, and only what the deployment says runs."""
+    (name,) = variables
+    with httpx.Client(
+        base_url=stack.prefect_api, headers=basic(), timeout=60, trust_env=False
+    ) as api:
+        deployment = api.get("/deployments/name/post-train/post-train").json()["id"]
+        body = {"job_variables": variables, "enforce_parameter_schema": False}
+        refused = api.post(f"/deployments/{deployment}/create_flow_run", json=body)
+        assert refused.status_code == 422
+        assert name in refused.text
+        refused = api.patch(f"/deployments/{deployment}", json={"job_variables": variables})
+        assert refused.status_code == 422
+        template = api.get(f"/work_pools/{WORK_POOL}").json()["base_job_template"]
+    assert "{{" not in str(template), "nothing is filled in from outside"
+
+
+def test_the_key_is_its_owner_s_alone(stack: Stack) -> None:
+    assert key_path().stat().st_mode & 0o777 == 0o600
+    assert (home() / "logins").stat().st_mode & 0o777 == 0o700
+    for process in family(stack.services.values(), stack.mark):
+        with suppress(psutil.Error):
+            assert key() not in " ".join(process.cmdline())
+            if process.name().startswith(("ray", "gcs", "mlflow")):
+                assert key() not in str(process.environ()), process.name()
+    jobs = httpx.get(f"{stack.ray_dashboard}/api/jobs/", headers=bearer(), trust_env=False).text
+    assert not re.search(re.escape(key()), jobs)
+
+
+def _listening(stack: Stack) -> Iterator[tuple[str, int]]:
+    for process in family(stack.services.values(), stack.mark):
+        with suppress(psutil.Error):  # it ended meanwhile
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield "127.0.0.1", connection.laddr.port
+
+
+def _takes(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _asked(method: str, host: str, port: int, path: str) -> int:
+    """The status of an HTTP answer; 0 where none is given."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request(method, f"/{path}", headers={"Content-Type": "application/json"})
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()

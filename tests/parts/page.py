@@ -15,7 +15,9 @@ class Page:
     """What Prefect's page sends."""
 
     def __init__(self, machine: Machine) -> None:
-        self._api = httpx.Client(base_url=machine.prefect_api, timeout=60, headers=machine.basic)
+        self._api = httpx.Client(
+            base_url=machine.prefect_api, timeout=60, headers=machine.basic, trust_env=False
+        )
 
     def submit(self, flow: str, parameters: dict[str, Any]) -> httpx.Response:
         deployment = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()

@@ -14,6 +14,7 @@ import httpx
 
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InputError
+from infra.proxies import unusable
 
 BLOCK = "tributary-notify"
 AUTOMATION = "tributary: tell of failures"
@@ -82,7 +83,10 @@ def _try(url: str) -> None:
         )
     said = "Tributary tells here of runs that fail or crash."
     try:
-        reply = httpx.post(url, json={"text": said, "content": said}, timeout=TRY_SECONDS)
+        reply = httpx.post(
+            url, json={"text": said, "content": said}, timeout=TRY_SECONDS,
+            trust_env=not unusable(),
+        )  # fmt: skip
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(
             f"notify: the webhook does not answer ({type(error).__name__}: {error}); check the"

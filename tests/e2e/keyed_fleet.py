@@ -57,12 +57,16 @@ def _refuses_strangers(fleet: Fleet) -> None:
     asked += [(url, path) for url in fleet.server_urls for path in (*_GENERATION, *_UPDATES)]
     for url, path in asked:
         for headers in ({}, _WRONG):
-            reply = httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=30)
+            reply = httpx.post(
+                f"{url}/{path}", json=body, headers=headers, timeout=30, trust_env=False
+            )
             assert reply.status_code in (401, 403), (url, path, reply.status_code)
     workers = f"{fleet.router_url}/workers"
-    assert httpx.get(workers).status_code == 401
-    assert httpx.post(workers, json={"url": "http://127.0.0.1:9"}).status_code == 401
-    known = httpx.get(workers, headers=bearer())
+    assert httpx.get(workers, trust_env=False).status_code == 401
+    assert (
+        httpx.post(workers, json={"url": "http://127.0.0.1:9"}, trust_env=False).status_code == 401
+    )
+    known = httpx.get(workers, headers=bearer(), trust_env=False)
     assert known.status_code == 200
     assert key() not in known.text
 

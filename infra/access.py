@@ -202,7 +202,7 @@ def bearer() -> dict[str, str]:
 def _write(key: str, *, replace: bool = True) -> None:
     """Never readable to others, not even for a moment. Without `replace` a key that another process
     wrote meanwhile stays."""
-    draft = key_path().with_suffix(f".{os.getpid()}")
+    draft = key_path().with_suffix(f".{secrets.token_hex(8)}")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key)

@@ -289,7 +289,7 @@ def _tracked(uri: str) -> dict[str, str]:
             tracked.tracker.log(work.mlflow_run, step, {"outcome_mean": step / 4, "entropy": 1.0})
     scores = {"reasoning-sft": {"reasoning": 0.25}, "agent": {"agent": 0.75, "reasoning": 0.0}}
     tracked.scores(list(plan.values()), scores)
-    tracked.say_best(list(plan.values()), scores, {})
+    tracked.say_best(list(plan.values()), scores, {}, [])
     tracked.say_result("agent 0.75")
     tracked.finish("FINISHED")
     assert origin.flush()

@@ -141,7 +141,7 @@ def test_the_score_by_turns_is_drawn_and_read_at_the_pointer(browser, runs):
 def test_the_outcome_stands_first_with_a_paired_test(browser, runs):
     page = opened(browser, runs["done"]).page
     first = page.locator("main > section").first.inner_text()
-    assert "agent is best: 0.833 on agent." in first
+    assert "0.833 on agent." in first
     assert "0.167 → 0.833" in first
     # 4 problems more of 6, none less: McNemar's p is 2 / 2^4
     assert "p = 0.125 (McNemar, n = 6)" in first

@@ -73,7 +73,9 @@ class ChildProcesses:
 
     def serve(self, options: dict[str, Any], log: Path) -> int:
         """Let the preloaded module serve with these options; returns its pid."""
-        return self._ask({"do": "serve", "options": options, "log": str(log)})["pid"]
+        home = {k: v for k, v in os.environ.items() if k == "TRIBUTARY_HOME"}
+        asked = {"do": "serve", "options": options, "log": str(log), "environment": home}
+        return self._ask(asked)["pid"]
 
     def run(self, command: list[str], log: Path) -> int:
         """Start any other program; returns its pid."""

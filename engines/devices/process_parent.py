@@ -57,6 +57,8 @@ class ProcessParent:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
             case "serve":
+                # Its key is in the home that whoever asks has now.
+                os.environ.update(request["environment"])
                 return {"pid": self._serve(request["options"], request["log"])}
             case "run":
                 command: list[str] = request["command"]

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import pytest
 
+from infra.logins import login_link
 from tests.parts.machine import Machine
 
 
@@ -15,6 +17,7 @@ class Page:
     """What Prefect's page sends."""
 
     def __init__(self, machine: Machine) -> None:
+        self._home = machine.env["TRIBUTARY_HOME"]
         self._api = httpx.Client(
             base_url=machine.prefect_api, timeout=60, headers=machine.basic, trust_env=False
         )
@@ -64,9 +67,11 @@ class Page:
         return str(self._api.base_url).rstrip("/").removesuffix("/api")
 
     def form(self, flow: str) -> str:
-        """Where a person fills a deployment's form in."""
+        """Where a person fills a deployment's form in, by a link that lets a browser in."""
         found = self._ask("GET", f"/deployments/name/{flow}/{flow}").raise_for_status().json()
-        return f"{self.url}/deployments/deployment/{found['id']}/run"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRIBUTARY_HOME", self._home)
+            return login_link(f"{self.url}/deployments/deployment/{found['id']}/run")
 
     def newest(self) -> dict[str, Any]:
         newest = {"sort": "EXPECTED_START_TIME_DESC", "limit": 1}

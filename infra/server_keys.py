@@ -23,6 +23,11 @@ EXTERNAL_KEY_VARIABLE = "EXTERNAL_FLEET_KEY"
 """the environment variable with the key of servers of others"""
 
 
+def external_key() -> str:
+    """The key of servers of others; empty if they ask for none."""
+    return os.environ.get(EXTERNAL_KEY_VARIABLE, "")
+
+
 def note_key(url: str, found: str) -> None:
     """Requests to the server at `url`, of any process of this home, carry this key; none if it is
     empty. Until this process forgets it, or ends."""

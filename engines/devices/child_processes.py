@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _LOOK_S = 1.0
 _REPLY_S = 30.0
 _LOG = "process-parent.log"
 _KILLED = -signal.SIGKILL
+_NOTHING: Mapping[str, str] = {}
 
 
 class ParentEnded(EngineError):
@@ -73,13 +75,13 @@ class ChildProcesses:
 
     def serve(self, options: dict[str, Any], log: Path) -> int:
         """Let the preloaded module serve with these options; returns its pid."""
-        home = {k: v for k, v in os.environ.items() if k == "TRIBUTARY_HOME"}
-        asked = {"do": "serve", "options": options, "log": str(log), "environment": home}
+        asked = {"do": "serve", "options": options, "log": str(log), "environment": _home()}
         return self._ask(asked)["pid"]
 
-    def run(self, command: list[str], log: Path) -> int:
-        """Start any other program; returns its pid."""
-        return self._ask({"do": "run", "command": command, "log": str(log)})["pid"]
+    def run(self, command: list[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> int:
+        """Start any other program, with `environment` beside the parent's; returns its pid."""
+        asked = {"do": "run", "command": command, "log": str(log)}
+        return self._ask(asked | {"environment": _home() | dict(environment)})["pid"]
 
     def exit_code(self, pid: int) -> int | None:
         """None while the child runs."""
@@ -197,6 +199,11 @@ class ChildProcesses:
     def _advice(self) -> str:
         path = self.logs / _LOG
         return f"the end of {path}:\n{log_tail(path)}"
+
+
+def _home() -> dict[str, str]:
+    """The home of whoever asks, whose key a server asks for: the parent may be of another."""
+    return {name: value for name, value in os.environ.items() if name == "TRIBUTARY_HOME"}
 
 
 def log_tail(path: Path, lines: int = 15) -> str:

@@ -57,12 +57,9 @@ class ProcessParent:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["do"]:
             case "serve":
-                # Its key is in the home that whoever asks has now.
-                os.environ.update(request["environment"])
-                return {"pid": self._serve(request["options"], request["log"])}
+                return {"pid": self._start(request, lambda: self._serve(request["options"]))}
             case "run":
-                command: list[str] = request["command"]
-                return {"pid": self._start(request["log"], lambda: _execute(command))}
+                return {"pid": self._start(request, lambda: _execute(request["command"]))}
             case "status":
                 self.reap()
                 return {"exit": self._ended.get(request["pid"])}
@@ -81,17 +78,18 @@ class ProcessParent:
             self.reap()
             time.sleep(0.01)
 
-    def _serve(self, options: dict[str, Any], log: str) -> int:
-        if (preloaded := self._preloaded) is not None:
-            return self._start(log, lambda: preloaded.serve(options))
-        command = [sys.executable, "-m", self._module, json.dumps(options)]
-        return self._start(log, lambda: _execute(command))
+    def _serve(self, options: dict[str, Any]) -> None:
+        if self._preloaded is not None:
+            self._preloaded.serve(options)
+        else:
+            _execute([sys.executable, "-m", self._module, json.dumps(options)])
 
-    def _start(self, log: str, body: Callable[[], None]) -> int:
+    def _start(self, request: dict[str, Any], body: Callable[[], None]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_child(parent, log, body)
+            os.environ.update(request["environment"])
+            _become_child(parent, request["log"], body)
         self._children.add(pid)
         return pid
 

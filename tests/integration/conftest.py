@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from engines.devices.host_agent import HostAgent
-from engines.sglang.http import call
+from engines.sglang.http import call, order
 from engines.sglang.servers.place import Place
 from engines.sglang.servers.router import Router
 from engines.sglang.servers.server import Server
 from engines.sglang.servers.slots import ServerSlots
 from engines.sglang.spec import FleetSpec
+from infra.access import required_key
+from infra.own_files import own_folder, write_own_file
+from infra.server_keys import EXTERNAL_KEY_VARIABLE
 from tests.integration.megatron.megatron_ranks import Ranks
 from tests.parts.tiny import tiny_model
 
@@ -82,8 +85,28 @@ def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangPai
         slots.close()
 
 
+def home_of_same_key(folder: Path) -> str:
+    """A home with the present one's key, so that both reach the servers that tests share."""
+    ours = required_key()
+    write_own_file(own_folder(folder) / "key", ours)
+    return str(folder)
+
+
 @pytest.fixture
 def sglang_pair(running_pair: SglangPair) -> SglangPair:
     """The shared pair, back in its first state whatever the test before did to it."""
     running_pair.reset()
     return running_pair
+
+
+@pytest.fixture
+def external_pair(
+    sglang_pair: SglangPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> SglangPair:
+    """The pair as somebody else started it, seen from a home of its own, which was told its key."""
+    monkeypatch.setenv(EXTERNAL_KEY_VARIABLE, required_key())
+    monkeypatch.setenv("TRIBUTARY_HOME", home_of_same_key(tmp_path / "home"))
+    for url in sglang_pair.urls:
+        named = {"new_version": "default", "abort_all_requests": False}
+        order(url, "/update_weight_version", named, timeout=10)
+    return sglang_pair

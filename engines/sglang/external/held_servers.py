@@ -7,7 +7,6 @@ hold ─▶ lock ─▶ look ─▶ guard started ─▶ ... weights pushed ... 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +16,7 @@ from engines.sglang.external.guard import Guard
 from engines.sglang.external.restore import OwnWeights, restore
 from engines.sglang.external.server_lock import ServerLock
 from infra.errors import EngineError, InputError, LeaseLost
-from infra.server_keys import EXTERNAL_KEY_VARIABLE, forget_key, note_key
+from infra.server_keys import external_key, forget_key, note_key
 
 _TTL_S = 60.0
 """how long the right to a server lasts without renewal, for weights of no size"""
@@ -152,7 +151,7 @@ def _trouble_restoring(own: OwnWeights) -> str:
 def note_keys(urls: Sequence[str]) -> None:
     """From now on requests to these servers carry the key in the environment, or none."""
     for url in urls:
-        note_key(url, os.environ.get(EXTERNAL_KEY_VARIABLE, ""))
+        note_key(url, external_key())
 
 
 def forget_keys(urls: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from engines.sglang.servers.server_units import HeldParts, ServerTerms, ServerUs
 from infra.access import LOOPBACK
 from infra.errors import EngineError, LeaseLost
 from infra.home import home
-from infra.server_keys import note_key
+from infra.server_keys import external_key, note_key
 
 _WATCH_S = 1.0
 _ASK_AGAIN_S = 2.0
@@ -60,9 +61,10 @@ class ExternalLease:
         held = await _hold(terms, wait_s)
         children = ChildProcesses(home() / "logs" / "external" / holder)
         try:
-            # On loopback it asks for no key: what it got it would hand on to the servers.
-            router = await asyncio.to_thread(Router, children, "router", LOOPBACK)
-            note_key(router.url, "")
+            # It hands on to the servers what it got: their own key, or one that means nothing.
+            key = external_key() or secrets.token_urlsafe(32)
+            router = await asyncio.to_thread(Router, children, "router", LOOPBACK, key=key)
+            note_key(router.url, key)
         except BaseException:
             await asyncio.to_thread(children.close)
             await asyncio.to_thread(held.give_back)

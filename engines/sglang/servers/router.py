@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 from engines.devices.child_processes import ChildProcesses, log_tail
-from engines.sglang.http import call
+from engines.sglang.http import Refused, call
+from engines.sglang.servers.router_main import KEY_VARIABLE
 from infra.access import LOOPBACK, listening_host, reachable
 from infra.errors import EngineError
 from infra.processes.ports import free_ports
@@ -20,6 +20,7 @@ _CHANGE_S = 30.0
 _CONTROL_S = 10.0
 _KEY_S = 1800
 """after which a routing key that nobody used is forgotten"""
+_WRONG_KEY = (401, 403)
 _NO_FLAGS: Mapping[str, object] = {}
 
 
@@ -34,16 +35,18 @@ class Router:
         *,
         port: int = 0,
         flags: Mapping[str, object] = _NO_FLAGS,
+        key: str = "",
     ) -> None:
         """Start it; returns before it is ready. It listens where this home's servers do, or on
-        `host`; on any free port, or on `port`. `flags` of the router's own go before ours;
-        None is the value of one that takes none, and a list has the values of one that is
-        repeated."""
+        `host`; on any free port, or on `port`; it asks for this home's key, or for `key`, and hands
+        on to servers what it got. `flags` of the router's own go before ours; None is the value of
+        one that takes none, and a list has the values of one that is repeated."""
         self.name = name
         self.log = children.logs / f"{name}.log"
         self._children = children
         self._host, self._port = host or listening_host(), port or free_ports(1)[0]
-        self.pid = children.run(self._command(flags), self.log)
+        environment = {KEY_VARIABLE: key} if key else {}
+        self.pid = children.run(self._command(flags), self.log, environment)
 
     def _command(self, changed: Mapping[str, object]) -> list[str]:
         flags: dict[str, object] = {
@@ -78,11 +81,15 @@ class Router:
         """Return when it answers; raises EngineError with the log's end if it does not."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            with contextlib.suppress(EngineError):
+            try:
                 call(self.url, "/workers", timeout=2.0)
                 return
-            if not self.is_alive:
-                break
+            except Refused as error:
+                if error.status in _WRONG_KEY:
+                    raise
+            except EngineError:
+                if not self.is_alive:
+                    break
             time.sleep(0.03)
         raise EngineError(
             f"router {self.name} did not start in {timeout:.0f} s; the end of {self.log}:\n"

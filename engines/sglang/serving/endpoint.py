@@ -9,7 +9,6 @@ Behind the first of them, each asks the next for the key of this home.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from typing import Self
 from engines.devices.child_processes import ChildProcesses, log_tail
 from engines.sglang.http import call
 from engines.sglang.servers.router import Router
-from engines.sglang.servers.router_main import KEY_VARIABLE
 from engines.sglang.servers.server import Server
 from engines.sglang.serving.gateway import Gateway
 from engines.sglang.serving.served_model import ServedModel
@@ -102,7 +100,7 @@ class Endpoint:
         return rank, started
 
     def _route(self, models: Sequence[ServedModel], servers: Sequence[PlacedServer]) -> None:
-        programs = self._programs(len(models) == 1)
+        programs = self._children("")
         routers = {
             model.name: self._router(
                 programs, model, [s for s in servers if s.fleet == model.name], len(models)
@@ -116,16 +114,6 @@ class Endpoint:
         if len(models) > 1:
             addresses = {name: router.url for name, router in routers.items()}
             self._gateway = Gateway(self._host, self._port, self._key or required_key(), addresses)
-
-    def _programs(self, is_one: bool) -> ChildProcesses:
-        """The parent of the routers. One that clients talk to takes the key from its environment,
-        so that it is in no argument."""
-        if self._key and is_one:
-            os.environ[KEY_VARIABLE] = self._key
-        try:
-            return self._children("")
-        finally:
-            os.environ.pop(KEY_VARIABLE, None)
 
     def _router(
         self,
@@ -141,7 +129,7 @@ class Endpoint:
         else:
             if self._key:
                 note_key(self.url, self._key)
-            router = Router(programs, name, self._host, port=self._port, flags=flags)
+            router = Router(programs, name, self._host, port=self._port, flags=flags, key=self._key)
         self._parts.append(router)
         return router
 

@@ -17,7 +17,7 @@ import pytest
 from engines.sglang.client import GenerationClient
 from engines.sglang.external.server_lock import ServerLock
 from engines.sglang.fleet import Fleet
-from engines.sglang.http import call, order
+from engines.sglang.http import call
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
 from engines.weights.server_weights import ServerWeights, server_weights
@@ -38,16 +38,6 @@ load_folder(Path(sys.argv[1]), sys.argv[2:], 5)
 print("pushed", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def theirs(sglang_pair: SglangPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SglangPair:
-    """The pair as somebody else started it, seen from a home of its own."""
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    for url in sglang_pair.urls:
-        named = {"new_version": "default", "abort_all_requests": False}
-        order(url, "/update_weight_version", named, timeout=10)
-    return sglang_pair
 
 
 async def _lease(pair: SglangPair, model: Path, wait_s: float = 0.0) -> Fleet:
@@ -81,69 +71,73 @@ async def _until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 async def test_a_lease_generates_what_servers_of_ours_do_excludes_others_and_leaves_no_trace(
-    theirs: SglangPair,
+    external_pair: SglangPair,
 ) -> None:
-    before = _held(theirs)
-    fleet = await _lease(theirs, theirs.other_model)
+    before = _held(external_pair)
+    fleet = await _lease(external_pair, external_pair.other_model)
     leased = await _turns(fleet.client)
     assert {v for turn in leased for v in turn.weight_versions.sampled} == {0}
     with pytest.raises(EngineError, match="is in use by another run of Tributary"):
-        await _lease(theirs, theirs.model)
-    await fleet.load(theirs.model, 4)
-    assert _held(theirs) == [ServerWeights("4", before[0].checksum)] * 2
-    await asyncio.to_thread(push, theirs.other_model, fleet.server_urls, 5)
+        await _lease(external_pair, external_pair.model)
+    await fleet.load(external_pair.model, 4)
+    assert _held(external_pair) == [ServerWeights("4", before[0].checksum)] * 2
+    await asyncio.to_thread(push, external_pair.other_model, fleet.server_urls, 5)
     await fleet.release()
-    assert _held(theirs) == before
+    assert _held(external_pair) == before
 
-    await asyncio.to_thread(theirs.prepare, FleetSpec(), theirs.other_model)
-    async with GenerationClient(theirs.router.url) as client:
+    await asyncio.to_thread(external_pair.prepare, FleetSpec(), external_pair.other_model)
+    async with GenerationClient(external_pair.router.url) as client:
         assert _bits(await _turns(client)) == _bits(leased)
 
 
 async def test_a_server_that_dies_is_left_out_and_taken_back_with_the_present_weights(
-    theirs: SglangPair,
+    external_pair: SglangPair,
 ) -> None:
-    before = _held(theirs)
-    first, second = theirs.urls
-    fleet = await _lease(theirs, theirs.model)
+    before = _held(external_pair)
+    first, second = external_pair.urls
+    fleet = await _lease(external_pair, external_pair.model)
     try:
-        os.killpg(theirs.server("server-1").pid, signal.SIGKILL)
+        os.killpg(external_pair.server("server-1").pid, signal.SIGKILL)
         assert len(await _turns(fleet.client)) == 24
         await _until(lambda: fleet.server_urls == [first])
-        await asyncio.to_thread(push, theirs.other_model, fleet.server_urls, 3)
-        await asyncio.to_thread(theirs.restart, "server-1")
+        await asyncio.to_thread(push, external_pair.other_model, fleet.server_urls, 3)
+        await asyncio.to_thread(external_pair.restart, "server-1")
         await _until(lambda: fleet.server_urls == [first, second])
-        assert [held.version for held in _held(theirs)] == ["3", "0"]
+        assert [held.version for held in _held(external_pair)] == ["3", "0"]
         assert {v for t in await _turns(fleet.client) for v in t.weight_versions.sampled} == {3}
-        await asyncio.to_thread(push, theirs.other_model, [second], 3)
+        await asyncio.to_thread(push, external_pair.other_model, [second], 3)
         await _until(lambda: set(_routed(fleet)) == {first, second})
-        assert len({held.checksum for held in _held(theirs)}) == 1
+        assert len({held.checksum for held in _held(external_pair)}) == 1
     finally:
         await fleet.release()
-    assert _held(theirs) == before
+    assert _held(external_pair) == before
 
 
-async def test_weights_that_could_not_be_given_back_are_not_taken(theirs: SglangPair) -> None:
-    await asyncio.to_thread(push, theirs.other_model, theirs.urls, 8)
-    before = _held(theirs)
+async def test_weights_that_could_not_be_given_back_are_not_taken(
+    external_pair: SglangPair,
+) -> None:
+    await asyncio.to_thread(push, external_pair.other_model, external_pair.urls, 8)
+    before = _held(external_pair)
     with pytest.raises(InputError, match="version '8' that were pushed to it and are in no folder"):
-        await _lease(theirs, theirs.model)
-    assert _held(theirs) == before
+        await _lease(external_pair, external_pair.model)
+    assert _held(external_pair) == before
 
 
-def test_servers_of_a_run_that_is_killed_get_their_own_weights_back(theirs: SglangPair) -> None:
-    before = _held(theirs)
-    command = [sys.executable, "-c", _VICTIM, str(theirs.other_model), *theirs.urls]
+def test_servers_of_a_run_that_is_killed_get_their_own_weights_back(
+    external_pair: SglangPair,
+) -> None:
+    before = _held(external_pair)
+    command = [sys.executable, "-c", _VICTIM, str(external_pair.other_model), *external_pair.urls]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"pushed\n"
-        assert {held.version for held in _held(theirs)} == {"5"}
+        assert {held.version for held in _held(external_pair)} == {"5"}
         victim.kill()
     deadline = time.monotonic() + 60
-    while _held(theirs) != before:
+    while _held(external_pair) != before:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    for url in theirs.urls:
+    for url in external_pair.urls:
         lock = ServerLock(url, 10.0)
         while not lock.acquire():
             assert time.monotonic() < deadline
@@ -151,8 +145,8 @@ def test_servers_of_a_run_that_is_killed_get_their_own_weights_back(theirs: Sgla
         lock.release()
 
 
-def test_a_right_that_nobody_renews_ends_and_its_holder_is_told(theirs: SglangPair) -> None:
-    url = theirs.urls[0]
+def test_a_right_that_nobody_renews_ends_and_its_holder_is_told(external_pair: SglangPair) -> None:
+    url = external_pair.urls[0]
     first, second = ServerLock(url, 2.0), ServerLock(url, 30.0)
     assert first.acquire()
     first.renew()

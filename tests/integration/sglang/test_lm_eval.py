@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engines.sglang.http import order
 from infra.errors import InputError
 from tasks.lm_eval.body import ordered, run
 from tasks.lm_eval.harness import Order
@@ -57,22 +56,16 @@ async def test_its_scores_are_those_of_the_models_own_probabilities(
         await ordered(asking("own_chioce"), "model", context)
 
 
-async def test_the_stage_scores_every_model_once(
-    sglang_pair: SglangPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_stage_scores_every_model_once(external_pair: SglangPair, tmp_path: Path) -> None:
     """On servers that are not ours, which need no Ray; a second attempt asks nothing again."""
-    monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    for url in sglang_pair.urls:  # as whoever started them has them
-        named = {"new_version": "default", "abort_all_requests": False}
-        order(url, "/update_weight_version", named, timeout=10)
     inputs = {
-        "base": sglang_pair.model,
-        "twin": sglang_pair.model,
-        "other": sglang_pair.other_model,
+        "base": external_pair.model,
+        "twin": external_pair.model,
+        "other": external_pair.other_model,
     }
     records = {"base": {"digest": "b"}, "twin": {"digest": "b"}, "other": {"digest": "o"}}
     asked = {"tasks": ["own_answer"], "folder": str(write_tasks(tmp_path / "own")), "chat": True}
-    settings = {**asked, "fleet": {"external": sglang_pair.urls}}
+    settings = {**asked, "fleet": {"external": external_pair.urls}}
     spec = LmEvalSpec.model_validate({"settings": settings, "version": installed_version()})
     context = stage_context(tmp_path, "lm-eval", inputs, records=records)
     metrics = await run(spec, context)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import home_of_same_key
 from tests.parts.ray_parts import own_ray
 from tests.parts.stage_parts import stage_context
 
@@ -16,7 +17,7 @@ from tests.parts.stage_parts import stage_context
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """With a home of its own; its actors end with it. The home stays: servers that these tests
     share with others in `tests/integration` may have begun in it."""
-    home = str(tmp_path_factory.mktemp("home"))
+    home = home_of_same_key(tmp_path_factory.mktemp("home"))
     with own_ray({"TRIBUTARY_HOME": home}, num_gpus=0):
         yield
 

@@ -12,6 +12,7 @@ from engines.sglang.external.held_servers import forget_keys
 from engines.sglang.servers.place import Place
 from engines.sglang.spec import FleetSpec
 from engines.weights.server_weights import ServerWeights, server_weights
+from infra.access import KEY_VARIABLE, required_key
 from infra.home import home
 from infra.server_keys import EXTERNAL_KEY_VARIABLE, note_key
 from tasks.durable.identity import spec_content
@@ -27,16 +28,20 @@ KEY = "a-key-that-only-they-know"
 
 
 @pytest.fixture
-def theirs(cluster: None, running_pair: SglangPair, small_base: Path) -> Iterator[list[str]]:
+def theirs(
+    cluster: None, running_pair: SglangPair, small_base: Path, tmp_path: Path
+) -> Iterator[list[str]]:
     """Two more servers, started by nobody whom the stage knows."""
     slots = running_pair.slots
     slots.grow(4)
     urls = [slots[name].url for name in NAMES]
-    keyed = FleetSpec(sglang={"api_key": KEY, "admin_api_key": KEY})
     try:
-        for name in NAMES:
-            note_key(slots[name].url, KEY)
-            slots[name].ensure(keyed, small_base, Place(tp=1))
+        with pytest.MonkeyPatch.context() as elsewhere:
+            elsewhere.setenv("TRIBUTARY_HOME", str(tmp_path / "their-home"))
+            elsewhere.setenv(KEY_VARIABLE, KEY)
+            assert required_key() == KEY
+            for name in NAMES:
+                slots[name].ensure(FleetSpec(), small_base, Place(tp=1))
         yield urls
     finally:
         for name in NAMES:

@@ -24,6 +24,8 @@ from flows.command.find_artifact import find_named_model
 from flows.distill_rounds import FLOW, plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
+from flows.reports.outcome import Best
+from flows.reports.score_cells import ScoreCell
 from flows.rounds.promotion import Round
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
@@ -289,7 +291,8 @@ def _tracked(uri: str) -> dict[str, str]:
             tracked.tracker.log(work.mlflow_run, step, {"outcome_mean": step / 4, "entropy": 1.0})
     scores = {"reasoning-sft": {"reasoning": 0.25}, "agent": {"agent": 0.75, "reasoning": 0.0}}
     tracked.scores(list(plan.values()), scores)
-    tracked.say_best(list(plan.values()), scores, {}, [])
+    best = [Best("agent", "agent", ScoreCell(0.75))]
+    tracked.say_best(list(plan.values()), scores, {}, best)
     tracked.say_result("agent 0.75")
     tracked.finish("FINISHED")
     assert origin.flush()

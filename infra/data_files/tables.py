@@ -64,10 +64,13 @@ class ParquetFile:
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
-        _require_names(_parquet(path, name).schema_arrow, name)
+        opened = _parquet(path, name)
+        self._metadata = opened.metadata
+        """parsed once: that of many row groups takes longer to read than one of them"""
+        _require_names(opened.schema_arrow, name)
 
     def chunks(self, number: int, size: int) -> Iterator[Chunk]:
-        metadata, first = _parquet(self._path).metadata, 1
+        metadata, first = self._metadata, 1
         for group in range(metadata.num_row_groups):
             said = metadata.row_group(group)
             if said.num_rows:
@@ -75,7 +78,10 @@ class ParquetFile:
             first += said.num_rows
 
     def read(self, chunk: Chunk) -> Rows:
-        return TableRows(_parquet(self._path).read_row_group(chunk.start), chunk.first_row)
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self._path, metadata=self._metadata) as file:
+            return TableRows(file.read_row_group(chunk.start), chunk.first_row)
 
 
 class ArrowFile:

@@ -308,8 +308,10 @@ class StageCheckpoints:
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
         """All that attempts noted under these numbers, in the order in which they did."""
-        names = self._store.listdir(f"{self._place}/{kind}")
-        wanted = [n for n in names if first <= int(n) and (last is None or int(n) <= last)]
+        wanted = [f"{first:08d}"]
+        if first != last:  # one number needs no list of all
+            names = self._store.listdir(f"{self._place}/{kind}")
+            wanted = [n for n in names if first <= int(n) and (last is None or int(n) <= last)]
         folders = [f"{self._place}/{kind}/{name}" for name in wanted]
         with ThreadPoolExecutor(_READERS) as readers:
             listed = readers.map(self._store.listdir, folders)

@@ -84,4 +84,6 @@ class WatchedCheckpoints:
         self.pulse.beat()
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
-        return self.inner.notes(kind, first, last)
+        found = self.inner.notes(kind, first, last)
+        self.pulse.beat()
+        return found

@@ -119,7 +119,7 @@ async def _write_records(
     context: StageContext, record: RlRecord, loop: Loop, timeline: Timeline
 ) -> None:
     """What the stage did, beside its model."""
-    record.write_rollouts(context.out)
+    await asyncio.to_thread(record.write_rollouts, context.out)
     record.curve.write(context.out)
     record.series.write(context.out)
     record.counts.write(context.out)

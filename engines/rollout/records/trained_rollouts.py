@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from engines.rollout.records.notes import Notes
@@ -19,6 +21,8 @@ from engines.types import Group
 from infra.errors import InputError
 
 _FOLDER = "trained"
+_READERS = 8
+"""steps that are read at once: a store far away takes its time for each"""
 
 
 class TrainedRollouts:
@@ -38,16 +42,20 @@ class TrainedRollouts:
 
     def _export(self, folder: Path, takes: Sequence[Take]) -> list[int]:
         folder.mkdir()
-        missing: list[int] = []
-        for take in takes:
-            found = self._notes.notes("trained", take.step, take.step)
-            if found:
-                _file(folder, take.step).write_bytes(found[-1])  # of several attempts the newest
-            else:
-                missing.append(take.step)
+        steps = [take.step for take in takes]
+        with ThreadPoolExecutor(_READERS) as readers:
+            written = list(readers.map(partial(self._write, folder), steps))
+        missing = [step for step, is_there in zip(steps, written, strict=True) if not is_there]
         if missing:
             shutil.rmtree(folder)
         return missing
+
+    def _write(self, folder: Path, step: int) -> bool:
+        """Whether the step's rollouts were kept."""
+        found = self._notes.notes("trained", step, step)
+        if found:
+            _file(folder, step).write_bytes(found[-1])  # of several attempts the newest
+        return bool(found)
 
 
 def kept_takes(artifact: Path) -> list[Take]:

@@ -135,7 +135,7 @@ def test_unchanged_files_are_hashed_once(
 
 
 def test_a_damaged_manifest_is_no_artifact(
-    artifacts: ArtifactStore, store: Store, tmp_path
+    artifacts: ArtifactStore, store: Store, tmp_path: Path
 ) -> None:
     commit(artifacts, folder(tmp_path / "out"))
     path = f"artifacts/sft/{DIGEST[:12]}/manifest.json"
@@ -203,6 +203,31 @@ def test_notes_stay_while_a_kept_checkpoint_may_need_them(store: Store, tmp_path
     assert second.notes("rollouts", 40) == [b"a40", b"b40", b"a45", b"b45", b"c40"]
     assert second.notes("rollouts", 46) == []
     assert second.notes("takes", 1) == [b"t1", b"t2", b"t3", b"t4"], "they stay"
+
+
+def test_the_notes_of_one_number_are_read_without_a_list_of_all_numbers(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = range(1, 41)
+    for attempt in (1, 2, 11):
+        checkpoints = StageCheckpoints(store, "rl", DIGEST, attempt, tmp_path / "scratch")
+        for step in steps:
+            if step % attempt == 0:
+                checkpoints.note("trained", step, b"%d of %d" % (step, attempt))
+    calls = list[str]()
+    for name in ("listdir", "read"):
+        real = getattr(Store, name)
+        monkeypatch.setattr(
+            Store, name, lambda self, path, real=real: [calls.append(path), real(self, path)][1]
+        )
+    found = [checkpoints.notes("trained", step, step) for step in (*steps, 99)]
+    newest = [max(a for a in (1, 2, 11) if step % a == 0) for step in steps]
+    assert [notes[-1] for notes in found[:-1]] == [
+        b"%d of %d" % pair for pair in zip(steps, newest, strict=True)
+    ]
+    assert found[-1] == []
+    assert sum(path.endswith("/trained") for path in calls) == 0
+    assert len(calls) == len(found) + sum(map(len, found))
 
 
 def test_a_half_written_or_damaged_checkpoint_is_passed_over(

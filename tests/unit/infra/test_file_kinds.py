@@ -226,6 +226,25 @@ def written(made: Callable[[], pa.Table], tmp_path: Path) -> Lines:
     return bad(content.getvalue(), "a.parquet", tmp_path)
 
 
+@pytest.mark.parametrize("groups", [1, 5, 50])
+def test_the_footer_of_parquet_is_parsed_once_however_many_row_groups_it_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+):
+    pq.write_table(pa.table({"q": list(range(50))}), tmp_path / "a.parquet", 50 // groups)
+    opened = list[bool]()
+    real = pq.ParquetFile
+
+    def counted(source: Any, metadata: Any = None) -> Any:
+        opened.append(metadata is None)
+        return real(source, metadata=metadata)
+
+    monkeypatch.setattr(pq, "ParquetFile", counted)
+    files = LocalFiles(find_files([str(tmp_path / "a.parquet")]), tmp_path)
+    read = [rows.row(n)["q"] for rows in map(files.read, files.chunks) for n in range(len(rows))]
+    assert read == list(range(50))
+    assert (sum(opened), len(opened)) == (1, 1 + groups)
+
+
 def test_maps_and_null_fields_of_parquet_are_objects(tmp_path: Path):
     field = pa.struct([("type", pa.string()), ("description", pa.string())])
     kind = pa.struct([("name", pa.string()), ("properties", pa.map_(pa.string(), field))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 _DRIVER = Path("/proc/driver/nvidia")
 _ASK_S = 10.0
+_NCCL = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
+"""what SGLang turns off in its servers: members of one group must agree on them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,21 @@ def has_cuda() -> bool:
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return not hidden and (_DRIVER / "version").exists()
+
+
+def has_driver_library() -> bool:
+    """Whether the driver's library can be loaded, which some packages want when imported."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def nccl_environment() -> dict[str, str]:
+    """Variables that ranks and servers need alike, or their groups do not come to be; a value that
+    a person set for the stack stays, on both sides."""
+    return {name: os.environ.get(name, "0") for name in _NCCL}
 
 
 def gpu_name() -> str:

@@ -50,13 +50,19 @@ class HostAgent:
 
         ray.kill(actor, no_restart=True)
 
-    def visible_gpu(self, device: int, host: Host | None = None) -> str:
-        """What CUDA calls a host's device of this number; without `host` this one's. It blocks for
-        another host. Example: visible_gpu(1) -> "5" """
+    def gpu_environment(self, device: int, host: Host | None = None) -> dict[str, str]:
+        """Variables of a process that has a host's device of this number to itself, and its share
+        of the host's cores; without `host` this one's. It blocks for another host.
+
+        Example: gpu_environment(1) -> {"CUDA_VISIBLE_DEVICES": "5", "OMP_NUM_THREADS": "16"}
+        """
         if host is not None and host is not self.hosts.own:
-            return self.hosts.agent(host).visible_gpu(device)
+            return self.hosts.agent(host).gpu_environment(device)
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        return names[device] if device < len(names) and names[device] else str(device)
+        visible = names[device] if device < len(names) and names[device] else str(device)
+        # Ray sets one thread for whoever asks for no core, and an optimizer on the CPU needs many.
+        threads = max(len(os.sched_getaffinity(0)) // max(self.hosts.own.num_gpus, 1), 1)
+        return {"CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": str(threads)}
 
     def children(self, preloaded: str = "") -> ChildProcesses:
         """The parent of processes that need the module `preloaded`, or nothing; one for each, a new

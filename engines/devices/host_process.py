@@ -24,8 +24,8 @@ class HostProcess:
     def ready(self) -> None:
         """Answers when the process runs."""
 
-    def visible_gpu(self, device: int) -> str:
-        return self._agent.visible_gpu(device)
+    def gpu_environment(self, device: int) -> dict[str, str]:
+        return self._agent.gpu_environment(device)
 
     def call(self, part: str, method: str, arguments: Sequence[Any]) -> Any:
         with self._lock:

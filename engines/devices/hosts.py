@@ -125,8 +125,8 @@ class RemoteAgent:
             self.end()
             raise
 
-    def visible_gpu(self, device: int) -> str:
-        return self._ask(self._actor.visible_gpu.remote(device), _START_S)
+    def gpu_environment(self, device: int) -> dict[str, str]:
+        return self._ask(self._actor.gpu_environment.remote(device), _START_S)
 
     def call(self, part: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Let `part`, a `module:Class` that is made of the agent there, do something."""

@@ -18,6 +18,8 @@ from engines.rendezvous import store_at
 
 # A collective that waits longer than this has lost a peer.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+_control: list[dist.ProcessGroup] = []
+"""the group of `control_group`, while there is one"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +83,19 @@ def start_parallel(
     if world != parallel.world_size:
         raise ValueError(f"{world} ranks cannot form a layout of {parallel.world_size}: {parallel}")
     device.prepare()
-    here: dict[str, Any] = {}
     if device.has_cuda():
+        # Not named to torch as this group's device: every later group, such as the one by which
+        # weights reach servers, would then be a part of this one's communicator.
         torch.cuda.set_device(rank % torch.cuda.device_count())
-        here["device_id"] = device.device()
     dist.init_process_group(
         device.backend(),
         store=store_at(init_method, rank, world, COLLECTIVE_TIMEOUT, listener),
         rank=rank,
         world_size=world,
         timeout=COLLECTIVE_TIMEOUT,
-        **here,
     )
+    if world > 1:
+        _control.append(_group(dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
@@ -107,11 +110,27 @@ def stop_parallel() -> None:
     """Leave the group, so that the process can join another layout. Safe to call twice."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
+    _control.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()
     if device.has_cuda():
         torch.cuda.empty_cache()
+
+
+def control_group() -> dist.ProcessGroup | None:
+    """All ranks, for what they tell each other of files and servers; None: there is one rank.
+
+    Over the network of their hosts also where there are GPUs: whoever waits long in a collective of
+    NCCL is ended by its watchdog, whatever is done meanwhile.
+    """
+    return _control[0] if _control else None
+
+
+def wait_for_all(within_s: float) -> None:
+    """Until every rank came here; seconds by what one of them does while the others wait."""
+    if (group := control_group()) is not None:
+        dist.monitored_barrier(group, timedelta(seconds=within_s))
 
 
 def current_layout(parallel: Parallel) -> Layout:

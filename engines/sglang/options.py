@@ -32,7 +32,6 @@ RESULT_NEUTRAL = frozenset(
         "dist_timeout",
         "enable_memory_saver",
         "enable_metrics",
-        "enable_nccl_nvls",
         "enable_p2p_check",
         "enable_request_time_stats_logging",
         "enable_trace",

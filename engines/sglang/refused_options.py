@@ -53,6 +53,8 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     _PLACES: ("base_gpu_id", "gpu_id_step", "nccl_port", "*_port", "use_ray", "nnodes", "pp_*"),
     _CPU: ("device",),
     "the fleet names it": ("served_model_name",),
+    "ranks and servers need the same of it to meet for a broadcast: set NCCL_NVLS_ENABLE=1 where"
+    " the stack starts, which is for both": ("enable_nccl_nvls",),
     "its files would hold the servers' key": ("crash_dump_folder",),
 }
 """reason -> patterns of names"""

@@ -13,13 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from engines.weights.ranks import ALONE, Ranks
+from engines.devices.waiting_time import transfer_bound_s
+from engines.weights.ranks import ALONE, WAIT_S, Ranks
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 BUCKET_BYTES = 1 << 29
+TAKE_S = 120.0
+"""what a server may take for weights of no size; more of them get time for their bytes"""
 
 Size = tuple[int, ...]
 
@@ -94,6 +97,12 @@ class TrainedWeights:
     def bucket_sizes(self) -> list[int]:
         """In bytes, of all buckets of this rank's stage in turn."""
         return [sum(map(_whole_bytes, weights)) for weights in self._plan()]
+
+    def wait_s(self) -> float:
+        """Within which any rank's part in a push ends: each bucket has a server's time for it. All
+        ranks call it, and get the longest."""
+        own = sum(transfer_bound_s(size, TAKE_S) for size in self.bucket_sizes())
+        return max(self.ranks.gather(own)) + WAIT_S
 
     def _plan(self) -> Iterator[list[Weight]]:
         return planned(self.weights, self.bucket_bytes, self.ranks.num_shards)

@@ -16,10 +16,10 @@ from pathlib import Path
 from engines.devices.waiting_time import folder_bytes, transfer_bound_s
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
-from engines.weights.buckets import OwnMemory, TrainedWeights
+from engines.weights.buckets import TAKE_S, OwnMemory, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.transport import Target
-from engines.weights.update import TAKE_S, Servers, Update
+from engines.weights.update import Servers, Update
 
 _INDEX = "model.safetensors.index.json"
 _KEPT = 2
@@ -39,10 +39,10 @@ class Disk:
         self, weights: TrainedWeights, targets: Sequence[Target], version: int
     ) -> PublishReport:
         began = time.perf_counter()
-        ranks = weights.ranks
+        ranks, within_s = weights.ranks, weights.wait_s()
         place = self._folder / f"version-{version}"
         ranks.settle((lambda: _empty(place)) if ranks.is_leader else None)
-        names = ranks.settle(lambda: _write(weights, place)) or {}
+        names = ranks.settle(lambda: _write(weights, place), within_s) or {}
         files = ranks.gather(names)
         total = sum(size for part in files for _, size in part.values())
         urls = [target.url for target in targets]
@@ -54,7 +54,7 @@ class Disk:
                 shutil.rmtree(old, ignore_errors=True)
             return pause_seconds
 
-        paused = ranks.settle(finish if ranks.is_leader else None)
+        paused = ranks.settle(finish if ranks.is_leader else None, within_s)
         seconds = time.perf_counter() - began
         return PublishReport(version, self.name, total, len(targets), seconds, paused or 0.0)
 

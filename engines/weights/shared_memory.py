@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
-from engines.weights.buckets import Bucket, TrainedWeights
+from engines.weights.buckets import TAKE_S, Bucket, TrainedWeights
 from engines.weights.report import PublishReport
 from engines.weights.shared_tensors import FLAT, allocate, flat_handles
 from engines.weights.stream import stream
 from engines.weights.transport import Target
-from engines.weights.update import TAKE_S, Servers
+from engines.weights.update import Servers
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -44,19 +44,19 @@ def stream(
     """Send every bucket of every rank while the servers wait; with `load`, which has them take what
     arrived, before they do. Raises as `Transport.push` does."""
     began = time.perf_counter()
-    ranks = weights.ranks
+    ranks, within_s = weights.ranks, weights.wait_s()
     buckets = weights.buckets(memory)
     packed = deque(islice(buckets, _AHEAD))
     with Servers([target.url for target in targets]) as servers:
         bring = partial(_send_all, packed, buckets, partial(send, servers))
-        sent = _by_stage(ranks, bring) if load is not None else 0
+        sent = _by_stage(ranks, bring, within_s) if load is not None else 0
         update = Update(servers, version)
         try:
             ranks.settle(update.begin if ranks.is_leader else None)
             if load is not None:
-                _by_stage(ranks, partial(load, servers))
+                _by_stage(ranks, partial(load, servers), within_s)
             else:
-                sent = _by_stage(ranks, bring)
+                sent = _by_stage(ranks, bring, within_s)
             ranks.settle(update.end if ranks.is_leader else None)
         except BaseException:
             if ranks.is_leader:
@@ -72,11 +72,11 @@ def stream(
     )
 
 
-def _by_stage(ranks: Ranks, action: Callable[[], T]) -> T | None:
+def _by_stage(ranks: Ranks, action: Callable[[], T], within_s: float) -> T | None:
     """Done by the ranks of one stage after those of the other; what it gave on this one."""
     done: T | None = None
     for stage in range(ranks.num_stages):
-        result = ranks.settle(action if stage == ranks.stage else None)
+        result = ranks.settle(action if stage == ranks.stage else None, within_s)
         done = result if stage == ranks.stage else done
     return done
 

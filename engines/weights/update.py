@@ -20,8 +20,6 @@ from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.transport import CONTROL_S
 from infra.errors import EngineError
 
-TAKE_S = 120.0
-"""what a server may take for weights of no size; more of them get time for their bytes"""
 FLUSH_S = 10.0
 FLUSHED = "Cache flushed"
 """what SGLang's answer begins with, which is text"""

@@ -15,7 +15,7 @@ from infra.stack.check import Check
 from infra.stack.clean import clean
 from infra.stack.exposure import exposure
 from infra.stack.hosts import cluster_hosts
-from infra.stack.installed import engines, packages, python_version, torch_build
+from infra.stack.installed import engines, kernels, packages, python_version, torch_build
 from infra.stack.record import load_record
 from infra.stack.services import services
 from infra.tracking.refusals import num_refused, refused_folder
@@ -146,6 +146,6 @@ def _tracking() -> Check:
 
 
 _CHECKS: tuple[Callable[[], Check], ...] = (
-    python_version, packages, torch_build, engines, _sandbox, _home, _sockets, _ports, _stack,
-    _hosts, _network, _leftovers, _tracking,
+    python_version, packages, torch_build, engines, kernels, _sandbox, _home, _sockets, _ports,
+    _stack, _hosts, _network, _leftovers, _tracking,
 )  # fmt: skip

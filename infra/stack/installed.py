@@ -13,10 +13,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from infra.cuda import TorchBuild, has_cuda
+from infra.cuda_toolkit import compile_problem
 from infra.home import SOURCE_ROOT
 from infra.stack.check import Check
 
 PYTHONS = ("3.11", "3.12", "3.13")
+_CPU_LOCK, _CUDA_LOCK = "cpu.txt", "cuda.txt"
 TORCH_LOADS_S = 180.0
 """bound for importing torch in a process of its own, on a cold and crowded disk"""
 _ASK_TORCH = """
@@ -34,8 +36,8 @@ def python_version() -> Check:
 
 
 def packages() -> Check:
-    """Every package of the lock that this Python needs, in the version that the lock has."""
-    lock = _lock()
+    """Every package of the lock that was installed, in the version that the lock has."""
+    lock = installed_lock()
     if not lock.exists():
         return Check("packages", True, "no lock beside the code: an installed wheel", "")
     pins = lock_pins(lock.read_text())
@@ -44,7 +46,18 @@ def packages() -> Check:
     if not wrong:
         return Check("packages", True, f"{len(pins)} as in {lock.name}", "")
     told = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-    return Check("packages", False, told, _reinstall())
+    return Check("packages", False, told, _reinstall(lock))
+
+
+def kernels() -> Check:
+    """Whether what SGLang compiles on a GPU can be compiled: it has no other way."""
+    if not has_cuda() and installed_lock().name == _CPU_LOCK:
+        return Check("kernels", True, "nothing is compiled on a CPU", "")
+    problem = compile_problem()
+    if not problem:
+        return Check("kernels", True, "one compiled for the GPU", "")
+    repair = "install g++ (Debian: `apt-get install g++`)" if "g++" in problem else _reinstall()
+    return Check("kernels", False, problem, repair)
 
 
 def torch_build() -> Check:
@@ -93,12 +106,22 @@ def lock_pins(text: str) -> dict[str, str]:
     }
 
 
-def _lock() -> Path:
-    return SOURCE_ROOT / "locks" / ("cuda.txt" if has_cuda() else "cpu.txt")
+def installed_lock() -> Path:
+    """The lock whose packages are here, whatever this host has: the one for GPUs also works where
+    there is none."""
+    locks = SOURCE_ROOT / "locks"
+    cpu, cuda = locks / _CPU_LOCK, locks / _CUDA_LOCK
+    if not (cpu.exists() and cuda.exists()):
+        return cuda if has_cuda() else cpu
+    only_cuda = lock_pins(cuda.read_text()).keys() - lock_pins(cpu.read_text()).keys()
+    is_cuda = any(_installed(name) for name in only_cuda if name.startswith("nvidia-"))
+    return cuda if is_cuda else cpu
 
 
-def _reinstall() -> str:
-    return f"`make clean install LOCK=locks/{_lock().name}`"
+def _reinstall(lock: Path | None = None) -> str:
+    """By default the lock that this host needs."""
+    name = lock.name if lock else (_CUDA_LOCK if has_cuda() else _CPU_LOCK)
+    return f"`make clean install LOCK=locks/{name}`"
 
 
 def _installed(name: str) -> str:

@@ -17,6 +17,7 @@ from engines.devices.placement import rank_place
 from engines.devices.units import OwnerSettings, Request
 from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
 from engines.megatron.ranks.rank_lease import RankTerms
+from infra.cuda import nccl_environment
 from infra.errors import EngineError
 
 _START_S = 180.0
@@ -136,8 +137,8 @@ class RankUnits:
         host = self._hosts[name] = self._agent.hosts.known[index]
         environment = dict(_CPU_ENV)
         if device is not None:
-            visible = await asyncio.to_thread(self._agent.visible_gpu, device, host)
-            environment = _GPU_ENV | {"CUDA_VISIBLE_DEVICES": visible}
+            own = await asyncio.to_thread(self._agent.gpu_environment, device, host)
+            environment = _GPU_ENV | nccl_environment() | own
         actor = self._agent.start_actor(self._class, environment, host)
         try:
             place = await asyncio.wait_for(actor.place.remote(), _START_S)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,7 +98,7 @@ class CriticTrainer(Training):
         tensors = self.gathered_weights()
         if tensors:
             write_critic_folder(folder, tensors, HfWeights(source))
-        dist.barrier()
+        self.wait_for_export()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from engines.batching import TokenSequence
@@ -68,7 +67,7 @@ class SftTrainer(Training):
             if self.shape.is_tied and "lm_head.weight" in weights.file_of:
                 tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
             write_folder(folder, tensors, weights)
-        dist.barrier()
+        self.wait_for_export()
 
 
 def _weights(batch: Sequence[TokenSequence]) -> NDArray[np.float32] | None:

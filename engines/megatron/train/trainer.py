@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.devices.kinds import TrainerPart
 from engines.megatron.hf.layout import served_weights
 from engines.megatron.model import PolicyModel
-from engines.megatron.parallel import start_parallel, stop_parallel
+from engines.megatron.parallel import control_group, start_parallel, stop_parallel
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.reference import Reference
 from engines.megatron.train.rl_step import token_rewards_of, train_on
@@ -98,6 +98,7 @@ class RlTrainer(SftTrainer):
             replica=layout.dp_rank * parallel.cp + layout.cp_rank,
             num_replicas=parallel.dp * parallel.cp,
             shard_group=layout.tp_group,
+            control_group=control_group(),
         )
         return TrainedWeights(served_weights(self.network, self.shape, layout), ranks)
 

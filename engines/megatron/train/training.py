@@ -32,6 +32,7 @@ from torch import Tensor
 from engines.batching import plan_micro_batches
 from engines.devices.kinds import TRAINER_PARTS, TrainerPart
 from engines.devices.units import Held
+from engines.devices.waiting_time import transfer_bound_s
 from engines.families.common.config import read_config
 from engines.families.common.registry import model_shape
 from engines.megatron import device
@@ -41,7 +42,7 @@ from engines.megatron.hf.layout import gathered_tensors, load_weights
 from engines.megatron.model import DTYPES, PackedModel, build_model, transformer_config
 from engines.megatron.option_values import filled
 from engines.megatron.options import check_layout
-from engines.megatron.parallel import current_layout
+from engines.megatron.parallel import current_layout, wait_for_all
 from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
 from engines.megatron.train.checkpoint import (
     CheckpointBeingWritten,
@@ -56,6 +57,9 @@ from engines.megatron.train.pack import FlatSequences, Pack, build_pack
 from engines.megatron.train.sleep import SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
 from infra.errors import TrainingStopped
+
+_EXPORT_S = 600.0
+"""what writing a model of no size may take"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +353,11 @@ class Training:
         """Give back what other processes keep for this one."""
         if self._writing is not None:
             self._writing.close()
+
+    def wait_for_export(self) -> None:
+        """Until rank 0 wrote all weights. All ranks call it."""
+        own = sum(parameter.nbytes for parameter in self.network.parameters())
+        wait_for_all(transfer_bound_s(own * self.layout.world, _EXPORT_S))
 
     def gathered_weights(self) -> dict[str, Tensor]:
         """Copies on the CPU of all of them, on rank 0; empty elsewhere. All ranks call it."""

@@ -6,7 +6,8 @@ import os
 
 from engines.rendezvous import use_interface_of
 from infra.access import is_loopback, listening_host, reachable
-from infra.cuda import has_cuda
+from infra.cuda import has_cuda, nccl_environment
+from infra.cuda_toolkit import let_hooks_find_the_runtime, use_toolkit
 from infra.proxies import bypass
 
 _ENVIRONMENT = {
@@ -43,9 +44,18 @@ def share_cores(ranks: int) -> None:
 
 def prepare_environment() -> None:
     """Set what SGLang reads at import; a value that a person set stays."""
-    wanted = _ENVIRONMENT if has_cuda() else _ENVIRONMENT | _CPU_ENVIRONMENT
+    wanted = _ENVIRONMENT | (nccl_environment() if has_cuda() else _CPU_ENVIRONMENT)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
+    if has_cuda():
+        use_toolkit()
     bypass(reachable(listening_host()))  # SGLang asks its own server whether it is up
     if not is_loopback(address := reachable(listening_host())):
         use_interface_of(address)  # a trainer on another host broadcasts weights
+
+
+def prepare_memory_saver() -> None:
+    """Let a server give its device's memory back: before its processes start."""
+    # Without it CUDA graphs keep their memory; SGLang keeps a copy of them on the host.
+    os.environ.setdefault("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "1")
+    let_hooks_find_the_runtime()  # schedulers are spawned with the saver's hook preloaded

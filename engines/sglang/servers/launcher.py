@@ -17,7 +17,7 @@ from typing import Any
 from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
 from engines.sglang.servers import server_files, weight_routes
-from engines.sglang.servers.host import prepare_environment, share_cores
+from engines.sglang.servers.host import prepare_environment, prepare_memory_saver, share_cores
 from infra.access import required_key
 from infra.cuda import has_cuda
 
@@ -95,6 +95,8 @@ def serve(options: dict[str, Any]) -> None:
     keys = {"api_key": key, "admin_api_key": key}
     keep_from_logs(key)
     share_cores(options.get("tp_size", 1))
+    if options.get("enable_memory_saver"):
+        prepare_memory_saver()
     server_files.adopt()
     weight_routes.install(options.get("base_gpu_id", 0), options.get("nnodes", 1))
     try:

@@ -21,11 +21,11 @@ from engines.weights.broadcast.arrivals import (
 )
 from engines.weights.broadcast.failure import JOIN_S, failed
 from engines.weights.broadcast.joining import join_all
-from engines.weights.buckets import Bucket
+from engines.weights.buckets import TAKE_S, Bucket
 from engines.weights.reach import address_towards
 from engines.weights.shared_memory import tell
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import TAKE_S, Servers
+from engines.weights.update import Servers
 from infra.errors import EngineError
 
 _ALIGNED = 64

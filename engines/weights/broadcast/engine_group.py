@@ -17,10 +17,10 @@ from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.broadcast.failure import JOIN_S, failed
 from engines.weights.broadcast.joining import join_all
-from engines.weights.buckets import Bucket
+from engines.weights.buckets import TAKE_S, Bucket
 from engines.weights.reach import address_towards
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import TAKE_S, Servers
+from engines.weights.update import Servers
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -81,11 +81,14 @@ class EngineGroup:
         taking = servers.start(lambda url: order(url, path, body, timeout=bound_s))
         options = c10d.BroadcastOptions()
         options.rootRank = 0
+        # Told twice: by itself a wait for a GPU's broadcast returns at once, and its watchdog would
+        # end this process instead of raising.
+        options.timeout = limit = timedelta(seconds=bound_s)
         try:
-            self._group.broadcast([bucket.flat], options).wait()
+            self._group.broadcast([bucket.flat], options).wait(limit)
         except RuntimeError as error:
             what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
-            raise failed(what, self._urls, taking, error) from error
+            raise failed(what, self._urls, taking, error, bound_s) from error
         return taking
 
     def close(self) -> None:
@@ -112,8 +115,9 @@ def _joined(
     """A process group apart from torch's global one, which the trainer uses for itself.
 
     SGLang makes its side the same way: a store under the group's name, then the bare constructor.
+    Neither names a device: NCCL then connects at the first broadcast, for which each server has its
+    request by then. With one it would connect here, where servers do not.
     """
-    import torch
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import distributed_c10d as c10d
 
@@ -127,7 +131,6 @@ def _joined(
         PrefixStore(name, store),
         group_name=c10d.GroupName(name),
         timeout=limit,
-        device_id=None if backend == "gloo" else torch.device("cuda", torch.cuda.current_device()),
     )
     group: ProcessGroup = made[0]
     # For a group apart torch keeps no ranks, and could not forget it again.

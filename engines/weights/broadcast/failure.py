@@ -9,13 +9,17 @@ from typing import Any
 from infra.errors import EngineError
 
 JOIN_S = 120.0
-"""what joining a group, and one bucket's way through it, may take"""
+"""what joining a group may take"""
 ANSWER_S = 5.0
 """what servers may take to say what went wrong with them"""
 
 
 def failed(
-    what: str, urls: Sequence[str], asked: Sequence[Future[Any]], error: RuntimeError
+    what: str,
+    urls: Sequence[str],
+    asked: Sequence[Future[Any]],
+    error: RuntimeError,
+    within_s: float | None = None,
 ) -> EngineError:
     """With what each server says; one that refused is the cause, the others waited for it.
 
@@ -23,8 +27,9 @@ def failed(
     """
     wait(asked, timeout=ANSWER_S)
     told = [f"{url}: {_said(future)}" for url, future in zip(urls, asked, strict=True)]
+    bound_s = JOIN_S if within_s is None else within_s
     return EngineError(
-        f"weights by broadcast: servers {what} within {JOIN_S:.0f} s ({_first_line(error)});"
+        f"weights by broadcast: servers {what} within {bound_s:.0f} s ({_first_line(error)});"
         f" {'; '.join(told)}. Look at a server that refused or does not answer; if they all run,"
         " let their hosts connect to that of the trainer, or set `weights.transport` in the stage's"
         " resources to `disk_delta` with a `url` that both sides reach"

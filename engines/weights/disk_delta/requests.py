@@ -9,11 +9,11 @@ from typing import Any
 
 from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import UnknownRequest, call, order
+from engines.weights.buckets import TAKE_S
 from engines.weights.disk_delta.served_copy import ServedCopy
 from engines.weights.server_weights import ServerWeights
 from engines.weights.shared_tensors import handles
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import TAKE_S
 from infra.errors import EngineError, StorageError
 
 PREPARE, CONFIRM, FORGET = (

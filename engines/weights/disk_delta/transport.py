@@ -15,13 +15,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from engines.weights.buckets import TrainedWeights
 from engines.weights.disk_delta.folder import new_folder, remove_all_but
 from engines.weights.disk_delta.manifest import NAME, Base, Manifest
 from engines.weights.disk_delta.requests import Prepared, confirm, forget, prepare
 from engines.weights.disk_delta.share_writer import ShareWriter
-from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.server_weights import ServerWeights, server_weights
 from engines.weights.shared_memory import tell
@@ -65,16 +65,17 @@ class DiskDelta:
         self, weights: TrainedWeights, targets: Sequence[Target], version: int
     ) -> PublishReport:
         began = time.perf_counter()
-        ranks = weights.ranks
+        ranks, within_s = weights.ranks, weights.wait_s()
         self._is_leader = ranks.is_leader
         manifest = self._write(weights, version)
-        prepared = self._prepare(ranks, targets, manifest, {})
+        prepared = self._prepare(weights, targets, manifest, {})
         if any(each.lacks for each in prepared.values()):
             manifest = self._write(weights, version, whole=True)
-            prepared = self._prepare(ranks, targets, manifest, prepared)
+            prepared = self._prepare(weights, targets, manifest, prepared)
             _refuse(prepared)
         paused = ranks.settle(
-            (lambda: self._serve(targets, prepared, version)) if ranks.is_leader else None
+            (lambda: self._serve(targets, prepared, version)) if ranks.is_leader else None,
+            within_s,
         )
         return PublishReport(
             version=version,
@@ -119,7 +120,8 @@ class DiskDelta:
         """As what changed since `before`, or whole. None: the changes would not be smaller."""
         ranks, is_whole = weights.ranks, before is None
         folder = ranks.from_leader(lambda: new_folder(version))
-        own = ranks.settle(lambda: self._share.write(weights, folder, whole=is_whole)) or []
+        write = partial(self._share.write, weights, folder, whole=is_whole)
+        own = ranks.settle(write, weights.wait_s()) or []
         files = [file for part in ranks.gather(own) for file in part]
         manifest = Manifest.of(version, before and before.newest, files)
         if before is not None and manifest.written_bytes >= before.whole_bytes:
@@ -135,7 +137,7 @@ class DiskDelta:
 
     def _prepare(
         self,
-        ranks: Ranks,
+        weights: TrainedWeights,
         targets: Sequence[Target],
         manifest: Manifest,
         before: Mapping[str, Prepared],
@@ -161,7 +163,7 @@ class DiskDelta:
                     _log.warning("%s needs version %d whole: %s", at, manifest.version, each.lacks)
             return ready | found
 
-        return ranks.from_leader(ask)
+        return weights.ranks.from_leader(ask, weights.wait_s())
 
     def _serve(
         self, targets: Sequence[Target], prepared: Mapping[str, Prepared], version: int

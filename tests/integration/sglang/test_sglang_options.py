@@ -66,7 +66,6 @@ CHANGED: dict[str, object] = {
     "enable_memory_saver": True,
     "enable_metrics": True,
     "enable_mixed_chunk": True,
-    "enable_nccl_nvls": True,
     "enable_p2p_check": True,
     "enable_request_time_stats_logging": True,
     "enable_tf32_matmul": True,

@@ -43,6 +43,40 @@ def test_a_torch_without_its_libraries_is_found(
     assert check.repair == "`make clean install LOCK=locks/cpu.txt`"
 
 
+def test_the_lock_that_was_installed_is_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock for GPUs on a host without one, and the other way round."""
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/cpu.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "locks/cuda.txt").write_text("torch==2.14.1\nnvidia-cublas==13.1.1.3\n")
+    monkeypatch.setattr(installed, "SOURCE_ROOT", tmp_path)
+    here = {"torch": "2.14.1", "nvidia-cublas": "13.1.1.3"}
+    monkeypatch.setattr(installed, "_installed", lambda name: here.get(name, ""))
+    for has_gpu in (False, True):
+        monkeypatch.setattr(installed, "has_cuda", lambda has_gpu=has_gpu: has_gpu)
+        here |= {"torch": "2.14.1", "nvidia-cublas": "13.1.1.3"}
+        assert installed.packages().detail == "2 as in cuda.txt"
+        here["torch"] = "2.13.0"
+        found = installed.packages()
+        assert found.detail == "torch 2.13.0, not 2.14.1"
+        assert found.repair == "`make clean install LOCK=locks/cuda.txt`"
+        del here["nvidia-cublas"]
+        assert installed.packages().detail == "1 as in cpu.txt"
+
+
+def test_a_host_that_cannot_compile_kernels_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "has_cuda", lambda: False)
+    assert installed.kernels().detail == "nothing is compiled on a CPU"
+    monkeypatch.setattr(installed, "has_cuda", lambda: True)
+    monkeypatch.setattr(installed, "compile_problem", lambda: "g++ is missing")
+    assert installed.kernels().repair == "install g++ (Debian: `apt-get install g++`)"
+    monkeypatch.setattr(installed, "compile_problem", lambda: "no CUDA compiler")
+    assert installed.kernels().repair == "`make clean install LOCK=locks/cuda.txt`"
+
+
 def test_packages_of_other_pythons_are_not_missed() -> None:
     here = f"python_full_version == '{platform.python_version()}'"
     text = f"# a lock\nsix==1.17.0\nold==1 ; python_full_version < '3.0'\nnow==2 ; {here}\n"

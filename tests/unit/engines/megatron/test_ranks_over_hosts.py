@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from engines.megatron.ranks.critic_group import neighbours
 from engines.megatron.ranks.rank_lease import RankTerms
 from engines.megatron.ranks.rank_units import RankUnits
 from engines.megatron.spec import Parallel
+from engines.sglang.servers import host as server_host
 
 pytestmark = pytest.mark.unit
 
@@ -127,6 +129,33 @@ async def test_a_warm_rank_moves_to_a_host_that_joined(
     agent.hosts.look()
     await units.prepare(lease, RankTerms())
     assert started[2:] == ["ended", "10.0.0.1"], "rank 0 stays warm"
+
+
+async def test_ranks_on_gpus_share_the_cores_and_have_the_servers_nccl_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[dict[str, str]] = []
+
+    def start(agent: HostAgent, cls: type, environment: dict[str, str], host: Host) -> _Actor:
+        started.append(environment)
+        return _Actor()
+
+    monkeypatch.setattr(HostAgent, "start_actor", start)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(server_host, "has_cuda", lambda: True)
+    monkeypatch.setattr(server_host, "use_toolkit", lambda: None)
+    for name in ("CUDA_VISIBLE_DEVICES", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")  # a person's, for the whole stack
+    units = _units(monkeypatch, tmp_path, [8], 2)
+    await units.prepare(Lease("1", ("rank-0", "rank-1"), "test", "", 0.0), RankTerms())
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in started] == ["0", "1"]
+    # Ray gives a process one thread if it asks for no core, which an offloaded optimizer would use.
+    assert {rank["OMP_NUM_THREADS"] for rank in started} == {"8"}
+    server_host.prepare_environment()
+    for name, value in (("NCCL_CUMEM_ENABLE", "0"), ("NCCL_NVLS_ENABLE", "1")):
+        assert {rank[name] for rank in started} == {os.environ[name]} == {value}
 
 
 def test_groups_of_policy_and_critic_are_each_on_one_host() -> None:

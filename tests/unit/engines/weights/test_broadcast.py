@@ -5,26 +5,33 @@ from __future__ import annotations
 import base64
 import gc
 import json
+import math
 import pickle
 import threading
 import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import GroupName
 
-from engines.rendezvous import listen
+from engines.rendezvous import listen, store_at
 from engines.weights.broadcast import arrivals, arriving_group, engine_group, failure
 from engines.weights.broadcast.arrivals import Arrivals
 from engines.weights.broadcast.transport import Broadcast
-from engines.weights.buckets import TrainedWeights
+from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.model_folder import WholeTensor
 from engines.weights.transport import Target
+from engines.weights.update import Servers, finish
 from infra.errors import EngineError
 
 pytestmark = pytest.mark.unit
@@ -163,3 +170,91 @@ def test_a_trainer_that_dies_while_a_bucket_is_on_its_way_is_said(
         del group
         gc.collect()
         assert answer.result(timeout=30)["success"] is False
+
+
+class _LazyGroup(dist.ProcessGroup):
+    """A group as NCCL's is: made at once, connected at its first broadcast. Over gloo here."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[reportCallIssue]
+        self._make = partial(dist.ProcessGroupGloo, store, rank, size, timedelta(seconds=10))
+        self.connected: Any = None
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
+
+    def getBackendName(self) -> str:
+        return "lazy"
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:  # type: ignore[override]
+        self.connected = self.connected or self._make()
+        return self.connected.broadcast(tensors, opts)
+
+
+@contextmanager
+def _lazy_server(steps: list[str]) -> Generator[tuple[Target, dict[str, torch.Tensor]]]:
+    """One whose rank does what SGLang's does: it meets the trainer at the store, answers, and
+    connects when it is asked for the first bucket."""
+    groups: dict[str, _LazyGroup] = {}
+    taken: dict[str, torch.Tensor] = {}
+
+    def join(body: dict[str, Any]) -> None:
+        name, size, rank = body["group_name"], body["world_size"], body["rank_offset"]
+        address = f"tcp://{body['master_address']}:{body['master_port']}"
+        store: Store = store_at(address, rank, size, timedelta(seconds=10))
+        for prefix in (name, f"{name}/", "cpu/"):  # as torch's own helper nests them
+            store = PrefixStore(prefix, store)
+        groups[name] = _LazyGroup(store, rank, size)
+
+    def take(body: dict[str, Any]) -> None:
+        flat = torch.empty(sum(math.prod(shape) for shape in body["shapes"]))
+        groups[body["group_name"]].broadcast([flat], dist.BroadcastOptions()).wait()
+        sizes = [math.prod(shape) for shape in body["shapes"]]
+        taken.update(zip(body["names"], flat.split(sizes), strict=True))
+
+    do = {"/init_weights_update_group": join, "/update_weights_from_distributed": take}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            steps.append(self.path)
+            do.get(self.path, lambda _: None)(body)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"success": True}).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield Target(f"http://127.0.0.1:{server.server_port}", 1, "0"), taken
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_trainer_meets_servers_that_connect_at_the_first_bucket() -> None:
+    """The order of SGLang's ranks with NCCL: whoever connects while it joins waits for ever."""
+    if not hasattr(dist.Backend, "LAZY"):
+        dist.Backend.register_backend(
+            "lazy", lambda store, rank, size, _: _LazyGroup(store, rank, size), devices=["cpu"]
+        )
+    steps: list[str] = []
+    with _lazy_server(steps) as (first, of_first), _lazy_server(steps) as (second, of_second):
+        group = engine_group.EngineGroup([first, second], "lazy")
+        assert steps == ["/init_weights_update_group"] * 2
+        values = torch.randn(12)
+        bucket = Bucket(values, [("a", values[:4].view(2, 2)), ("b", values[4:])])
+        with Servers([first.url, second.url]) as servers:
+            finish(group.send(servers, bucket))
+        group.close()
+    for taken in (of_first, of_second):
+        assert torch.equal(torch.cat([taken["a"], taken["b"]]), values)

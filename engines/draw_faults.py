@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engines.types import Demonstration, Message, Problem, Tool, ToolCall
+from infra.json_schema import kind_of_others
 
 _ROLES = ("system", "user", "assistant", "tool")
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object")
@@ -78,6 +79,8 @@ def _tool_fault(tool: Tool) -> str:
             return (
                 f"gives its parameter {name} the type {kind!r}; allowed: {', '.join(_JSON_TYPES)}"
             )
+    if kind_of_others(tool.schema):
+        return ""
     unknown = [name for name in tool.required if name not in tool.parameters]
     return f"requires {', '.join(unknown)}, which it does not declare" if unknown else ""
 

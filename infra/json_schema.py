@@ -22,9 +22,11 @@ _KINDS: Mapping[str, ParameterKind] = {
 }
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 """what holds a schema for each name"""
+_ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref")
+"""what may name parameters in a place where nothing here looks for them"""
 _OF_VALUES = ("default", "const", "enum", "examples", "example")
 """what holds values, of which null is one"""
-_OF_SCHEMAS = {*_OF_NAMES, "additionalProperties", "items", "not", "if"}
+_OF_SCHEMAS = {*_OF_NAMES, *_ELSEWHERE, "additionalProperties", "items", "not", "if"}
 _DEEPEST = 64
 """a schema that is nested deeper is kept as it is"""
 
@@ -36,6 +38,21 @@ def parameters_of(schema: Any) -> tuple[dict[str, ParameterKind], tuple[str, ...
     kinds: dict[str, ParameterKind] = {str(n): _kind(each) for n, each in properties.items()}
     required = cast("list[Any]", needed) if isinstance(needed, list) else []
     return kinds, tuple(str(name) for name in required)
+
+
+def kind_of_others(function: Any) -> ParameterKind | None:
+    """The JSON type of parameters that the schema of a function does not name; None where it allows
+    none. A schema that names its parameters allows others only where it says so; one without any
+    names allows all, unless it is empty or says that there are none."""
+    given = _object(_object(function).get("parameters"))
+    others = given.get("additionalProperties")
+    if isinstance(others, bool):
+        return "any" if others else None
+    if isinstance(others, dict):
+        return _kind(others)
+    if given.get("patternProperties") or any(given.get(name) for name in _ELSEWHERE):
+        return "any"
+    return "any" if given.get("type") == "object" and "properties" not in given else None
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:

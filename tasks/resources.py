@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engines.rollout.records.journal import RolloutJournal
     from engines.sglang.fleet import Fleet
     from engines.sglang.servers.server_units import TrainerDevices
+    from infra.store.stage_warning import StageWarning
     from tasks.live_domain import OpenDomain
     from tasks.served.role_clients import RoleClients
 
@@ -158,13 +159,24 @@ def context_length(spec: FleetSpec, model: Path) -> int:
     return length
 
 
+@runtime_checkable
+class _Warns(Protocol):
+    @property
+    def warnings(self) -> Iterable[StageWarning]:
+        """What a person must know of the rows before they trust what is made of them."""
+        ...
+
+
 async def read_rows(context: StageContext, domains: Sequence[LiveDomain]) -> None:
     """Have the user's own files read, in a thread: they may be large. Which rows are no problems is
-    said in the stage's log. Raises InputError, StorageError, and TrainingStopped for too many bad
-    rows."""
+    said in the stage's log; that they are many is kept with its artifact. Raises InputError,
+    StorageError, and TrainingStopped for too many bad rows."""
     from engines.types import RowCurriculum
 
     for domain in domains:
         if isinstance(rows := domain.curriculum, RowCurriculum):
             for line in await asyncio.to_thread(lambda rows=rows: list(rows.left_out)):
                 context.reporter.warn(f"{domain.name}: {line}")
+            for warning in rows.warnings if isinstance(rows, _Warns) else ():
+                what = f"{domain.name}: {warning.what}"
+                context.reporter.keep_warning(warning.model_copy(update={"what": what}))

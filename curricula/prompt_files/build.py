@@ -8,6 +8,7 @@ is in.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,6 +55,14 @@ class Counts:
     """good rows by what they look like"""
     unread: dict[str, int] = field(default_factory=dict[str, int])
     """good rows by the columns in them that nothing reads"""
+
+    @property
+    def tally(self) -> RowTally:
+        """All rows that are left out, but for those of which an earlier one has the prompt."""
+        bad = Counter(self.bad)
+        if self.contaminated:
+            bad[Reason.CONTAMINATED] = self.contaminated
+        return RowTally(self.read, bad, [*self.named, *self.hits])
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,7 +22,9 @@ from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptFiles
 from engines.types import Demonstration, Message, Problem, Split
+from infra.data_files.tally import many_left_out
 from infra.errors import InputError
+from infra.store.stage_warning import StageWarning
 
 
 class Files:
@@ -79,6 +81,11 @@ class Files:
                     f"{at}: {counts.contaminated} rows are not trained on, as they share words with"
                     f" held-out ones: {'; '.join(counts.hits[:3])}"
                 )
+
+    @property
+    def warnings(self) -> Iterator[StageWarning]:
+        """That many rows are bad, or repeat what is held out."""
+        return many_left_out([counts.tally for counts in self.counts])
 
     def num_rows(self, split: Split) -> int:
         return sum(self._index.num_rows(n, split) for n in range(len(self._sources)))

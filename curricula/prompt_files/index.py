@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORM = 5
+_FORM = 6
 """of the folder's files; raise it when they change, or what is read of a row"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""

@@ -24,12 +24,47 @@ class Conversation:
     """columns, and fields inside them, that say something and change nothing"""
 
 
-def fault_of(messages: Sequence[Message]) -> str:
+def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     """What keeps messages from being a conversation that can be learned; empty for none."""
     for at, message in enumerate(messages):
         if message.reasoning and message.content.lstrip().startswith("<think>"):
             return f"messages[{at}]: has a thought beside its text, and one in it; leave one out"
-    return _fault_of_order(messages)
+    return _fault_of_order(messages) or fault_of_calls(messages, tools)
+
+
+def fault_of_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    """What is wrong between calls, their results and the tools of a row; empty for nothing. The
+    calls of the last message have no results yet."""
+    known = {tool.name for tool in tools}
+    calls, results, caller = 0, 0, 0
+    for at, message in enumerate(messages):
+        if message.role == "tool":
+            results += 1
+            if results > calls:
+                return f"messages[{at}]: a tool answers, but was not called{_called(calls)}"
+            continue
+        if results < calls:
+            break
+        calls, results, caller = len(message.tool_calls), 0, at
+        for call in message.tool_calls:
+            if known and call.name not in known:
+                return (
+                    f"messages[{at}]: calls {call.name}, which is not among the row's tools:"
+                    f" {', '.join(sorted(known))}"
+                )
+    if results < calls and caller < len(messages) - 1:
+        return (
+            f"messages[{caller}]: it makes {calls} calls, and {results} results follow; each call"
+            " needs one, in a message of its own"
+        )
+    return ""
+
+
+def _called(calls: int) -> str:
+    """What follows the words about a result too many."""
+    if calls:
+        return f": the message before makes {calls} calls, and has a result for each"
+    return "; calls are read from `tool_calls`, not from a message's text"
 
 
 def _fault_of_order(messages: Sequence[Message]) -> str:
@@ -45,6 +80,4 @@ def _fault_of_order(messages: Sequence[Message]) -> str:
             return f"messages[{at - 1}] and messages[{at}] are both the assistant's"
         if role == "system" and at > 0:
             return f"messages[{at}]: a system message comes first or not at all"
-        if role == "tool" and not (roles[at - 1] == "tool" or messages[at - 1].tool_calls):
-            return f"messages[{at}]: a tool answers, but was not called"
     return ""

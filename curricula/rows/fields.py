@@ -123,9 +123,14 @@ class Fields:
                 return _inside(self.get(head), parts[at:], head)
         raise lacking(name, self.names)
 
+    @property
+    def left(self) -> set[str]:
+        """Keys under which something stands that nobody has read so far."""
+        return self._said - self._read
+
     def close(self) -> None:
         """All that is read has been read."""
-        for name in self._said - self._read:
+        for name in self.left:
             self._unread.add(f"{self._path}{name}")
 
 

@@ -22,7 +22,6 @@ from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.messages import (
     MEDIA,
-    THOUGHTS,
     Reading,
     Turn,
     is_text,
@@ -31,6 +30,7 @@ from curricula.rows.messages import (
 )
 from curricula.rows.nearest import nearest_layout
 from curricula.rows.texts import shallow, text_of
+from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import tools_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
@@ -57,7 +57,7 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     given.refuse(_MARKS, "", Reason.COLUMNS)
     given.close()
     messages = tuple(turn.message for turn in turns)
-    if fault := fault_of(messages):
+    if fault := fault_of(messages, tools):
         raise BadRow(Reason.MESSAGES, fault)
     untrained = frozenset(at for at, turn in enumerate(turns) if turn.is_untrained)
     return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
@@ -126,6 +126,8 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
         turns = [Turn(Message("assistant", read_said(value, said), _thought(row)))]
         if not turns[0].message.content.strip():
             raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
+    if not columns.completion:
+        refuse_other_thoughts(row, "", Reason.COLUMNS)
     return [*start, *turns], layout_of(asked, said)
 
 

@@ -11,6 +11,7 @@ from curricula.rows.columns import Layout
 from curricula.rows.fields import Fields, is_empty
 from curricula.rows.nulls import without_filled_nulls
 from curricula.rows.texts import kind_of, parsed, text_of
+from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import Call, calls_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
@@ -41,7 +42,6 @@ _WRITTEN_LIST = re.compile(
 )
 _PYTHONS_LIST = re.compile(r"\s*\[\s*\{\s*'")
 _TEXTS = ("content", "value", "text")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 _MARKS = (
     "weight", "train", "training", "trainable", "loss", "loss_scale", "loss_weight", "loss_mask",
     "step_loss_mask",
@@ -55,6 +55,8 @@ _REFUSED = (
     "ignore", "tool_results", "train_detail", "training_detail",
 )  # fmt: skip
 """what a model would say or see, or what is learned, in a form that nothing here reads"""
+_CHANNELS = {"channel": ("final",), "recipient": ("all", "user", "assistant")}
+"""fields that say to whom a message speaks, and values with which it is an answer"""
 
 
 class Turn(NamedTuple):
@@ -170,9 +172,25 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
     if role == "tool":
         answers = str(message.get("tool_call_id") or message.get("call_id") or "")
         name = str(message.get("name") or "")
+    if role == "assistant":
+        _refuse_other_channels(message, where)
+        refuse_other_thoughts(message, where, Reason.MESSAGES)
     message.close()
     made = Message(role, text, thought, tuple(each.call for each in calls))
     return Turn(made, is_untrained, calls, answers, name)
+
+
+def _refuse_other_channels(message: Fields, where: str) -> None:
+    """Raises BadRow for a message of the assistant that is no answer to the user but a thought or
+    a call (harmony)."""
+    for name, allowed in _CHANNELS.items():
+        said = message.get(name) if message.has(name) else None
+        if said is not None and said not in allowed:
+            raise BadRow(
+                Reason.MESSAGES,
+                f"{where}: {name} is {said!r:.40}, which is not read; write thoughts into"
+                " `reasoning_content` of the answer, and calls into `tool_calls`",
+            )
 
 
 def _said_by(message: Fields, is_sharegpt: bool) -> Any:

@@ -10,7 +10,7 @@ Anthropic  {"chosen": "\\n\\nHuman: ...\\n\\nAssistant: ...", "rejected": ...}
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from curricula.rows.fields import Fields
 from curricula.rows.layouts import read_tools, refuse_unread
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import shallow, text_of
-from engines.types import Message
+from engines.types import Message, Tool
 from infra.config import Config
 from infra.data_files.bad_row import BadRow, Reason
 
@@ -76,7 +76,7 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
     for each in {given, inner}:
         each.close()
     shared = _num_shared(first, second)
-    _check(names, first, second, shared)
+    _check(names, first, second, shared, reading.tools)
     only_read = frozenset(at for at in range(shared) if first[at].role == "assistant")
     made = (
         Conversation(
@@ -89,11 +89,15 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
 
 
 def _check(
-    names: tuple[str, str], first: tuple[Message, ...], second: tuple[Message, ...], shared: int
+    names: tuple[str, str],
+    first: tuple[Message, ...],
+    second: tuple[Message, ...],
+    shared: int,
+    tools: Sequence[Tool],
 ) -> None:
     """Raises BadRow for what cannot be compared."""
     for name, messages in zip(names, (first, second), strict=True):
-        if fault := fault_of(messages):
+        if fault := fault_of(messages, tools):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
         if len(messages) == shared:
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")

@@ -31,7 +31,12 @@ def tools_of(value: Any) -> tuple[Tool, ...]:
         return ()
     if not isinstance(value, list):
         raise BadRow(Reason.TOOLS, f"tools: is no list but {kind_of(value)}")
-    return tuple(_tool(each, f"tools[{at}]") for at, each in enumerate(cast("list[Any]", value)))
+    tools = tuple(_tool(each, f"tools[{at}]") for at, each in enumerate(cast("list[Any]", value)))
+    known: dict[str, Tool] = {}
+    for tool in tools:
+        if known.setdefault(tool.name, tool) != tool:
+            raise BadRow(Reason.TOOLS, f"tools: two have the name {tool.name}, and differ")
+    return tools
 
 
 def _tool(value: Any, where: str) -> Tool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from engines.types import Json, Tool, ToolCall
+from infra.json_schema import ParameterKind, kind_of_others
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CallForm: TypeAlias = Literal["glm", "hermes"]
@@ -74,7 +75,7 @@ def _parse_glm(body: str, known: Mapping[str, Tool]) -> ToolCall:
 
 
 def _glm_value(tool: Tool, key: str, text: str) -> Json:
-    kind = tool.parameters.get(key)
+    kind = _kind_of(tool, key)
     if kind is None:
         raise CallError(f"{tool.name} has no parameter {_short(key)}")
     if kind == "string":
@@ -139,7 +140,7 @@ def _tool(name: str, known: Mapping[str, Tool]) -> Tool:
 
 def _check(tool: Tool, arguments: Mapping[str, Json]) -> None:
     for key, value in arguments.items():
-        kind = tool.parameters.get(key)
+        kind = _kind_of(tool, key)
         if kind is None:
             raise CallError(f"{tool.name} has no parameter {_short(key)}")
         if not _is_a(kind, value):
@@ -147,6 +148,11 @@ def _check(tool: Tool, arguments: Mapping[str, Json]) -> None:
     missing = [key for key in tool.required if key not in arguments]
     if missing:
         raise CallError(f"{tool.name} lacks the argument {', '.join(missing)}")
+
+
+def _kind_of(tool: Tool, key: str) -> ParameterKind | None:
+    """The JSON type of an argument; None for one that the tool does not take."""
+    return tool.parameters.get(key) or kind_of_others(tool.schema)
 
 
 def _is_a(kind: str, value: Json) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import TrainingStopped
+from infra.store.stage_warning import StageWarning
 
 JUDGED_ROWS = 1000
 """rows after which their share of bad ones is looked at"""
 _NAMED = 5
 """bad rows of each reason that are named"""
+_MANY = 0.05
+"""share of rows that were left out, from which it is a warning"""
 
 
 @dataclass(slots=True)
@@ -61,3 +64,19 @@ class RowTally:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> RowTally:
         return RowTally(value["read"], Counter(value["bad"]), list(value["named"]))
+
+
+def many_left_out(tallies: Sequence[RowTally]) -> Iterator[StageWarning]:
+    """A warning if many of the rows that a stage read were left out."""
+    bad = sum((each.bad for each in tallies), start=Counter[str]())
+    read = sum(each.read for each in tallies)
+    if bad.total() <= _MANY * read:
+        return
+    named = [line for each in tallies for line in each.named]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common())
+    yield StageWarning(
+        what=f"{bad.total()} of the {read} rows that were read were left out",
+        cause=f"{reasons}; e.g. {'; '.join(named[:2])}",
+        advice="correct them, or say which columns hold what; `tributary preview` shows it",
+        figures={"left_out": bad.total(), "read": read},
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.curriculum import Files
 from infra.data_files.bad_row import Reason
+from infra.data_files.tally import many_left_out
 from infra.store.stage_warning import StageWarning
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import MixedStream
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tasks.sft.spec import SftSpec
     from tasks.sft.supply import Batches
 
-_MANY_BAD = 0.05
-"""share of rows that were left out, from which it is a warning"""
 _POSITION_FILE = "data.json"
 
 
@@ -69,17 +68,7 @@ class FileSupply:
 
     def conclusions(self) -> Iterator[StageWarning]:
         counts = [stream.counts for stream in self._stream.streams]
-        bad = sum((each.bad for each in counts), start=Counter[str]())
-        read = sum(each.read for each in counts)
-        if bad.total() > _MANY_BAD * read:
-            named = [line for each in counts for line in each.named]
-            reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common())
-            yield StageWarning(
-                what=f"{bad.total()} of the {read} rows that were read were left out",
-                cause=f"{reasons}; e.g. {'; '.join(named[:2])}",
-                advice="correct them, or say which columns hold what; `tributary preview` shows it",
-                figures={"left_out": bad.total(), "read": read},
-            )
+        yield from many_left_out(counts)
         yield from little_trained(
             sum(each.trained for each in counts), sum(each.tokens for each in counts)
         )

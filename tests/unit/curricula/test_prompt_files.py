@@ -207,6 +207,7 @@ def test_bad_rows_are_named_and_too_many_stop(tmp_path: Path):
     assert (counts.read, counts.bad, counts.duplicates) == (100, {"not_json": 1, "same_id": 1}, 1)
     assert [line.split(": ")[0] for line in counts.named] == ["a.jsonl:4", "a.jsonl:8"]
     assert {p.id.split("/")[-1] for p in every(made, "rl")} < {str(n) for n in range(100)}
+    assert list(made.warnings) == []  # they are few
     with pytest.raises(TrainingStopped, match=r"2 of the first 8 rows .* \(1 not_json, 1 same_id"):
         Files(sources=given | {"max_bad_share": 0.01}).num_rows("rl")
     with pytest.raises(InputError, match="source data: files: no file matches"):
@@ -228,6 +229,9 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     made = Files(sources=sources, decontaminate=8)
     assert asked(every(made, "rl")) == [train[1]["prompt"]]
     assert made.counts[0].contaminated == 2
+    (warning,) = made.warnings
+    assert warning.what == "2 of the 5 rows that were read were left out"
+    assert warning.cause.startswith("2 contaminated; e.g. train.jsonl:1: shares 'a farmer has")
     assert made.counts[0].hits == [
         "train.jsonl:1: shares 'a farmer has seven white sheep and buys' with test.jsonl:1, which"
         " is held out",

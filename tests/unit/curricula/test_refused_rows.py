@@ -12,6 +12,7 @@ from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns
 from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
+from curricula.rows.pairs import PairColumns, read_pair
 from engines.types import Message
 from infra.data_files.bad_row import BadRow
 
@@ -70,3 +71,97 @@ def test_two_references_must_say_the_same():
     assert prompt(same).reference == {"answer": "42"}
     written = {"prompt": "12+30", "reward_model": json.dumps({"ground_truth": "42"})}
     assert prompt(written).reference == {"answer": "42"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("analysis", "12 and 30"),
+        ("analysis_content", "12 and 30"),
+        ("reasoning_details", [{"type": "reasoning.text", "text": "a"}]),
+        ("reasoningContent", {"reasoningText": {"text": "a"}}),
+        ("thinking_blocks", [{"type": "thinking", "thinking": "a"}]),
+        ("chain_of_thought", "a"),
+        ("cot", "a"),
+        ("rationale", "a"),
+    ],
+)
+def test_a_thought_under_a_name_that_is_not_read_makes_a_bad_row(name: str, value: Any):
+    with pytest.raises(BadRow, match=rf"^messages\[1\]: has `{name}`, which looks like a thought"):
+        sft(talk(ASK, ANSWER | {name: value}))
+    with pytest.raises(BadRow, match=f"^has `{name}`, which looks like a thought"):
+        sft({"question": "12+30", "answer": "42", name: value})
+    named = Columns(prompt="question", completion="answer")
+    row = {"question": "12+30", "answer": "42", name: value}
+    assert read_row(row, named, "auto").unread == {name}
+
+
+def test_figures_and_settings_of_a_thought_are_no_thought():
+    beside = {"reasoning_tokens": 3, "reasoning_effort": "high", "thinking_ms": 3, "rationale": ""}
+    read = sft(talk(ASK, ANSWER | beside | {"sentiment_analysis": "fine", "scotland": "a"}))
+    assert read.messages == SAID
+    assert "messages[].sentiment_analysis" in read.unread
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"channel": "analysis"}, "channel is 'analysis'"),
+        ({"recipient": "functions.f"}, "recipient is"),
+    ],
+)
+def test_what_the_assistant_says_to_itself_or_to_a_tool_is_no_answer(more: Any, said: str):
+    with pytest.raises(BadRow, match=rf"^messages\[1\]: {said}"):
+        sft(talk(ASK, ANSWER | more))
+    final = sft(talk(ASK, ANSWER | {"channel": "final", "recipient": "all"}))
+    assert (final.messages, final.unread) == (SAID, set())
+
+
+def calls(*names: str) -> dict[str, Any]:
+    made = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+RESULT = {"role": "tool", "content": "7"}
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("look", "add")]
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ((ASK, calls("look", "add"), RESULT, ANSWER), r"\[1\]: it makes 2 calls, and 1 results"),
+        ((ASK, calls("look"), ASK, ANSWER), r"\[1\]: it makes 1 calls, and 0 results follow"),
+        (
+            (ASK, calls("look"), RESULT, RESULT, ANSWER),
+            r"\[3\]: a tool answers, but was not called",
+        ),
+        ((ASK, ANSWER, RESULT, ANSWER), r"\[2\]: a tool answers, but was not called; calls are"),
+        ((ASK, RESULT, ANSWER), r"\[1\]: a tool answers, but was not called"),
+        ((ASK, calls("sub"), RESULT, ANSWER), r"\[1\]: calls sub, which is not among .* add, look"),
+    ],
+)
+def test_calls_results_and_tools_of_a_row_must_fit(said: Any, fault: str):
+    row = talk(*said) | {"tools": TOOLS}
+    with pytest.raises(BadRow, match=rf"^messages{fault}"):
+        sft(row)
+    with pytest.raises(BadRow, match=rf"^messages{fault}"):
+        prompt(talk(*said, ASK) | {"tools": TOOLS})
+    pair = {"prompt": [ASK], "chosen": list(said[1:]), "rejected": [ANSWER], "tools": TOOLS}
+    with pytest.raises(BadRow, match=rf"^chosen: messages{fault}"):
+        read_pair(pair, PairColumns(), "auto")
+
+
+def test_the_last_calls_of_a_row_have_no_results_and_tools_that_are_not_listed_may_be_called():
+    assert len(sft(talk(ASK, calls("look", "add")) | {"tools": TOOLS}).messages) == 2
+    assert len(sft(talk(ASK, calls("sub"), RESULT, ANSWER)).messages) == 4
+    asked = prompt(talk(ASK, calls("look", "add"), RESULT, RESULT) | {"tools": TOOLS})
+    assert [m.role for m in asked.messages] == ["user", "assistant", "tool", "tool"]
+    with pytest.raises(BadRow, match="it makes 2 calls, and 1 results follow"):
+        prompt(talk(ASK, calls("look", "add"), RESULT) | {"tools": TOOLS})
+
+
+def test_tools_of_one_name_must_be_one_tool():
+    look = {"name": "look", "description": "Look."}
+    assert len(sft(talk(ASK, ANSWER) | {"tools": [look, look]}).tools) == 2
+    with pytest.raises(BadRow, match="tools: two have the name look, and differ"):
+        sft(talk(ASK, ANSWER) | {"tools": [look, {"name": "look"}]})

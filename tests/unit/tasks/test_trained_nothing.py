@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from curricula.prompt_files.curriculum import Files
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.filters.verdict import in_process
@@ -23,10 +25,11 @@ from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Group
 from infra.errors import InputError, TrainingStopped
 from tasks.opd.body import check_other_weights
+from tasks.resources import read_rows
 from tasks.rl.record import RlRecord
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, domain
-from tests.parts.stage_parts import ListReporter
+from tests.parts.stage_parts import ListReporter, stage_context
 
 pytestmark = pytest.mark.unit
 
@@ -234,3 +237,17 @@ async def test_a_step_without_a_verdict_has_no_outcome() -> None:
     metrics = step_metrics(steps[0])
     assert metrics["failed_share"] == 1.0
     assert not metrics.keys() & {"outcome_mean", "reward_mean"}, "no verdict is no score of 0"
+
+
+async def test_many_bad_rows_of_prompt_files_are_kept_with_what_is_made_of_the_rest(tmp_path: Path):
+    rows = [{"prompt": f"Spell {n}.", "answer": str(n)} for n in range(9)]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n".join(["{", *map(json.dumps, rows)]))
+    files = Files(sources={"files": [str(file)], "max_bad_share": 0.5})
+    context = stage_context(tmp_path, "rl", {})
+    await read_rows(context, [replace(domain("letters", lambda _: 1.0), curriculum=files)])
+    assert isinstance(context.reporter, ListReporter)
+    (kept,) = context.reporter.kept
+    assert kept.what == "letters: 1 of the 10 rows that were read were left out"
+    assert kept.figures == {"left_out": 1, "read": 10}
+    assert "1 not_json; e.g. asked.jsonl:1: is not JSON" in kept.cause

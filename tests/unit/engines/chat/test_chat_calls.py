@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.chat.calls import CallError, parse_calls
+from engines.chat.calls import CallError, CallForm, parse_calls
 from engines.types import Json, Tool, ToolCall
 
 pytestmark = pytest.mark.unit
@@ -135,3 +135,55 @@ def test_a_whole_surrogate_pair_is_a_character():
     text = '<tool_call>{"name": "search", "arguments": {"q": "\\ud83d\\ude00"}}</tool_call>'
     (call,) = parse_calls(text, TOOLS, "hermes")
     assert call.arguments == {"q": "\U0001f600"}
+
+
+def hermes(arguments: dict[str, Json]) -> str:
+    return f"<tool_call>{json.dumps({'name': 'put', 'arguments': arguments})}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_taken"),
+    [
+        ({"type": "object"}, {"3", "three"}),  # names none, and closes nothing
+        ({"type": "object", "additionalProperties": True}, {"3", "three"}),
+        ({"type": "object", "additionalProperties": {}}, {"3", "three"}),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"3"}),
+        ({"type": "object", "patternProperties": {"^x_": {"type": "integer"}}}, {"3", "three"}),
+        ({"anyOf": [{"properties": {"x_a": {"type": "string"}}}]}, {"3", "three"}),
+        ({"type": "object", "properties": {}}, set()),
+        ({"type": "object", "additionalProperties": False}, set()),
+        ({}, set()),
+        (None, set()),
+    ],
+)
+def test_arguments_without_a_name_in_the_schema_are_taken_where_it_allows_them(
+    parameters: Json, is_taken: set[str]
+):
+    tool = Tool.of_function({"name": "put", "parameters": parameters})
+    values: tuple[tuple[str, Json], ...] = (("3", 3), ("three", "three"))
+    for text, value in values:
+        written: list[tuple[CallForm, str]] = [
+            ("glm", glm("put", ("x_a", text))),
+            ("hermes", hermes({"x_a": value})),
+        ]
+        for form, call in written:
+            if text in is_taken:
+                assert parse_calls(call, [tool], form) == [ToolCall("put", {"x_a": value})]
+                continue
+            with pytest.raises(CallError, match=r"put has no parameter 'x_a'|x_a of put is not"):
+                parse_calls(call, [tool], form)
+
+
+def test_named_parameters_keep_their_types_and_others_are_refused_unless_they_are_allowed():
+    named: dict[str, Json] = {"type": "object", "properties": {"q": {"type": "string"}}}
+    closed, opened = (
+        Tool.of_function({"name": "put", "parameters": named | more})
+        for more in ({}, {"additionalProperties": True, "required": ["q", "n"]})
+    )
+    with pytest.raises(CallError, match="put has no parameter 'n'"):
+        parse_calls(hermes({"q": "a", "n": 1}), [closed], "hermes")
+    with pytest.raises(CallError, match="q of put is not a JSON string"):
+        parse_calls(hermes({"q": 1, "n": 1}), [opened], "hermes")
+    with pytest.raises(CallError, match="put lacks the argument n"):
+        parse_calls(hermes({"q": "a"}), [opened], "hermes")
+    assert parse_calls(hermes({"q": "a", "n": 1}), [opened], "hermes")[0].arguments["n"] == 1

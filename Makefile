@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh lock clients down clean
+.PHONY: install demo test lint bench scale growth month gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh lock clients down clean
 
 install: $(STAMP)
 
@@ -42,6 +42,16 @@ bench: install
 # The RL loop over 64, 256 and 1,024 simulated servers.
 scale: install
 	$(BIN)/python -m tests.programs.scale
+
+# How costs grow with history and with the work: every row, or those with one of ROWS="journal digests"
+# in their names.
+growth: install
+	$(BIN)/python -m tests.programs.growth $(ROWS)
+
+# 20,000 steps of one RL stage with simulated engines, a kill a day and a full disk.
+DAYS ?= 30
+month: install
+	$(BIN)/python -m tests.programs.month $(DAYS)
 
 # What one CUDA device shows of the engines; without one, the parts that a CPU can show.
 gpu: install

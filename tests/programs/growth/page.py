@@ -1,0 +1,43 @@
+"""The table of measured rows, for the terminal and for `docs/growth.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.programs.growth.fit import Fitted
+from tests.programs.growth.meter import Figure
+
+PAGE = Path(__file__).parents[3] / "docs" / "growth.md"
+BEGIN, END = "<!-- written by `make growth` -->\n", "<!-- end of what `make growth` writes -->"
+HEAD = ("row", "sizes", "cost at each size", "exponent", "bound", "holds")
+
+
+def lines(found: Sequence[Fitted]) -> Iterator[Sequence[str]]:
+    """A line for each cost that counts, or for the failure of a row."""
+    for each in found:
+        row = each.row
+        sizes = " / ".join(f"{size:,}" for size in row.sizes) + f" {row.what}"
+        if each.failure:
+            yield row.name, sizes, each.failure.splitlines()[-1], "", "", "NO"
+        for figure, exponent in each.exponents.items():
+            costs = " / ".join(_cost(figure, cost) for cost in each.costs)
+            bound = row.bounds[figure]
+            holds = "yes" if exponent <= bound else "NO"
+            yield row.name, sizes, costs, f"{exponent:.2f}", f"<= {bound:g}", holds
+
+
+def update_page(found: Sequence[Fitted], machine: str) -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in [HEAD, ["---"] * 6, *lines(found)])
+    PAGE.write_text(f"{before}{BEGIN}\n{machine}:\n\n{table}\n{END}{after}")
+
+
+def _cost(figure: Figure, cost: Mapping[Figure, float]) -> str:
+    value = cost[figure]
+    if figure is Figure.CPU:
+        return f"{value:.3g} s"
+    if figure is Figure.CALLS:
+        return f"{value:,.0f} calls"
+    return f"{value / 1e6:.3g} MB" + (" held" if figure is Figure.MEMORY else "")

@@ -1,7 +1,7 @@
-"""`make figures`: the scores of the README, from runs of the recipes on this machine.
+"""`make figures`: the scores of `docs/figures.md`, from runs of the recipes on this machine.
 
 Runs `cpu-demo` under each seed, and `cpu-smoke` as the tests run it, in the present home; stages
-that are in its store are not run again. Then it writes `docs/figures.json` and the README's table.
+that are in its store are not run again. Then it writes `docs/figures.json` and the page's table.
 Exit 1 where the recorded scores are of this type of CPU and others came out: then a change of the
 code moved them, and its commit should name it.
 """
@@ -18,8 +18,10 @@ from typing import Any
 
 from tests.programs.figures.table import (
     FIGURES,
+    PAGE,
     README,
     cpu_kind,
+    gains,
     read_figures,
     what_repeats,
     with_table,
@@ -44,7 +46,10 @@ def main() -> int:
         "cpu-smoke": _scores("cpu-smoke", *SMOKE),
     }
     FIGURES.write_text(json.dumps(found, indent=1) + "\n")
-    README.write_text(with_table(README.read_text(), found))
+    PAGE.write_text(with_table(PAGE.read_text(), found))
+    if "0" in before.get("cpu-demo", {}) and "0" in found["cpu-demo"]:
+        old, new = gains(before["cpu-demo"]["0"]), gains(found["cpu-demo"]["0"])
+        README.write_text(README.read_text().replace(old, new))
     moved = _moved(before, found)
     for line in moved:
         print(f"moved: {line}")

@@ -1,4 +1,4 @@
-"""The README's table of scores, made of `docs/figures.json`; whether this CPU repeats them."""
+"""The table of scores in `docs/figures.md`, made of `docs/figures.json`; who repeats them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-README, FIGURES = ROOT / "README.md", ROOT / "docs" / "figures.json"
+PAGE, FIGURES = ROOT / "docs" / "figures.md", ROOT / "docs" / "figures.json"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- written by `make figures` -->\n", "<!-- end of what `make figures` writes -->"
 DOMAINS = ("reasoning", "agent", "general")
 
@@ -52,6 +53,12 @@ def table(runs: Mapping[str, Run]) -> str:
         all_of = f"unified model, {' / '.join(DOMAINS)}: {title}"
         rows.append([all_of if title == "temperature 1" else title, *shown])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def gains(run: Run) -> str:
+    """The README's line of what RL did to each expert, sampled at temperature 1."""
+    of = run["scores"]
+    return ", ".join(f"{of[f'{d}-sft'][d]:.3f} → {of[d][d]:.3f}" for d in DOMAINS)
 
 
 def _kinds(runs: Mapping[str, Run]) -> dict[str, list[Mapping[str, Mapping[str, float]]]]:

@@ -6,7 +6,7 @@ newest artifacts of the kind, the one that differs least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -20,13 +20,14 @@ from flows.running.records import runs_of, store_of, warn_once
 from infra.code.identity import CodeIdentity
 from infra.errors import CorruptArtifact, DamagedRecord
 from infra.home import home
-from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.artifacts import ArtifactStore
 from infra.store.manifest import Manifest
 from infra.user_files import install_hooks, read_hooks
 from tasks.durable.identity import StageIdentity
 
-RUNS, ARTIFACTS = 10, 20
-"""how many of each are looked at, newest first"""
+RUNS, ARTIFACTS, READ = 10, 20, 200
+"""how many runs, and artifacts of a kind, are compared, newest first; and how many manifests of a
+kind are read for that, however many the store has"""
 DELETED = "its artifact was deleted"
 Part = Literal["setting", "code", "data", "input"]
 _FILES_NAMED = 3
@@ -51,11 +52,9 @@ def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[st
         name: artifacts.find(identity.kind, identity.digest) is not None
         for name, identity in identities.items()
     }
-    listed = [] if all(cached.values()) else artifacts.list()
 
     def why(stage: PlannedStage) -> list[str]:
-        identity = identities[stage.name]
-        return reasons(stage, identity, cached, artifacts, listed, recipe.name)
+        return reasons(stage, identities[stage.name], cached, artifacts, recipe.name)
 
     return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
 
@@ -65,11 +64,9 @@ def reasons(
     identity: StageIdentity,
     cached: Mapping[str, bool],
     artifacts: ArtifactStore,
-    listed: Sequence[ArtifactRecord],
     recipe: str,
 ) -> list[str]:
-    """At least one sentence. `cached` says which stages of the plan are in the store, `listed` is
-    all that is in it.
+    """At least one sentence. `cached` says which stages of the plan are in the store.
 
     Examples: `rl.optimizer.lr: 2e-4 -> 1e-4`, `rewards/math.py changed`,
     `input model: agent-sft is new`, `never run before`.
@@ -78,7 +75,7 @@ def reasons(
     if isinstance(nearest, str):
         return [nearest]
     if nearest is None:
-        near = _of_kind(stage.kind, artifacts, listed)
+        near = _of_kind(stage.kind, artifacts)
         found = [_differences(stage, identity, cached, other) for other in near]
         return min(found, key=len, default=["never run before"])
     # Nothing differs from one that was made again: the first one was deleted since.
@@ -121,13 +118,12 @@ def _of_runs(
     return None
 
 
-def _of_kind(
-    kind: str, artifacts: ArtifactStore, listed: Sequence[ArtifactRecord]
-) -> Iterator[StageIdentity]:
-    records = (record for record in listed if record.kind == kind)
-    for record in islice(records, ARTIFACTS):
-        manifest = artifacts.manifest(record.kind, record.digest)
-        if manifest is not None and (found := identity_of(manifest)) is not None:
+def _of_kind(kind: str, artifacts: ArtifactStore) -> Iterator[StageIdentity]:
+    """The newest of those that are looked at: names have no order in time."""
+    read = artifacts.manifests(artifacts.names(kind)[:READ])
+    newest = sorted(read, key=lambda manifest: manifest.created, reverse=True)
+    for manifest in newest[:ARTIFACTS]:
+        if (found := identity_of(manifest)) is not None:
             yield found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import fmean
@@ -14,7 +14,7 @@ from rich.table import Table
 from flows.command.made_by import Maker, made_by
 from flows.command.output import CommandConsole, print_json
 from flows.plan import EVALUATE
-from flows.running.records import find_run, store_to_show
+from flows.running.records import RunRecord, find_run, store_to_show
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, Manifest
 
@@ -28,12 +28,8 @@ def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandC
     record = find_run(run) if run else None
     store = record.store if record and not root else store_to_show(root)
     artifacts = ArtifactStore(store, home() / "cache")
-    listed = artifacts.list()
-    scores = _scores(artifacts, listed)
-    ours = {stage.digest for stage in record.stages().values()} if record else None
-    meant = [
-        made for made in listed if kind in ("", made.kind) and (ours is None or made.digest in ours)
-    ]
+    listed, scores = _read(artifacts, _asked(artifacts, record, kind))
+    meant = [made for made in listed if kind in ("", made.kind)]
     with ThreadPoolExecutor(_READERS) as pool:
         makers = list(pool.map(partial(made_by, artifacts), meant))
     rows = list(zip(meant, makers, strict=True))
@@ -50,17 +46,33 @@ def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandC
     return 0
 
 
-def _scores(artifacts: ArtifactStore, listed: Iterable[ArtifactRecord]) -> Scores:
-    """What the newest evaluation of each model says of it, in the domains it was trained for."""
-    found: dict[str, Mapping[str, float]] = {}
-    for record in listed:  # newest first
-        manifest = (
-            artifacts.manifest(record.kind, record.digest) if record.kind == EVALUATE else None
-        )
-        for name, digest in (manifest.inputs if manifest else {}).items():
-            if manifest is not None and (row := _row(manifest, name)):
-                found.setdefault(digest, row)
-    return found
+def _asked(
+    artifacts: ArtifactStore, record: RunRecord | None, kind: str
+) -> Sequence[tuple[str, str]]:
+    """What to show, and the evaluations that score it: a run's own, where a run is asked for."""
+    kinds = sorted({kind, EVALUATE}) if kind else []
+    if record is None:
+        return artifacts.names(*kinds)
+    stages = [stage for stage in record.stages().values() if stage.digest]
+    named = dict.fromkeys((stage.kind, stage.digest[:12]) for stage in stages)
+    return [each for each in named if not kinds or each[0] in kinds]
+
+
+def _read(
+    artifacts: ArtifactStore, named: Sequence[tuple[str, str]]
+) -> tuple[Sequence[ArtifactRecord], Scores]:
+    """Newest first, with what the newest evaluation of each model says of it, in the domains that
+    it was trained for. Each manifest is read once."""
+    found: list[ArtifactRecord] = []
+    told: dict[str, tuple[float, Mapping[str, float]]] = {}
+    for manifest in artifacts.manifests(named):
+        found.append(artifacts.record(manifest))
+        for name, digest in manifest.inputs.items() if manifest.kind == EVALUATE else ():
+            row, known = _row(manifest, name), told.get(digest)
+            if row and (known is None or known[0] < manifest.created):
+                told[digest] = (manifest.created, row)
+    newest_first = sorted(found, key=lambda record: record.created, reverse=True)
+    return newest_first, {digest: row for digest, (_, row) in told.items()}
 
 
 def _row(manifest: Manifest, model: str) -> dict[str, float]:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from flows.running.records import find_run, run_entries, store_at, store_of, store_to_show
@@ -23,6 +26,10 @@ from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.tracking.aliases import aliased_artifact
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.location import beside
+
+_DIGITS = re.compile(r"[0-9a-f]{1,64}")
+_NAMED = 12
+"""digits of a digest that the name of an artifact's folder has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,10 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
 
     Raises InputError.
     """
-    found = [record for record in artifacts.list() if _begins(record, wanted)]
+    found = list(islice(_beginning_with(artifacts, wanted), 2))
     if len(found) == 1:
         return found[0]
-    if len(found) > 1:
+    if found:
         raise InputError(f"several artifacts begin with {wanted}: give more of the digest")
     run, _, name = wanted.rpartition("/")
     stage = find_run(run).stage(name)
@@ -58,9 +65,16 @@ def find_artifact(artifacts: ArtifactStore, wanted: str) -> ArtifactRecord:
     return made
 
 
-def _begins(record: ArtifactRecord, wanted: str) -> bool:
+def _beginning_with(artifacts: ArtifactStore, wanted: str) -> Iterator[ArtifactRecord]:
+    """Names are listed, and only the manifests of those that match are read."""
     kind, _, beginning = wanted.rpartition("/")
-    return kind in ("", record.kind) and beginning != "" and record.digest.startswith(beginning)
+    if not _DIGITS.fullmatch(beginning):
+        return
+    for of_kind, short in artifacts.names(*filter(None, [kind])):
+        if short.startswith(beginning[:_NAMED]):
+            for manifest in artifacts.manifests([(of_kind, short)]):
+                if manifest.digest.startswith(beginning):
+                    yield artifacts.record(manifest)
 
 
 def find_model(model: str, root: str) -> Path:
@@ -133,9 +147,8 @@ def _aliased(name: str, alias: str) -> tuple[ArtifactStore, ArtifactRecord]:
             f" rl ...: {stack.mlflow_uri}/#/models"
         )
     artifacts = ArtifactStore(store_at(found.root), home() / "cache")
-    for record in artifacts.list():
-        if record.digest == found.digest:
-            return artifacts, record
+    for record in _beginning_with(artifacts, found.digest):
+        return artifacts, record
     raise InputError(
         f"{name}@{alias} is artifact {found.digest[:12]}, which is no longer in {found.root}; run"
         " the recipe again"

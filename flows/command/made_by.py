@@ -20,7 +20,10 @@ class Maker:
 
 
 def made_by(artifacts: ArtifactStore, record: ArtifactRecord) -> Maker:
-    """By the claim of the attempt whose files it has: it counts for every home of the store."""
+    """By its manifest; where that was written before manifests said so, by the claim of the attempt
+    whose files it has."""
+    if record.run:
+        return Maker(record.run, record.stage)
     attempt = int(record.url.rpartition("/a")[2])
     store = artifacts.store
     try:

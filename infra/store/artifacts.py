@@ -20,7 +20,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ _ATTEMPT = re.compile(r"a\d+")
 _BY_TICKET: tuple[NoteKind, ...] = ("rollouts", "turns")
 """notes that go with the tickets that a checkpoint contains"""
 _READERS = 16
-"""notes read at once: on S3 each waits for its answer"""
+"""files read at once: on S3 each waits for its answer"""
 
 
 class ArtifactStore:
@@ -63,7 +63,7 @@ class ArtifactStore:
     def find(self, kind: str, digest: str) -> ArtifactRecord | None:
         """The finished artifact, if any. Raises CorruptArtifact when its manifest is damaged."""
         manifest = self.manifest(kind, digest)
-        return None if manifest is None else self._record(manifest)
+        return None if manifest is None else self.record(manifest)
 
     def has_checkpoints(self, kind: str, digest: str) -> bool:
         """Whether an unfinished stage left steps or finished rollouts to continue from."""
@@ -96,6 +96,8 @@ class ArtifactStore:
         inputs: Mapping[str, str],
         code: Mapping[str, Any],
         again: str = "",
+        run: str = "",
+        stage: str = "",
         metrics: Mapping[str, float],
         warnings: Sequence[StageWarning] = (),
         seeds: Mapping[str, int],
@@ -113,8 +115,8 @@ class ArtifactStore:
         files = self.store.upload_folder(folder, f"{place}/a{attempt}")
         manifest = Manifest(
             kind=kind, digest=digest, attempt=attempt, files=files, identity=dict(identity),
-            inputs=dict(inputs), code=dict(code), again=again, seeds=dict(seeds),
-            metrics=dict(metrics), warnings=list(warnings),
+            inputs=dict(inputs), code=dict(code), again=again, run=run, stage=stage,
+            seeds=dict(seeds), metrics=dict(metrics), warnings=list(warnings),
             mlflow_run_id=mlflow_run_id, seconds=seconds, created=time.time(),
             libraries=dict(library_versions()), machine=dict(machine_type()),
         )  # fmt: skip
@@ -128,7 +130,7 @@ class ArtifactStore:
                 self.store.delete_tree(f"{place}/a{attempt}")
                 raise _fenced_out(kind, digest, attempt) from error
         self.tidy(kind, digest)
-        return self._record(manifest)
+        return self.record(manifest)
 
     def tidy(self, kind: str, digest: str) -> None:
         """Drop what nobody needs once the stage is done: its checkpoints, and the files of attempts
@@ -174,35 +176,41 @@ class ArtifactStore:
             raise self._damaged(kind, digest, path, "is not what its manifest says")
         return data
 
-    def list(self) -> list[ArtifactRecord]:
-        """All finished artifacts, newest first; damaged ones are left out with a warning."""
-        kinds = self.store.listdir("artifacts")
-        with ThreadPoolExecutor(8) as pool:
-            named = pool.map(
-                lambda k: [(k, d) for d in self.store.listdir(f"artifacts/{k}")], kinds
-            )
-            found = pool.map(self._listed, [pair for pairs in named for pair in pairs])
-            records = [record for record in found if record is not None]
+    def names(self, *kinds: str) -> Sequence[tuple[str, str]]:
+        """Kind and first digits of all that has a folder, finished or not; one listing a kind."""
+        among = kinds or self.store.listdir("artifacts")
+        return [(k, short) for k in among for short in self.store.listdir(f"artifacts/{k}")]
+
+    def manifests(self, named: Sequence[tuple[str, str]]) -> Iterator[Manifest]:
+        """Those of finished artifacts, one read each; damaged ones are left out with a warning."""
+        with ThreadPoolExecutor(_READERS) as pool:
+            yield from (each for each in pool.map(self._listed, named) if each is not None)
+
+    def list(self, *kinds: str) -> list[ArtifactRecord]:
+        """All finished artifacts, newest first. Reads every manifest: for a digest ask `find`."""
+        records = [self.record(manifest) for manifest in self.manifests(self.names(*kinds))]
         return sorted(records, key=lambda record: record.created, reverse=True)
 
-    def _listed(self, pair: tuple[str, str]) -> ArtifactRecord | None:
+    def _listed(self, pair: tuple[str, str]) -> Manifest | None:
         kind, short = pair
         try:
             data = self.store.read(f"artifacts/{kind}/{short}/manifest.json")
-            return self._record(Manifest.model_validate_json(unseal(data)))
+            return Manifest.model_validate_json(unseal(data))
         except FileNotFoundError:
             return None
         except ValueError:
             _log.warning("the manifest of %s/%s in %s is damaged", kind, short, self.store.root)
             return None
 
-    def _record(self, manifest: Manifest) -> ArtifactRecord:
+    def record(self, manifest: Manifest) -> ArtifactRecord:
+        """What stages hand on of it."""
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
         return ArtifactRecord(
             kind=manifest.kind, digest=manifest.digest, url=self.store.url(place),
             metrics=manifest.metrics, warnings=manifest.warnings,
             mlflow_run_id=manifest.mlflow_run_id,
             seconds=manifest.seconds, created=manifest.created,
+            run=manifest.run, stage=manifest.stage,
         )  # fmt: skip
 
     def _damaged(self, kind: str, digest: str, path: str, what: str) -> CorruptArtifact:

@@ -47,6 +47,10 @@ class ArtifactRecord(_Stored):
     created: float = 0.0
     """Unix time"""
     warnings: list[StageWarning] = Field(default_factory=list[StageWarning])
+    run: str = ""
+    """the run whose attempt made it; empty where only the attempt's claim says"""
+    stage: str = ""
+    """the name that the stage has in that run"""
 
     @property
     def name(self) -> str:
@@ -71,6 +75,10 @@ class Manifest(_Stored):
     """a `CodeIdentity`: hash, files, version, commit, whether the checkout was dirty"""
     again: str = ""
     """the run that was told to run the stage again; part of the digest"""
+    run: str = ""
+    """the run whose attempt made it; part of nothing"""
+    stage: str = ""
+    """the name that the stage has in that run"""
     seeds: dict[str, int]
     metrics: dict[str, float]
     warnings: list[StageWarning] = Field(default_factory=list[StageWarning])

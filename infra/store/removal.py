@@ -11,25 +11,26 @@ _SHORT = 12
 _ARTIFACTS, _CHECKPOINTS = "artifacts", "checkpoints"
 
 
-def unfinished(store: Store) -> list[tuple[str, str]]:
-    """Kind and first twelve digits of stages without an artifact that left checkpoints or files."""
-    found = {
-        (kind, short)
-        for top in (_ARTIFACTS, _CHECKPOINTS)
-        for kind in store.listdir(top)
-        for short in store.listdir(f"{top}/{kind}")
-    }
-    return sorted(
-        (kind, short)
-        for kind, short in found
-        if not store.exists(f"{_ARTIFACTS}/{kind}/{short}/manifest.json")
-    )
+def with_checkpoints(store: Store) -> set[tuple[str, str]]:
+    """Kind and first twelve digits of stages that left checkpoints, finished or not."""
+    kinds = store.listdir(_CHECKPOINTS)
+    return {(kind, short) for kind in kinds for short in store.listdir(f"{_CHECKPOINTS}/{kind}")}
 
 
-def size_of(store: Store, kind: str, digest: str) -> int:
-    """Bytes of an artifact's files and of its stage's checkpoints."""
-    tops = (_ARTIFACTS, _CHECKPOINTS)
-    return sum(store.size_of(f"{top}/{kind}/{digest[:_SHORT]}") for top in tops)
+def is_finished(store: Store, kind: str, short: str) -> bool:
+    """Whether there is a manifest, which may be damaged."""
+    return store.exists(f"{_ARTIFACTS}/{kind}/{short}/manifest.json")
+
+
+def size_of_checkpoints(store: Store, kind: str, short: str) -> int:
+    """Bytes; each file is looked at."""
+    return store.size_of(f"{_CHECKPOINTS}/{kind}/{short}")
+
+
+def size_of_unfinished(store: Store, kind: str, short: str) -> int:
+    """Bytes that a stage without an artifact left; each file is looked at."""
+    files = store.size_of(f"{_ARTIFACTS}/{kind}/{short}")
+    return files + size_of_checkpoints(store, kind, short)
 
 
 def remove(store: Store, cache: Path, kind: str, digest: str) -> None:

@@ -35,6 +35,8 @@ _LONGEST_TAG, _LONGEST_EXPERIMENT_TAG, _LONGEST_DATASET_NAME, _LONGEST_SOURCE = 
 )
 _NOT_US = (401, 403, 404, 405, 407, 408, 425, 429)
 """what a proxy, another server on this port or one with another key says: no word about the data"""
+_DIGEST = "tributary.digest"
+"""tag of a registered model's version: the artifact that it is"""
 _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 """an experiment's tag by which MLflow opens on its runs; without it, on traces of chats"""
 
@@ -195,14 +197,15 @@ class MlflowRest:
     ) -> str:
         """Version of the registered model that has this digest, made if it is not there."""
         self._call("POST", "/registered-models/create", {"name": name}, (400, 409))
-        query = {"filter": f"name='{name}'", "max_results": 200}
-        for version in self._call("GET", "/model-versions/search", query).get("model_versions", []):
-            if {"key": "tributary.digest", "value": digest} in version.get("tags", []):
-                return version["version"]
+        wanted = f"name='{name}' and tags.`{_DIGEST}` = '{digest}'"
+        query = {"filter": wanted, "max_results": 1}
+        found = self._call("GET", "/model-versions/search", query).get("model_versions", [])
+        if found:
+            return found[0]["version"]
         body = {
             "name": name,
             "source": source,
-            "tags": _pairs({**tags, "tributary.digest": digest}),
+            "tags": _pairs({**tags, _DIGEST: digest}),
         }
         if run_id:
             body["run_id"] = run_id

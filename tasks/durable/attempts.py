@@ -213,6 +213,7 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
     given = JobInput(
         job=claim.owner.job,
         stage=work.name,
+        run=claim.owner.run,
         kind=work.spec.kind,
         spec_name=name_of(work.spec),
         spec=work.spec.model_dump(mode="json"),

@@ -269,6 +269,8 @@ def _commit(
             inputs=identity.inputs,
             code=with_commit(identity.code).model_dump(),
             again=identity.again,
+            run=given.run,
+            stage=given.stage,
             metrics=metrics,
             warnings=reporter.warnings,
             seeds={"seed": int(given.spec.get("seed", 0))},

@@ -26,6 +26,8 @@ class JobInput(Config):
     job: str
     """its id, and the holder of its leases"""
     stage: str
+    run: str = ""
+    """of the recipe, whose attempt this is"""
     kind: str
     spec_name: str
     """by which the registry finds the kind: `rl`, or `module:Class` of the user's own"""

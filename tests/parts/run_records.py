@@ -17,11 +17,12 @@ def artifact_store() -> ArtifactStore:
 
 
 def put_artifact(
-    kind: str, digest: str, folder: Path, inputs: dict[str, str] | None = None
+    kind: str, digest: str, folder: Path, inputs: dict[str, str] | None = None, run: str = ""
 ) -> ArtifactRecord:
     return artifact_store().commit(
         kind, digest, 1, folder, identity={"steps": 3}, inputs=inputs or {},
         code={"hash": "ef", "commit": "0123456789abcdef", "dirty": False}, metrics={"loss": 0.5},
+        run=run, stage=f"agent-{kind}" if run else "",
         seeds={"seed": 7}, mlflow_run_id="", seconds=2.5,
     )  # fmt: skip
 

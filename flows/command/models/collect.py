@@ -10,7 +10,13 @@ from dataclasses import asdict
 from rich.console import Console
 
 from flows.command.find_artifact import locate_artifact
-from flows.command.models.needed import Survey, Unneeded, has_mlflow_records, survey
+from flows.command.models.needed import (
+    Survey,
+    Unneeded,
+    has_mlflow_records,
+    look_for_needs,
+    survey,
+)
 from flows.command.output import print_json, text_table
 from flows.running.records import store_to_show
 from infra.errors import InputError
@@ -46,7 +52,7 @@ def collect(keep_runs: int, yes: bool, json: bool, root: str, console: Console) 
         _show(found, artifacts.store.root, console)
     if yes:
         _require_certain(found)
-        again = survey(artifacts, keep_runs, _aliases())
+        again, _ = look_for_needs(artifacts, keep_runs, _aliases())
         _require_certain(again)
         freed = _delete(artifacts, found.unneeded, again)
         if not json:

@@ -55,7 +55,7 @@ class Ancestor:
 
 def lineage_of(artifacts: ArtifactStore, kind: str, digest: str) -> list[Ancestor]:
     """The artifact itself first, then what it was made from, each once."""
-    kinds = {record.digest: record.kind for record in artifacts.list()}
+    kinds = {short: of_kind for of_kind, short in artifacts.names()}
     found: dict[str, Ancestor] = {}
     ahead = [("", kind, digest)]
     while ahead:
@@ -65,7 +65,7 @@ def lineage_of(artifacts: ArtifactStore, kind: str, digest: str) -> list[Ancesto
         manifest = artifacts.manifest(of_kind, wanted) if of_kind else None
         found[wanted] = Ancestor(wanted, role, manifest)
         inputs = manifest.inputs if manifest else {}
-        ahead += [(role, kinds.get(digest, ""), digest) for role, digest in inputs.items()]
+        ahead += [(role, kinds.get(digest[:12], ""), digest) for role, digest in inputs.items()]
     return list(found.values())
 
 

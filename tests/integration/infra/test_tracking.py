@@ -130,6 +130,11 @@ def test_an_alias_moves_to_the_newest_version_and_a_digest_registers_once(mlflow
     query = {"name": "demo-reasoning", "alias": "best"}
     path = f"{mlflow_uri}/api/2.0/mlflow/registered-models/alias"
     assert httpx.get(path, params=query).json()["model_version"]["version"] == "2"
+    create = f"{mlflow_uri}/api/2.0/mlflow/model-versions/create"
+    with httpx.Client() as client:  # more than one page of MLflow's search
+        for _ in range(200):
+            client.post(create, json={"name": "demo-reasoning", "source": "file:///other"})
+    assert tracker.register_model("demo-reasoning", Made(run), "sft", {}) == "1"
 
 
 def test_an_artifact_is_found_by_its_alias_and_kept_for_it(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from infra.unicode_form import normal_form
+
 ROW_END = "⏎"
 """stands for `\\\\`"""
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -146,7 +148,7 @@ def _ascii(text: str) -> str:
     text = "".join(
         f" {c}" if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
     )
-    text = unicodedata.normalize("NFKC", text.translate(str.maketrans(_SYMBOLS)))
+    text = normal_form("NFKC", text.translate(str.maketrans(_SYMBOLS)))
     return text.replace("\u2044", "/").replace("\u2212", "-")
 
 

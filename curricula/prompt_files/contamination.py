@@ -8,8 +8,9 @@ only where it is the whole of the other text.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
+
+from infra.unicode_form import normal_form
 
 _SPACELESS = (
     "\u0e00-\u0eff"  # Thai, Lao
@@ -50,7 +51,7 @@ class HeldOutWords:
 
 def runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
     """All runs of n words; of a shorter text the whole, which no run of n words equals."""
-    words = _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    words = _WORD.findall(normal_form("NFKC", text).lower())
     if 0 < len(words) <= n:
         yield tuple(words)
     for at in range(len(words) - n + 1 if len(words) > n else 0):

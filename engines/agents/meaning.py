@@ -7,16 +7,13 @@ turn is then still the turn that was sampled, and that one's tokens are used.
 
 from __future__ import annotations
 
-import functools
-import re
-import sys
-import unicodedata
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeAlias
 
 from engines.types import Json, Message
 from infra.json_text import json_bytes
+from infra.unicode_form import normal_form
 
 _EXACT = 2**53
 """whole numbers up to this are told apart by everybody who reads JSON"""
@@ -34,24 +31,9 @@ class Drift(StrEnum):
     MESSAGES = "other messages, the same tokens"
 
 
-@functools.cache
-def _marks() -> re.Pattern[str]:
-    """Runs of marks that no writing has (Unicode's stream-safe form allows 30)."""
-    marks = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.combining(c))
-    return re.compile(f"[{re.escape(marks)}]{{31}}")
-
-
-def _composed(text: str) -> str:
-    """In Unicode's form NFC; as it is where the time for that would grow with the square of a run
-    of marks: 80 kB of them take ten seconds."""
-    if text.isascii() or _marks().search(text):
-        return text
-    return unicodedata.normalize("NFC", text)
-
-
 def normal_text(text: str) -> str:
     """Of all texts that differ in white space and in Unicode's canonical forms, the same one."""
-    return " ".join(_composed(text).split())
+    return " ".join(normal_form("NFC", text).split())
 
 
 def meaning_of(message: Message, normal: Callable[[str], str] = normal_text) -> Meaning:
@@ -64,8 +46,8 @@ def drift_of(sampled: Message, sent: Message) -> frozenset[Drift]:
     """How `sent` differs from a turn of the same meaning."""
     found: set[Drift] = set()
     if sampled.content != sent.content:
-        of_one_form = _composed(sampled.content)
-        if of_one_form != _composed(sent.content):
+        of_one_form = normal_form("NFC", sampled.content)
+        if of_one_form != normal_form("NFC", sent.content):
             found.add(Drift.SPACE)
         if "".join(sampled.content.split()) != "".join(sent.content.split()):
             found.add(Drift.UNICODE)
@@ -94,11 +76,11 @@ def _canonical(arguments: dict[str, Json]) -> bytes:
 def _normal(value: Json) -> Json:
     """JSON with one form for each text and number: white space in arguments has a meaning."""
     if isinstance(value, str):
-        return _composed(value)
+        return normal_form("NFC", value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _normal_number(value)
     if isinstance(value, list):
         return [_normal(item) for item in value]
     if isinstance(value, dict):
-        return {_composed(key): _normal(item) for key, item in value.items()}
+        return {normal_form("NFC", key): _normal(item) for key, item in value.items()}
     return value

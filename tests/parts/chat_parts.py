@@ -112,6 +112,15 @@ NOT_A_PREFIX = """\
 {%- endif %}
 """
 
+THOUGHT_TEMPLATES = {
+    "qwen3": QWEN3,
+    "deepseek-v31": DEEPSEEK_V31,
+    "granite": GRANITE,
+    "r1": R1_IN_HEADER,
+    "r1-in-text": R1_IN_TEXT,
+    "llama": LLAMA,
+}
+"""one of each way to treat thoughts"""
 LLAMA_TOKENS = ["<|begin|>", "<|start|>", "<|end|>", "<|eot|>"]
 QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 

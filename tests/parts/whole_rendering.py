@@ -37,6 +37,13 @@ _TEXTS = [
     "what does <think></think> do?", "a\tb\r\nc", "▁ under ▁score", "ends with a colon:",
 ]  # fmt: skip
 LOOK = Tool("look", "Looks.", {"at": "string", "n": "integer"}, ("at",))
+_PROPERTIES = {"at": {"type": "string"}, "n": {"type": "integer"}}
+_SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": ["at"]}
+_LOOK_AS_JSON = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": _SCHEMA},
+}
+"""the only tool of a talk, written by hand"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +184,7 @@ def by_transformers(tokenizer: Any, talk: Talk, count: int | None = None) -> lis
         try:
             found = tokenizer.apply_chat_template(
                 raw,
-                tools=[_raw_tool(tool) for tool in talk.tools] or None,
+                tools=[_LOOK_AS_JSON] if talk.tools else None,
                 add_generation_prompt=count is not None,
                 return_dict=False,
                 enable_thinking=talk.thinking,
@@ -212,18 +219,3 @@ def _raw(message: Message, empty: str | None, as_text: bool) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return raw
-
-
-def _raw_tool(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": {
-                "type": "object",
-                "properties": {name: {"type": kind} for name, kind in tool.parameters.items()},
-                "required": list(tool.required),
-            },
-        },
-    }

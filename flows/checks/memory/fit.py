@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from engines.memory.needs import TrainerNeeds
 from flows.checks.memory.base_model import base_model
 from flows.checks.memory.changes import Change, Room, server_change, trainer_change
-from flows.checks.memory.machine import machine_bytes, machine_cautions
+from flows.checks.memory.machine import machine_bytes, machine_cautions, side_by_side
 from flows.checks.memory.placement import devices_for, devices_of, placement_problems
 from flows.checks.memory.planned_devices import GB, PlannedDevices, device_bytes, stated_devices
 from flows.checks.memory.roles import RoleMemory, longest_sequence, roles_of
@@ -52,8 +52,8 @@ def memory_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """Where figures rest on a guess."""
-    roles = {name: role for stage in plan for name, role in stage.roles.items()}
-    for name, role in roles.items():
+    served = {name: role for stage in plan for name, role in stage.roles.items()}
+    for name, role in served.items():
         if role_model(recipe, role) is None:
             yield (
                 f"role {name}: the shape of its model {role.model} is not known here, so no memory"
@@ -61,7 +61,9 @@ def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
             )
     if device_bytes(recipe.resources) is None:
         longest = {stage.name: longest_sequence(stage) for stage in plan}
-        yield from machine_cautions(planned_memory(recipe, plan), machine_bytes(), longest)
+        roles = planned_memory(recipe, plan)
+        together = side_by_side(plan, recipe.resources, roles)
+        yield from machine_cautions(roles, machine_bytes(), longest, together)
     base = base_model(recipe.base)
     if base is None:
         yield (

@@ -11,14 +11,9 @@ import pytest
 from engines.chat.folder import load_chat_folder
 from engines.sglang.serving.parsers import AUTO, parsers_of
 from tests.parts.chat_parts import (
-    DEEPSEEK_V31,
-    GRANITE,
-    LLAMA,
     LLAMA_TOKENS,
-    QWEN3,
     QWEN_TOKENS,
-    R1_IN_HEADER,
-    R1_IN_TEXT,
+    THOUGHT_TEMPLATES,
     chat_folder,
     random_base,
 )
@@ -34,13 +29,9 @@ SAID = "<think>R</think>A"
 def folder_of(kind: str, folder: Path) -> Path:
     if kind == "glm":
         return random_base(folder)
-    templates = {
-        "qwen3": QWEN3, "v31": DEEPSEEK_V31, "granite": GRANITE, "llama": LLAMA,
-        "r1": R1_IN_HEADER, "r1-in-text": R1_IN_TEXT,
-    }  # fmt: skip
     is_qwen = kind == "qwen3"
     tokens, end = (QWEN_TOKENS, "<|im_end|>") if is_qwen else (LLAMA_TOKENS, "<|eot|>")
-    made = chat_folder(folder, templates[kind], tokens, end)
+    made = chat_folder(folder, THOUGHT_TEMPLATES[kind], tokens, end)
     (made / "config.json").write_text('{"model_type": "qwen3"}' if is_qwen else "{}")
     return made
 
@@ -50,7 +41,7 @@ def folder_of(kind: str, folder: Path) -> Path:
     [
         ("glm", "glm47", "glm45", OFF),
         ("qwen3", "qwen25", "qwen3", ON),
-        ("v31", AUTO, "deepseek-v3", T_OFF),
+        ("deepseek-v31", AUTO, "deepseek-v3", T_OFF),
         ("granite", AUTO, "deepseek-v3", T_OFF),
         ("r1", AUTO, "deepseek-r1", {}),
         ("r1-in-text", AUTO, "qwen3", OFF),
@@ -71,8 +62,8 @@ CASES: list[tuple[str, Any, str, str, str]] = [
     ("qwen3", None, SAID, "R", "A"),
     ("qwen3", ON, SAID, "R", "A"),
     ("qwen3", OFF, "A", "", "A"),
-    ("v31", None, "A", "", "A"),
-    ("v31", T_ON, "R</think>A", "R", "A"),
+    ("deepseek-v31", None, "A", "", "A"),
+    ("deepseek-v31", T_ON, "R</think>A", "R", "A"),
     ("granite", None, "A", "", "A"),
     ("granite", T_ON, SAID, "R", "A"),
     ("r1", None, "R</think>A", "R", "A"),

@@ -21,14 +21,9 @@ from infra.errors import InputError
 from rewards.math import Math
 from rewards.rubric import Rubric, Term
 from tests.parts.chat_parts import (
-    DEEPSEEK_V31,
-    GRANITE,
-    LLAMA,
     LLAMA_TOKENS,
-    QWEN3,
     QWEN_TOKENS,
-    R1_IN_HEADER,
-    R1_IN_TEXT,
+    THOUGHT_TEMPLATES,
     chat_folder,
     random_base,
 )
@@ -36,18 +31,18 @@ from tests.parts.chat_parts import (
 pytestmark = pytest.mark.unit
 
 KINDS = {
-    "qwen3": (QWEN3, Mode("t", Thoughts.SWITCHED, "enable_thinking", True)),
-    "deepseek-v31": (DEEPSEEK_V31, Mode("t", Thoughts.SWITCHED, "thinking", False)),
-    "granite": (GRANITE, Mode("t", Thoughts.SWITCHED, "thinking", False)),
-    "r1": (R1_IN_HEADER, Mode("t", Thoughts.ALWAYS, "", True)),
-    "r1-in-text": (R1_IN_TEXT, Mode("t", Thoughts.FREE)),
-    "llama": (LLAMA, Mode("t", Thoughts.NONE)),
+    "qwen3": Mode("t", Thoughts.SWITCHED, "enable_thinking", True),
+    "deepseek-v31": Mode("t", Thoughts.SWITCHED, "thinking", False),
+    "granite": Mode("t", Thoughts.SWITCHED, "thinking", False),
+    "r1": Mode("t", Thoughts.ALWAYS, "", True),
+    "r1-in-text": Mode("t", Thoughts.FREE),
+    "llama": Mode("t", Thoughts.NONE),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_template_does_about_thoughts_is_found_by_rendering(kind: str) -> None:
-    text, expected = KINDS[kind]
+    text, expected = THOUGHT_TEMPLATES[kind], KINDS[kind]
     assert mode_of(ChatTemplate(text, "t", {"bos_token": "<|begin|>"})) == expected
 
 
@@ -115,7 +110,7 @@ def test_a_choice_that_may_not_work_is_cautioned() -> None:
 
 def test_a_demonstration_is_trained_after_the_header_that_rollouts_have(tmp_path: Path) -> None:
     """A template that always opens a thought: without one, another prefix would be trained."""
-    chat = Chat.load(chat_folder(tmp_path, R1_IN_HEADER, LLAMA_TOKENS, "<|eot|>"))
+    chat = Chat.load(chat_folder(tmp_path, THOUGHT_TEMPLATES["r1"], LLAMA_TOKENS, "<|eot|>"))
     asked = Problem("p/1", "test", (Message("user", "12+30"),))
     shown = Demonstration(asked, (Message("assistant", "\\boxed{42}"),))
     decided = chat.mode.decided_demonstration(shown)
@@ -131,7 +126,8 @@ def test_a_demonstration_is_trained_after_the_header_that_rollouts_have(tmp_path
 
 def test_a_thought_of_a_template_that_closes_it_before_each_turn(tmp_path: Path) -> None:
     """DeepSeek-V3.1 writes `</think>` before every turn, and drops what was thought."""
-    chat = Chat.load(chat_folder(tmp_path, DEEPSEEK_V31, LLAMA_TOKENS, "<|eot|>"))
+    template = THOUGHT_TEMPLATES["deepseek-v31"]
+    chat = Chat.load(chat_folder(tmp_path, template, LLAMA_TOKENS, "<|eot|>"))
     asked = Problem("p/1", "test", (Message("user", "u"),), thinking=True)
     tokens, mask = chat.training_ids(asked, (Message("assistant", "C", reasoning="R"),))
     trained = [token for token, is_trained in zip(tokens, mask, strict=True) if is_trained]
@@ -163,7 +159,7 @@ def test_a_thought_of_a_template_that_closes_it_before_each_turn(tmp_path: Path)
 async def test_a_right_answer_in_the_template_s_own_form_is_right(
     tmp_path: Path, kind: str, asked: bool | None, said: str, score: float
 ) -> None:
-    rollout = await _rolled(tmp_path, KINDS[kind][0], asked, said)
+    rollout = await _rolled(tmp_path, THOUGHT_TEMPLATES[kind], asked, said)
     assert rollout.samples[0].reward == score
     judged = rollout.transcript.problem.thinking
     assert judged is Chat.load(tmp_path).mode.decide(asked)

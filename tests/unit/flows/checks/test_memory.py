@@ -14,7 +14,7 @@ from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from flows.checks.memory.changes import Room, server_change, trainer_change
 from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
-from flows.checks.memory.machine import machine_cautions
+from flows.checks.memory.machine import machine_cautions, side_by_side
 from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -189,8 +189,8 @@ def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_t
     roles = planned_memory(recipe, plan_post_train(recipe))
     assert not list(machine_cautions(roles, 4000 * GB))
     found = list(machine_cautions(roles, 40 * GB))
-    (said,) = [line for line in found if line.startswith("stage reasoning-sft: ")]
-    assert "this machine has 40.0 GB" in said
+    (said,) = [line for line in found if line.startswith("stage reasoning-sft needs")]
+    assert "and the stack 3.0 GB), and this machine has 40.0 GB" in said
     tokens = int(said.partition("trainer.micro_batch_tokens: ")[2].split()[0])
     fewer = [
         replace(role, needs=replace(role.needs, tokens=tokens))
@@ -200,3 +200,32 @@ def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_t
     assert not list(machine_cautions(fewer, 40 * GB)), "what it says fits"
     hopeless = list(machine_cautions(roles, 1 * GB))
     assert all("a smaller model" in line for line in hopeless)
+
+
+def test_stages_that_run_at_once_are_counted_together() -> None:
+    recipe = load_recipe(
+        "cluster",
+        ["base.folder=memory://nowhere/Qwen3-0.6B", "resources.devices=null"],
+    )
+    plan = plan_post_train(recipe)
+    roles = planned_memory(recipe, plan)
+
+    def chosen(**limits: int) -> list[str]:
+        return side_by_side(plan, recipe.resources.model_copy(update=limits), roles)
+
+    def total(*stages: str) -> int:
+        return sum(role.total * role.num_devices for role in roles if role.stage in stages)
+
+    wide = {"trainer_ranks": 64, "servers": 64}
+    pair = chosen(concurrent_stages=2, **wide)
+    experts = {stage.expert for stage in plan if stage.name in pair}
+    assert len(pair) == len(experts) == 2, "one of each of two experts"
+    (alone,) = chosen(concurrent_stages=1, **wide)
+    assert total(alone) == max(total(stage.name) for stage in plan)
+    assert len(chosen(concurrent_stages=2, trainer_ranks=1, servers=1)) == 1
+    there = int((total(alone) + 4 * GB) / 0.75)  # enough for each of them
+    assert total(*pair) > total(alone) + GB
+    assert not list(machine_cautions(roles, there))
+    (said,) = machine_cautions(roles, there, {}, pair)
+    assert said.startswith(f"stages {pair[0]} and {pair[1]} may run side by side and need up to")
+    assert said.endswith("; or set resources.concurrent_stages: 1")

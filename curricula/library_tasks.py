@@ -7,11 +7,11 @@ is loaded in a process of its own when something of it is first asked for.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
+from curricula.epoch_orders import EpochOrders
 from curricula.splits import split_of
 from engines.types import Demonstration, Message, Problem, Split
 from infra.errors import InputError
@@ -35,8 +35,7 @@ class LibraryTasks:
         if not isinstance(cast(Any, name), str) or not name:
             raise InputError(f"name {self.in_words}, not {name!r}")
         self._name = name
-        self._orders: dict[Split, tuple[str, Sequence[int]]] = {}
-        """of the epoch that was asked for last"""
+        self._orders = EpochOrders()
         try:
             self._arguments = json.dumps(dict(arguments or {}), sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -96,8 +95,10 @@ class LibraryTasks:
         return found, left_out
 
     def _problem(self, split: Split, seed: int, position: int) -> Problem:
-        epoch, place = divmod(position, self.num_rows(split))
-        at = self._order(split, f"{seed}/{split}/{self._name}/{epoch}")[place]
+        rows = self._rows[0][split]
+        epoch, place = divmod(position, len(rows))
+        order = self._orders.of(split, len(rows), f"{seed}/{split}/{self._name}/{epoch}")
+        at = rows[order[place]]
         row = read_rows(self.library, self._name, self._arguments)[at]
         return Problem(
             id=f"{self.library}/{split}/{self._name}/{at}" + (f"@{epoch + 1}" if epoch else ""),
@@ -110,15 +111,6 @@ class LibraryTasks:
                 "content": row.content,
             },
         )
-
-    def _order(self, split: Split, seed: str) -> Sequence[int]:
-        """The rows of a split in the order in which an epoch draws them."""
-        kept = self._orders.get(split)
-        if kept is None or kept[0] != seed:
-            positions = self._rows[0][split]
-            kept = seed, random.Random(seed).sample(positions, len(positions))
-            self._orders[split] = kept
-        return kept[1]
 
 
 class Verifiers(LibraryTasks):

@@ -7,14 +7,13 @@ that repeat what is held out, `mixture` says whose turn it is among sources.
 
 from __future__ import annotations
 
-import random
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
+from curricula.epoch_orders import EpochOrders
 from curricula.prompt_files.build import SPLITS, Counts
 from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.index import RowIndex, open_index
@@ -49,8 +48,7 @@ class Files:
             ) from None
         self._sources = self._settings.sources
         self._mixtures: dict[Split, tuple[list[int], Mixture]] = {}
-        self._orders: dict[tuple[Split, int], tuple[str, array[int]]] = {}
-        """by split and source: of the epoch that was asked for last"""
+        self._orders = EpochOrders()
 
     @cached_property
     def _index(self) -> RowIndex:
@@ -157,7 +155,7 @@ class Files:
         rows = self._index.num_rows(number, split)
         epoch, place = divmod(ordinal, rows)
         name = self._sources[number].name
-        order = self._order(split, number, f"{seed}/{split}/{name}/{epoch}")
+        order = self._orders.of((split, number), rows, f"{seed}/{split}/{name}/{epoch}")
         its_id, where, row = self._index.row(number, split, order[place])
         prompt = read_prompt(row, self._sources[number])
         metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}
@@ -181,12 +179,3 @@ class Files:
             most = [self._index.num_rows(n, split) for n in numbers]
             self._mixtures[split] = numbers, Mixture(weights, most if split == "heldout" else None)
         return self._mixtures[split]
-
-    def _order(self, split: Split, source: int, seed: str) -> array[int]:
-        """The places of a source's rows in the order in which an epoch draws them."""
-        kept = self._orders.get((split, source))
-        if kept is None or kept[0] != seed:
-            rows = self._index.num_rows(source, split)
-            kept = seed, array("q", random.Random(seed).sample(range(rows), rows))
-            self._orders[split, source] = kept
-        return kept[1]

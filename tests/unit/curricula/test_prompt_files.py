@@ -289,9 +289,12 @@ def test_an_epoch_of_a_source_is_shuffled_once_however_many_sources_take_turns(
             shuffled.append(seed)
             super().__init__(seed)
 
-    monkeypatch.setattr("curricula.prompt_files.curriculum.random.Random", Counted)
+    monkeypatch.setattr("curricula.epoch_orders.random.Random", Counted)
     assert len(set(asked(made.problems("rl", 20, 0)))) == 20
     assert sorted(shuffled) == [f"0/rl/s{n}/0" for n in range(10)]
+    for position in (19, 20, 19, 20):  # rollouts of both epochs are under way
+        made.problems("rl", 1, 0, position)
+    assert sorted(shuffled[10:]) == ["0/rl/s0/1"]
 
 
 def test_a_column_cannot_take_the_place_of_the_source_s_name():

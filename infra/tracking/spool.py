@@ -25,6 +25,7 @@ from typing import IO, Any, TypeAlias
 
 from infra.errors import InfrastructureError
 from infra.home import home
+from infra.tracking.known_steps import KnownSteps
 from infra.tracking.params import MlflowKeys
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Metric, MlflowFailed, MlflowRefused, MlflowRest
@@ -103,7 +104,7 @@ class Delivery:
         self._names = MlflowKeys()
         self._ids: dict[str, str] = {}
         self._keys: dict[str, set[str]] = {}
-        self._steps: dict[tuple[str, str], set[int]] = {}
+        self._steps: dict[tuple[str, str], KnownSteps] = {}
         self._failures: Counter[str] = Counter()
         """how often in a row the server answered a run's metrics with an error of its own"""
 
@@ -205,14 +206,15 @@ class Delivery:
             raise MlflowRefused(f"somebody deleted the run {run} in MLflow")
         return found
 
-    def _known(self, run: str, key: str) -> set[int]:
+    def _known(self, run: str, key: str) -> KnownSteps:
         """Steps of this metric that the server has; asked once a metric."""
         if (run, key) not in self._steps:
             if run not in self._keys:
                 data = self._require_run(run).get("data", {})
                 self._keys[run] = {m["key"] for m in data.get("metrics", [])}
             there = key in self._keys[run]
-            self._steps[run, key] = self._rest.steps(run, key) if there else set()
+            steps = self._rest.steps(run, key) if there else ()
+            self._steps[run, key] = KnownSteps(steps)
         return self._steps[run, key]
 
     def _id_of(self, reference: str, run: RunRef) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -13,6 +14,7 @@ import pytest
 from infra.processes.ports import free_ports
 from infra.stack import doctor
 from infra.tracking import tracker as tracker_module
+from infra.tracking.known_steps import KnownSteps
 from infra.tracking.refusals import refused_folder
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.tracker import Tracker
@@ -154,3 +156,26 @@ def test_a_full_home_costs_the_copy_and_one_warning(
             tracker.log("run", step, {"loss": 1.0})
         tracker.flush(1)
     assert caplog.text.count("metrics are not kept") == 1
+
+
+@pytest.mark.parametrize("first", ["in order", "backwards", "by turns of two", "at random"])
+def test_known_steps_are_those_that_were_added(first: str) -> None:
+    there = [*range(50), *range(60, 200, 10), 203, 209, *range(1000, 1010, 3)]
+    order = {
+        "in order": there,
+        "backwards": there[::-1],
+        "by turns of two": [*there[::2], *there[1::2]],
+        "at random": random.Random(0).sample(there, len(there)),
+    }[first]
+    known = KnownSteps(order[:20])
+    for step in order[20:]:
+        assert step not in known
+        known.add(step)
+    assert [step for step in range(-5, 1100) if step in known] == there
+
+
+def test_many_steps_are_known_in_little_memory() -> None:
+    known = KnownSteps(range(0, 100, 10))
+    for step in range(100, 1_000_000, 10):
+        known.add(step)
+    assert known._runs == [range(0, 999_991, 10)]  # pyright: ignore[reportPrivateUsage]

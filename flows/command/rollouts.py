@@ -12,12 +12,12 @@ from engines.types import Status
 from flows.command.find_samples import Found, find_samples
 from flows.command.output import CLOSE, OPEN, CommandConsole, print_json
 from flows.command.ranges import Range
-from flows.command.shown_samples import ShownSample, read_samples
+from flows.command.shown_samples import SampleHead, Samples, ShownSample
 from infra.errors import InputError
 from infra.shown_text import shown
 
 MODEL, ENVIRONMENT, PROMPT = "bold green", "italic cyan", "dim"
-_ORDER: Mapping[str, Callable[[ShownSample], float]] = {
+_ORDER: Mapping[str, Callable[[SampleHead], float]] = {
     "step": lambda sample: sample.step or 0,
     "best": lambda sample: -(sample.reward or 0.0),
     "worst": lambda sample: sample.reward or 0.0,
@@ -45,7 +45,7 @@ class Wanted:
         steps, rewards = Range.of("--step", step), Range.of("--reward", reward)
         return cls(steps, status, rewards, domain, expert)
 
-    def __contains__(self, sample: ShownSample) -> bool:
+    def __contains__(self, sample: SampleHead) -> bool:
         return (
             (self.step is None or (sample.step is not None and sample.step in self.step))
             and self.status in ("", sample.status)
@@ -77,19 +77,23 @@ def show_rollouts(
     found = find_samples(
         artifact, run, root, lambda name: not wanted.expert or is_of(wanted.expert, name)
     )
-    samples, kept = read_samples(found.file)
-    matching = sorted((s for s in samples if s in wanted), key=_ORDER[sort])
+    samples = Samples(found.file)
+    heads = samples.heads()
+    matching = sorted((head for head in heads if head in wanted), key=_ORDER[sort])
+    chosen = (samples.sample(head) for head in matching[:limit])
     if json:
-        shown = [sample.as_json() for sample in matching[:limit]]
-        print_json({**_where(found), "kept": kept, "matching": len(matching), "samples": shown})
+        shown = [sample.as_json() for sample in chosen]
+        print_json(
+            {**_where(found), "kept": samples.kept, "matching": len(matching), "samples": shown}
+        )
         return 0
     said = f"run {found.run}, stage {found.stage}" if found.run else "of no run of this home"
     console.say(f"{said}: {found.record.name} in {found.file}")
-    for sample in matching[:limit]:
+    for sample in chosen:
         _show(sample, console)
     console.say(f"{min(limit, len(matching))} of {len(matching)} matching samples are shown")
-    if kept:
-        console.say(f"the artifact has {len(samples)} samples: {kept}")
+    if samples.kept:
+        console.say(f"the artifact has {len(heads)} samples: {samples.kept}")
     return 0
 
 

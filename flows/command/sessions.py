@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow, read_rollouts
+from engines.rollout.records.gallery import ROLLOUTS_FILE, RolloutRow
+from engines.rollout.records.parquet_rows import ParquetRows
 from flows.command.find_samples import find_samples
 from flows.command.output import CommandConsole, print_json
 from flows.command.ranges import Range
@@ -59,25 +60,28 @@ def show_sessions(
         raise InputError(f"--limit {limit}: how many samples to show, from 1")
     steps = Range.of("--step", step)
     found = find_samples(artifact, run, root, lambda name: True)
-    rows = read_rollouts(found.file) if found.file.name == ROLLOUTS_FILE else []
-    sessions = [ShownSession.of(row) for row in rows if row.session and _is_of(row, steps)]
-    if not sessions:
+    rows = ParquetRows(found.file)
+    there = found.file.name == ROLLOUTS_FILE
+    known = rows.columns(("label", "session")) if there else []
+    numbers = [n for n, row in enumerate(known) if row.get("session") and _is_of(row, steps)]
+    if not numbers:
         raise InputError(
             f"artifact {found.record.name} has no such sessions: its rollouts were run by a driver"
             " without the gateway. `tributary rollouts` shows them"
         )
+    sessions = (ShownSession.of(RolloutRow(**rows.row(number))) for number in numbers[:limit])
     if json:
-        shown = [{n: getattr(s, n) for n in s.__slots__} for s in sessions[:limit]]
+        shown = [{n: getattr(s, n) for n in s.__slots__} for s in sessions]
         print_json({"run": found.run, "stage": found.stage, "sessions": shown})
         return 0
-    for session in sessions[:limit]:
+    for session in sessions:
         _show(session, console)
-    console.say(f"{min(limit, len(sessions))} of {len(sessions)} samples are shown")
+    console.say(f"{min(limit, len(numbers))} of {len(numbers)} samples are shown")
     return 0
 
 
-def _is_of(row: RolloutRow, steps: Range | None) -> bool:
-    last = row.label.rpartition(" ")[2]
+def _is_of(row: Mapping[str, Any], steps: Range | None) -> bool:
+    last = row["label"].rpartition(" ")[2]
     return steps is None or (last.isdecimal() and int(last) in steps)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.rollout.records.dataset import DATA_FILE, DistilledRow, read_dataset
+from engines.rollout.records.dataset import DATA_FILE, DistilledRow, row_of
 from engines.rollout.records.gallery import (
     ROLLOUTS_FILE,
     RolloutRow,
-    read_rollouts,
     statement_of,
 )
+from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Message
 
 FILES = (ROLLOUTS_FILE, DATA_FILE)
@@ -30,6 +30,21 @@ class Part:
 
     by: Literal["model", "environment"]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleHead:
+    """By which a sample is chosen. `reward` is None where only verified answers were kept."""
+
+    number: int
+    """its row in the file"""
+    step: int | None
+    domain: str
+    status: str
+    reward: float | None
+    trained: int
+    of: str
+    """the model that wrote it, or its expert, where a stage has samples of several"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +77,46 @@ class ShownSample:
         return asdict(self)
 
 
-def read_samples(file: Path) -> tuple[list[ShownSample], str]:
-    """All of a file, in its order, and which of the stage's samples they are."""
-    if file.name == DATA_FILE:
-        return [_distilled(row) for row in read_dataset(file)], "every row of the dataset"
-    return [_rollout(row) for row in read_rollouts(file)], statement_of(file)
+class Samples:
+    """Of a file of samples all heads, and each sample when it is asked for."""
+
+    def __init__(self, file: Path) -> None:
+        self._rows = ParquetRows(file)
+        self._is_dataset = file.name == DATA_FILE
+        self.kept = "every row of the dataset" if self._is_dataset else statement_of(file)
+        """which of the stage's samples they are"""
+
+    def heads(self) -> Sequence[SampleHead]:
+        """All of them, in the file's order."""
+        trained = self._rows.sums("loss_mask")
+        head = _distilled_head if self._is_dataset else _rollout_head
+        known = self._rows.columns(("label", "domain", "status", "reward", "expert"))
+        return [head(n, row, trained[n]) for n, row in enumerate(known)]
+
+    def sample(self, head: SampleHead) -> ShownSample:
+        row = self._rows.row(head.number)
+        return _distilled(row_of(row)) if self._is_dataset else _rollout(RolloutRow(**row))
+
+
+def _rollout_head(number: int, row: Mapping[str, Any], trained: int) -> SampleHead:
+    step, of = _step_and_model(row["label"])
+    return SampleHead(number, step, row["domain"], row["status"], row["reward"], trained, of)
+
+
+def _distilled_head(number: int, row: Mapping[str, Any], trained: int) -> SampleHead:
+    return SampleHead(number, None, row["domain"], "completed", None, trained, row["expert"])
+
+
+def _step_and_model(label: str) -> tuple[int | None, str]:
+    step = _STEP.search(label)
+    return (int(step[1]), "") if step else (None, label.partition(" ")[0])
 
 
 def _rollout(row: RolloutRow) -> ShownSample:
-    step = _STEP.search(row.label)
+    step, of = _step_and_model(row.label)
     return ShownSample(
         label=row.label,
-        step=int(step[1]) if step else None,
+        step=step,
         domain=row.domain,
         problem=row.problem_id,
         sample=row.sample_index,
@@ -85,7 +128,7 @@ def _rollout(row: RolloutRow) -> ShownSample:
         response=tuple(_parts(row)),
         tokens=tuple(row.tokens),
         loss_mask=tuple(row.loss_mask),
-        of="" if step else row.label.partition(" ")[0],
+        of=of,
     )
 
 

@@ -18,7 +18,9 @@ from engines.rollout.metrics import first_samples, mean, most_frequent_reason, s
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.last_steps import LastSteps
 from engines.rollout.records.notes import Notes
+from engines.rollout.records.shown import ShownSteps, first_of
 from engines.sglang.in_flight import ServerUse
+from engines.types import Sample
 from tasks.rl.counts import RlCounts
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.rl.held_out_scores import point_metrics, score_points
@@ -45,6 +47,8 @@ _WINDOW = 3
 """number of steps at the start and at the end whose means the summary compares"""
 _SHOWN = 4
 """number of held-out problems of a domain whose first rollout is kept for browsing"""
+_EVALUATION = "evaluation after step "
+"""label of its rollouts, before the step"""
 _CURVES = (
     "outcome_mean",
     "reward_mean",
@@ -79,6 +83,7 @@ class RlRecord:
         self._shown: list[int] = []
         self._gallery = gallery
         self._last_steps = LastSteps(gallery.chat)
+        self._shown_evaluations = ShownSteps()
         self._reporter = reporter
         self._steps = steps
         self._totals: defaultdict[str, float] = defaultdict(float)
@@ -150,10 +155,12 @@ class RlRecord:
     def evaluated(self, evaluated: Evaluated, held_seconds: float) -> None:
         """Take scores on held-out problems in and report them; the publish waited so long."""
         points = score_points(evaluated)
+        shown: list[Sample] = []
         for domain, groups in evaluated.groups.items():
             self._held_out[domain].append(points[domain])
-            shown = [sample for group in groups[:_SHOWN] for sample in group[0].samples]
-            self._gallery.add(f"evaluation after step {evaluated.step}", shown)
+            shown += first_of([s for group in groups[:_SHOWN] for s in group[0].samples])
+        if self._shown_evaluations.take(evaluated.step, sum(len(s.tokens) for s in shown)):
+            self._gallery.add(f"{_EVALUATION}{evaluated.step}", shown)
         times = {"eval_seconds": evaluated.seconds, "eval_held_seconds": held_seconds}
         self._report(evaluated.step, point_metrics(points) | times)
 
@@ -225,21 +232,32 @@ class RlRecord:
         return self._watch.outcomes[-1] if self._watch.outcomes else 0.0
 
     def write_rollouts(self, folder: Path) -> None:
-        """Write samples of all steps, and all rollouts of the last ones, as `rollouts.parquet`."""
+        """Write samples of steps, and all rollouts of the last ones, as `rollouts.parquet`."""
         # of one number, the newest attempt's is last
         earlier = (self._notes.notes("shown", step, step)[-1] for step in self._shown)
         rows = chain(earlier, [self._gallery.encoded()], self._last_steps.written())
-        Gallery(self._gallery.chat).write(folder, rows, self._last_steps.statement)
+        statement = self._last_steps.statement
+        Gallery(self._gallery.chat).write(folder, rows, statement, self._is_shown)
+
+    def _is_shown(self, label: str) -> bool:
+        """Whether rollouts of this label, which were when they were noted, still are."""
+        step = int(label.rpartition(" ")[2])
+        if label.startswith(_EVALUATION):
+            return step in self._shown_evaluations.tokens
+        return self._last_steps.has(step)
 
     def save(self, folder: Path) -> Callable[[], None]:
         """Write what `restore` needs into a checkpoint's folder. -> what writes the last steps'
         rollouts there and notes those shown since the checkpoint before, in a thread while the next
         steps add theirs."""
-        self._shown.append(self.step)
+        if len(self._gallery):
+            self._shown.append(self.step)
         state = {
             "step": self.step,
             "version": self.version,
             "shown": self._shown,
+            "shown_steps": self._last_steps.earlier.state(),
+            "shown_evaluations": self._shown_evaluations.state(),
             "history": self._watch.history(),
             "totals": self._totals,
             "kept": self._kept,
@@ -260,7 +278,8 @@ class RlRecord:
         return partial(self._write_shown, self.step, self._gallery.take(), last)
 
     def _write_shown(self, step: int, rows: Gallery, last: Callable[[], None]) -> None:
-        self._notes.note("shown", step, rows.encoded())
+        if len(rows):
+            self._notes.note("shown", step, rows.encoded())
         last()
 
     def restore(self, folder: Path) -> None:
@@ -274,6 +293,8 @@ class RlRecord:
         self._kept.update(state["kept"])
         self._shown = state["shown"]
         self._last_steps.restore(folder)
+        self._last_steps.earlier = ShownSteps.of_state(state["shown_steps"])
+        self._shown_evaluations = ShownSteps.of_state(state["shown_evaluations"])
         self._training = {int(step): outcome for step, outcome in state["training"].items()}
         self.series.restore(state["series"])
         self.counts.restore(state["counts"])

@@ -70,7 +70,7 @@ def read_dataset(path: Path) -> list[DistilledRow]:
     """Rows of a file, or of the `data.parquet` in a folder. Raises InputError if it has none."""
     import pyarrow.parquet as pq
 
-    return [_row(raw) for raw in pq.read_table(_file_of(path)).to_pylist()]
+    return [row_of(raw) for raw in pq.read_table(_file_of(path)).to_pylist()]
 
 
 def read_formats(path: Path) -> dict[str, str]:
@@ -88,7 +88,8 @@ def _file_of(path: Path) -> Path:
     return file
 
 
-def _row(raw: dict[str, Any]) -> DistilledRow:
+def row_of(raw: Mapping[str, Any]) -> DistilledRow:
+    """From a row of the file."""
     return DistilledRow(
         tokens=raw["tokens"],
         loss_mask=raw["loss_mask"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engines.rollout.protocols import ChatFormat
+from engines.rollout.records.parquet_rows import ParquetRows
 from engines.rollout.records.shown import SHOWN_GROUPS, best_and_worst
 from engines.step_inputs import Values
 from engines.types import Group, Sample
@@ -150,24 +151,36 @@ class Gallery:
         pq.write_table(self._rows(), sink)
         return sink.getvalue().to_pybytes()
 
-    def write(self, folder: Path, earlier: Iterable[bytes] = (), kept: str = "") -> None:
-        """Write `rollouts.parquet` into a folder: rows that were `encoded` earlier, then these.
-        `kept` says which of all rollouts they are."""
+    def write(
+        self,
+        folder: Path,
+        earlier: Iterable[bytes] = (),
+        kept: str = "",
+        is_kept: Callable[[str], bool] = bool,
+    ) -> None:
+        """Write `rollouts.parquet` into a folder: rows that were `encoded` earlier, if their label
+        `is_kept`, then these. `kept` says which of all rollouts they are."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         schema = _schema().with_metadata({_STATEMENT: kept.encode()})
         with pq.ParquetWriter(folder / ROLLOUTS_FILE, schema) as file:
             for piece in earlier:
-                file.write_table(pq.read_table(pa.BufferReader(piece)).cast(schema))
-            file.write_table(self._rows().cast(schema))
+                table = pq.read_table(pa.BufferReader(piece)).cast(schema)
+                shown = pa.array([is_kept(str(at)) for at in table["label"]], pa.bool_())
+                file.write_table(table.filter(shown))
+            for table in self._all_tables():
+                file.write_table(table.cast(schema))
 
     def _rows(self) -> pa.Table:
         import pyarrow as pa
 
+        return pa.concat_tables([_schema().empty_table(), *self._all_tables()])
+
+    def _all_tables(self) -> list[pa.Table]:
         self._tables += [self._table(*later) for later in self._later]
         self._later = []
-        return pa.concat_tables([_schema().empty_table(), *self._tables])
+        return self._tables
 
 
 def _session(sample: Sample) -> str:
@@ -196,8 +209,6 @@ def statement_of(file: Path) -> str:
     return (pq.read_schema(file).metadata or {}).get(_STATEMENT, b"").decode()
 
 
-def read_rollouts(file: Path) -> Iterable[RolloutRow]:
-    """The rows of a `rollouts.parquet`."""
-    import pyarrow.parquet as pq
-
-    return [RolloutRow(**raw) for raw in pq.read_table(file).to_pylist()]
+def read_rollouts(file: Path) -> Iterator[RolloutRow]:
+    """The rows of a `rollouts.parquet`, a few of them in memory at a time."""
+    return (RolloutRow(**raw) for raw in ParquetRows(file).each())

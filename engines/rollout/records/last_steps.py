@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engines.rollout.protocols import ChatFormat
 from engines.rollout.records.gallery import NO_LOGPROBS, Gallery, TrainerLogprobs
-from engines.rollout.records.shown import SHOWN_GROUPS
+from engines.rollout.records.shown import SHOWN_GROUPS, ShownSteps, best_and_worst
 from engines.types import Group
 
 _STEPS = 3
@@ -28,6 +28,8 @@ class _Step:
 
     number: int
     tokens: int
+    shown_tokens: int
+    """of the sample"""
     sample: bytes
     whole: Gallery
     _written: bytes = b""
@@ -46,6 +48,8 @@ class LastSteps:
     chat: ChatFormat
     steps: int = _STEPS
     most_tokens: int = _MOST_TOKENS
+    earlier: ShownSteps = field(default_factory=ShownSteps)
+    """of the steps before the last"""
     _kept: deque[_Step] = field(default_factory=deque["_Step"])
 
     def add(
@@ -55,16 +59,25 @@ class LastSteps:
         gallery: Gallery,
         logprobs: TrainerLogprobs = NO_LOGPROBS,
     ) -> None:
-        """Take a step in; samples of those that are no longer among the last go to the gallery.
+        """Take a step in; samples of those that are no longer among the last go to the gallery,
+        unless there are too many.
         `logprobs` are the trainer's, of those rollouts that it scored."""
         sample, whole = Gallery(self.chat), Gallery(self.chat)
-        sample.add_step(f"step {step}", groups, logprobs=logprobs)
+        shown = best_and_worst(groups)
+        sample.add(f"step {step}", shown, logprobs)
         samples = [s for group in groups for s in group.samples]
         whole.add_later(f"step {step}", samples, logprobs)
         tokens = sum(len(s.tokens) for group in groups for s in group.samples)
-        self._kept.append(_Step(step, tokens, sample.encoded(), whole))
+        shown_tokens = sum(len(s.tokens) for s in shown)
+        self._kept.append(_Step(step, tokens, shown_tokens, sample.encoded(), whole))
         while len(self._kept) > self.steps or sum(s.tokens for s in self._kept) > self.most_tokens:
-            gallery.take_in(self._kept.popleft().sample)
+            left = self._kept.popleft()
+            if self.earlier.take(left.number, left.shown_tokens):
+                gallery.take_in(left.sample)
+
+    def has(self, step: int) -> bool:
+        """Whether rollouts of this step are shown."""
+        return step in self.earlier.tokens or any(kept.number == step for kept in self._kept)
 
     def written(self) -> list[bytes]:
         """All rollouts of each, in order."""
@@ -73,14 +86,15 @@ class LastSteps:
     @property
     def statement(self) -> str:
         """What a stage's rollouts are, for who browses them."""
-        others = f"the best and the worst of {SHOWN_GROUPS} groups of each"
+        others, one_in = f"the best and the worst of {SHOWN_GROUPS} groups", self.earlier.one_in
+        which = "of each{} step" if one_in == 1 else f"of one in {one_in}{{}} steps"
         if not self._kept:
-            return f"{others} step"
+            return f"{others} {which.format('')}"
         first, last = self._kept[0].number, self._kept[-1].number
-        which = f"step {last}" if first == last else f"steps {first} to {last}"
+        whole = f"step {last}" if first == last else f"steps {first} to {last}"
         if first == 1:
-            return f"all rollouts of {which}"
-        return f"all rollouts of {which}; {others} earlier step"
+            return f"all rollouts of {whole}"
+        return f"all rollouts of {whole}; {others} {which.format(' earlier')}"
 
     def snapshot(self) -> Sequence[_Step]:
         """As of now; `save` writes it, in a thread."""
@@ -94,13 +108,15 @@ class LastSteps:
         for step in steps:
             (place / f"{step.number}.sample").write_bytes(step.sample)
             (place / f"{step.number}.whole").write_bytes(step.write())
-        (place / _INDEX).write_text(json.dumps([[step.number, step.tokens] for step in steps]))
+        index = [[step.number, step.tokens, step.shown_tokens] for step in steps]
+        (place / _INDEX).write_text(json.dumps(index))
 
     def restore(self, folder: Path) -> None:
         place = folder / _FOLDER
         self._kept.clear()
-        for number, tokens in json.loads((place / _INDEX).read_text()):
+        for number, tokens, shown_tokens in json.loads((place / _INDEX).read_text()):
             sample, whole = (
                 (place / f"{number}.{which}").read_bytes() for which in ("sample", "whole")
             )
-            self._kept.append(_Step(number, tokens, sample, Gallery(self.chat), whole))
+            made = _Step(number, tokens, shown_tokens, sample, Gallery(self.chat), whole)
+            self._kept.append(made)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import posixpath
+import secrets
 import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ _WHOLE = 64 << 20
 _EDGE = 1 << 20
 """bytes of either end of a larger file that do"""
 _BLOCK = 1 << 20
+_UNUSED_S = 30 * 24 * 3600.0
+"""a copy that nobody read for so long is removed"""
 _FRESH_NS = 2 * 10**9
 """a file that was written so lately may be written again without a later time"""
 _known: dict[tuple[str, str], list[Any]] = {}
@@ -178,22 +182,37 @@ def modified(file: DataFile) -> int:
     return os.stat(file.path).st_mtime_ns if is_here else 0
 
 
-def local_copy(file: DataFile, scratch: Path) -> Path:
-    """The file on this machine, uncompressed: as it is, or copied into `scratch` block by block."""
+def local_copy(file: DataFile, folder: Path) -> Path:
+    """The file on this machine, uncompressed: as it is, or a copy in `folder`, made block by block
+    by whoever asks first. A file that changed gets another one; one that nobody read for 30 days is
+    removed when a new one is made."""
     if isinstance(file.fs, LocalFileSystem) and not compression_of(file.path):
         return Path(file.path)
-    name = hashlib.sha256(file.fs.unstrip_protocol(file.path).encode()).hexdigest()[:16]
-    copy = scratch / f"{name}.{file.kind}"
-    if not copy.exists():
-        scratch.mkdir(parents=True, exist_ok=True)
-        draft = copy.with_suffix(".part")
-        try:
-            with open_file(file) as source, draft.open("wb") as target:
-                shutil.copyfileobj(source, target, _BLOCK)
-        except Exception as error:
-            raise StorageError(f"files: {file.path} cannot be copied: {error}") from error
+    content = json.dumps([file.fs.unstrip_protocol(file.path), _hashed(file), modified(file)])
+    copy = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.{file.kind}"
+    if copy.exists():
+        os.utime(copy)
+        return copy
+    folder.mkdir(parents=True, exist_ok=True)
+    _forget_unused(folder)
+    draft = copy.with_name(f".{copy.name}.{secrets.token_hex(6)}")  # two stages may begin at once
+    try:
+        with open_file(file) as source, draft.open("wb") as target:
+            shutil.copyfileobj(source, target, _BLOCK)
         os.replace(draft, copy)
+    except Exception as error:
+        raise StorageError(f"files: {file.path} cannot be copied: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
     return copy
+
+
+def _forget_unused(folder: Path) -> None:
+    for old in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process was first
+            found = old.stat()
+            if time.time() - max(found.st_mtime, found.st_atime) > _UNUSED_S:
+                old.unlink()
 
 
 def open_file(file: DataFile) -> Any:

@@ -12,6 +12,7 @@ from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.curriculum import Files
 from infra.data_files.bad_row import Reason
 from infra.data_files.tally import many_left_out
+from infra.home import home
 from infra.store.stage_warning import StageWarning
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import MixedStream
@@ -28,11 +29,12 @@ _POSITION_FILE = "data.json"
 def open_files(spec: SftSpec, context: StageContext) -> FileSupply:
     """Raises InputError for files without a row, and what opening them raises."""
     assert spec.settings.data is not None
-    renderer, scratch = Renderer.of_model(context.inputs["model"]), context.scratch / "files"
+    # Beside the attempt's own folder: the next attempt need not fetch and unpack them again.
+    renderer, copies = Renderer.of_model(context.inputs["model"]), home() / "cache" / "files"
     held_out, share = _held_out_words(spec) if spec.held_out else None, spec.settings.nothink_share
     if share:
         renderer.chat.require_thinking_switch()
-    stream = MixedStream(spec.settings.data, renderer, spec.seed, scratch, held_out, share)
+    stream = MixedStream(spec.settings.data, renderer, spec.seed, copies, held_out, share)
     return FileSupply(spec.settings.batch_size, stream)
 
 

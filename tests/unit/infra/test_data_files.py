@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import LocalFiles, first_rows
-from infra.data_files.files import choices_of, find_files, fingerprint
+from infra.data_files.files import choices_of, find_files, fingerprint, local_copy
 from infra.data_files.rows import Rows
-from infra.errors import InputError
+from infra.errors import InputError, StorageError
 
 pytestmark = pytest.mark.unit
 
@@ -172,3 +173,31 @@ def test_a_file_that_cannot_be_read_is_named(made: Callable[[Path], Path], tmp_p
     (found,) = find_files([str(made(tmp_path))])
     with pytest.raises(InputError, match=rf"files: .*{found.name} cannot be read: \S"):
         first_rows(found, 10_000)
+
+
+def test_a_packed_file_is_unpacked_once_until_it_changes(tmp_path: Path):
+    file, copies = tmp_path / "x.jsonl.gz", tmp_path / "copies"
+
+    def opened(content: bytes) -> tuple[Path, int]:
+        """The copy, and the file on disk that it is."""
+        file.write_bytes(gzip.compress(content))
+        copy = local_copy(*find_files([str(file)]), copies)
+        assert copy.read_bytes() == content
+        return copy, copy.stat().st_ino
+
+    first = opened(b'{"a": 1}\n')
+    again = local_copy(*find_files([str(file)]), copies)  # another attempt at the stage
+    assert (again, again.stat().st_ino) == first
+    assert opened(b'{"a": 2}\n') != first
+    assert len(list(copies.iterdir())) == 2
+
+
+def test_copies_that_nobody_reads_are_removed_and_nothing_is_left_of_a_failed_one(tmp_path: Path):
+    old, read = tmp_path / "copies" / "old.jsonl", tmp_path / "copies" / "read.jsonl"
+    old.parent.mkdir()
+    for file, accessed in ((old, 1.0), (read, time.time())):
+        file.touch()
+        os.utime(file, (accessed, 1.0))
+    with pytest.raises(StorageError, match="cannot be copied"):
+        local_copy(*find_files([str(_cut_off(tmp_path))]), old.parent)
+    assert list(old.parent.iterdir()) == [read]

@@ -77,10 +77,11 @@ class Recipe(Config):
     """tasks of lm-evaluation-harness, on which every model is scored too; needs `lm-eval`"""
     rounds: RoundsSettings = RoundsSettings()
     """how `distill-rounds` goes on"""
-    determinism: Literal["exact", "close"] = "close"
+    determinism: Literal["exact", "close", "auto"] = "close"
     """`exact`: a run that was killed and resumed gives the same bits as an undisturbed one; `check`
     refuses recipes for which this is not guaranteed (GPUs are not tested yet). `close`: nothing is
-    lost or repeated, but the last bits may differ"""
+    lost or repeated, but the last bits may differ. `auto`: `close` on a host with a GPU, `exact` on
+    every other one; `check` says which it is"""
     resources: Resources = Resources()
     storage: Storage = Storage()
     tracking: Tracking = Tracking()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engines.families.common.config import read_config
 from engines.sglang.spec import FleetSpec
 from infra.access import listening_host
 from infra.cuda import has_cuda
@@ -16,14 +17,14 @@ _ALWAYS: dict[str, Any] = {
     # the router tells this to everyone; by default it is the model's path
     "served_model_name": "model",
     "log_level": "warning",
+    # token ids go in and out: no tokenizer, no detokenizer's work
+    "skip_tokenizer_init": True,
 }
 _CPU: dict[str, Any] = {
     # Seeds mean something. On a GPU it costs half the speed and has not been proven: there it is
     # off, unless a recipe passes it through.
     "enable_deterministic_inference": True,
     "device": "cpu",
-    # fp32 end to end: with "auto" an fp32 checkpoint got an fp16 key-value cache
-    "dtype": "float32",
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
@@ -34,8 +35,6 @@ _CPU: dict[str, Any] = {
     "mem_fraction_static": 0.5,
     # an idle server would otherwise burn half a core
     "sleep_on_idle": True,
-    # token ids go in and out: no tokenizer, no detokenizer's work
-    "skip_tokenizer_init": True,
 }
 MEMORY_SAVER: dict[str, Any] = {"enable_memory_saver": True}
 """for a server that takes turns with a trainer on one GPU"""
@@ -59,13 +58,38 @@ def server_options(
         "model_path": str(model),
         "port": port,
         "tp_size": tp,
-        "max_total_tokens": spec.max_total_tokens,
     }
-    if has_cuda():
+    dtype = served_type(spec, model)
+    if not has_cuda():
+        options["max_total_tokens"] = spec.least_tokens
+    else:
         options["base_gpu_id"] = first_device
+        if spec.max_total_tokens is not None:
+            options["max_total_tokens"] = spec.max_total_tokens
+        if dtype == "float32":
+            # FlashAttention, which SGLang takes by itself, knows 16 bits only.
+            options["attention_backend"] = "triton"
     if spec.context_length is not None:
         options["context_length"] = spec.context_length
-    return options | spec.sglang
+    return options | spec.sglang | {"dtype": dtype}
+
+
+def served_type(spec: FleetSpec, model: Path) -> str:
+    """The type of a server's weights: as written, else on a CPU float32, and on a GPU that of the
+    model. By itself SGLang would serve a float32 model in float16, in which values overflow.
+
+    Raises InputError if the folder has no readable config.json.
+    """
+    written = str(spec.sglang.get("dtype", "auto"))
+    if written != "auto":
+        return written
+    return own_type(model) if has_cuda() else "float32"
+
+
+def own_type(model: Path) -> str:
+    """The type that a model's config.json names; float32 where it names none."""
+    config = read_config(model)
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
 def _require_closed(passed: Mapping[str, Any]) -> None:

@@ -33,6 +33,8 @@ def _different(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 
 
+CPU_TOKENS = 16384
+_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 Routing = Literal["sticky", "spread"]
 ServerAddress = Annotated[str, AfterValidator(server_address)]
 
@@ -40,8 +42,9 @@ ServerAddress = Annotated[str, AfterValidator(server_address)]
 class FleetSpec(Config):
     """SGLang servers that share one architecture and one set of weights."""
 
-    max_total_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 16384
-    """KV-cache capacity of one server, in tokens"""
+    max_total_tokens: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
+    """KV-cache capacity of one server, in tokens; None: on a GPU what fits beside the weights, on a
+    CPU 16384"""
     context_length: PositiveInt | None = None
     """longest sequence; None: the model's own limit"""
     sglang: dict[str, Any] = Field(default_factory=dict)
@@ -55,6 +58,18 @@ class FleetSpec(Config):
     max_turns_per_server: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
     """most turns under way at once, for each server; others wait in the stage until a place is
     free; None: no bound of ours, and SGLang has its own queue"""
+
+    @property
+    def least_tokens(self) -> int:
+        """KV-cache capacity that one server has at least."""
+        return self.max_total_tokens or CPU_TOKENS
+
+    def of_trainer(self, precision: str) -> FleetSpec:
+        """With the trainer's type of weights ("fp32" or "bf16"), unless another one is written."""
+        if self.sglang.get("dtype", "auto") != "auto":
+            return self
+        options = self.sglang | {"dtype": _TYPES[precision]}
+        return self.model_copy(update={"sglang": options})
 
     def of_servers(self) -> dict[str, Any]:
         """What its servers are started with, without what concerns their clients only."""

@@ -58,6 +58,13 @@ def fleet_problems(stage: PlannedStage) -> Iterator[str]:
     """Wrong SGLang options."""
     if stage.spec.fleet is None:
         return
+    dtype = stage.spec.fleet.sglang.get("dtype")
+    if stage.spec.trainer is not None and dtype in ("float16", "half"):
+        precision = stage.spec.trainer.precision
+        yield (
+            f"stage {stage.name}: fleet.sglang.dtype: {dtype} cannot hold all values that a trainer"
+            f" with precision: {precision} publishes; leave it out: servers take its type"
+        )
     try:
         check_options(stage.spec.fleet.sglang)
         check_parallel(stage.spec.fleet.sglang, stage.resources.tp_per_server)

@@ -23,6 +23,24 @@ _NEVER_MEASURED = ("speculative_", "quantization", "kv_cache_dtype", "enable_tor
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+NOT_HERE = (
+    "determinism: auto is `close` here: this host has a GPU, and no GPU kernel was tested to give"
+    " the same bits again"
+)
+
+
+def determinism_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
+    """Why the recipe cannot promise the bits that it does promise."""
+    is_exact = recipe.determinism == "exact" or (recipe.determinism == "auto" and not has_cuda())
+    if is_exact:
+        yield from (f"{line}; set `determinism: close`" for line in inexact(recipe, plan))
+
+
+def determinism_notes(recipe: Recipe) -> Iterator[str]:
+    if recipe.determinism == "auto" and has_cuda():
+        yield NOT_HERE
+
+
 def inexact(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     """A line for each reason why a stage that was killed may not end bit-identical.
 

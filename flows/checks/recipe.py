@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from flows.checks.exactness import inexact
+from flows.checks.exactness import determinism_notes, determinism_problems
 from flows.checks.hooks import hook_problems
 from flows.checks.memory.fit import memory_cautions, memory_problems
 from flows.checks.message_files import message_file_cautions, message_file_problems
@@ -41,8 +41,7 @@ def check_recipe(recipe: Recipe, plan: list[PlannedStage], *, again: bool = Fals
     problems += [*_resources(recipe, plan), *served_problems(recipe, plan)]
     problems += _options(recipe, plan)
     problems += [*_time_limits(plan), *memory_problems(recipe, plan)]
-    if recipe.determinism == "exact":
-        problems += [f"{line}; set `determinism: close`" for line in inexact(recipe, plan)]
+    problems += determinism_problems(recipe, plan)
     if problems:
         lines = "\n".join(f"  {line}" for line in dict.fromkeys(problems))
         raise InputError(f"recipe {recipe.name} cannot run:\n{lines}")
@@ -63,7 +62,9 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
 
 
 def notes(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """What was decided where the recipe leaves a choice: whether the base thinks, by domain."""
+    """What was decided where the recipe leaves a choice: whether the base thinks, by domain, and
+    what a resumed run promises."""
+    yield from determinism_notes(recipe)
     yield from findings_of(request_of(recipe, plan)).notes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from engines.sglang.spec import CPU_TOKENS
 from tasks.stage import Resources, StageResources
 
 Whose = Literal["trainer", "server", "job"]
@@ -61,8 +62,8 @@ def _servers(settings: Mapping[str, Any], resources: StageResources) -> Iterator
     fleet = settings.get("fleet")
     if fleet is None:
         return
-    tokens = int(fleet["max_total_tokens"])
-    yield f"fleet.max_total_tokens: {tokens} -> {tokens // 2}"
+    tokens = fleet["max_total_tokens"]
+    yield f"fleet.max_total_tokens: {tokens or 'unset'} -> {(tokens or CPU_TOKENS) // 2}"
     fraction = fleet["sglang"].get("mem_fraction_static")
     lower = round((_DEFAULT_FRACTION if fraction is None else float(fraction)) - 0.1, 2)
     if lower > 0:

@@ -152,7 +152,8 @@ async def _lease(
         shares = roles.devices
         for group in roles.groups.values():
             await group.hold(())
-    fleet = await lease_fleet(stack, context, spec.settings.fleet, model, asked, shares)
+    wanted = spec.settings.fleet.of_trainer(spec.settings.trainer.precision)
+    fleet = await lease_fleet(stack, context, wanted, model, asked, shares)
     return roles, fleet
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from engines.sglang.arguments import server_options
+from engines.sglang.arguments import own_type, server_options
 from engines.sglang.external import batch_probe
 from engines.sglang.external.found_server import FoundServer
 from engines.sglang.options import RESULT_NEUTRAL
@@ -41,7 +41,6 @@ _SHAPE = (
 _OURS = (
     "attention_backend",
     "device",
-    "dtype",
     "enable_deterministic_inference",
     "sampling_backend",
 )
@@ -53,6 +52,8 @@ _LOSSY: Mapping[str, tuple[Any, ...]] = {
     "speculative_algorithm": (None,),
 }
 """options that servers of ours do not get, with the values that change nothing"""
+_SHORT = {"half": "float16", "float": "float32"}
+"""SGLang's other names of types"""
 
 
 def check_shape(found: FoundServer, model: Path) -> None:
@@ -86,7 +87,7 @@ def check_results(found: FoundServer, spec: FleetSpec, model: Path) -> None:
     if found.release != release:
         raise _differs(found, "SGLang", found.release, release, "install that release there")
     wanted = server_options(spec, model, port=0, tp=found.num_ranks, first_device=0)
-    names = {*_OURS, *spec.sglang} - RESULT_NEUTRAL
+    names = {*_OURS, *spec.sglang} - RESULT_NEUTRAL - {"dtype"}
     for name in sorted(names & wanted.keys()):
         theirs = found.options.get(name)
         if theirs != wanted[name]:
@@ -118,12 +119,11 @@ def _shape_pairs(found: FoundServer, config: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _check_dtype(found: FoundServer, wanted: Mapping[str, Any], model: Path) -> None:
-    """Where servers of ours would take the model's own type."""
-    config = _config(model)
-    own = str(config.get("dtype") or config.get("torch_dtype") or "")
-    theirs = found.options.get("dtype")
-    if "dtype" not in wanted and theirs not in ("auto", own):
-        raise _differs(found, "dtype", theirs, own, _advice("dtype", theirs, own))
+    """By itself SGLang takes the model's own type, and float16 in place of float32."""
+    own, theirs, ours = own_type(model), str(found.options.get("dtype")), str(wanted["dtype"])
+    by_itself = "float16" if own == "float32" else own
+    if _SHORT.get(ours, ours) != (by_itself if theirs == "auto" else _SHORT.get(theirs, theirs)):
+        raise _differs(found, "dtype", theirs, ours, _advice("dtype", theirs, ours))
 
 
 def _config(model: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.sglang.arguments import served_type
 from engines.sglang.spec import FleetSpec
 from infra.errors import InputError
 
@@ -39,6 +40,8 @@ def architecture(spec: FleetSpec, model: Path, place: Place) -> str:
     Raises InputError if the folder has no readable config.json.
     """
     parts: dict[str, Any] = {"spec": spec.of_servers(), "place": asdict(place)}
+    # Whether it is written, or follows from the model or the host: the same server.
+    parts["spec"]["sglang"] = spec.sglang | {"dtype": served_type(spec, model)}
     for name in ("config.json", "generation_config.json"):
         path = model / name
         try:

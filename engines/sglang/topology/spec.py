@@ -66,8 +66,9 @@ class ServedFleet(Config):
     """requests beyond `max_requests` that may wait; further ones are refused with 429"""
     max_wait_seconds: PositiveInt = 600
     """how long each may wait; then it is refused with 408"""
-    max_total_tokens: PositiveInt = 16384
-    """KV-cache capacity of one server, in tokens"""
+    max_total_tokens: PositiveInt | None = None
+    """KV-cache capacity of one server, in tokens; None: on a GPU what fits beside the weights, on a
+    CPU 16384"""
     tool_parser: str = ""
     """SGLang's parser of tool calls; none: no parsing; empty: by the chat template"""
     reasoning_parser: str = ""

@@ -78,10 +78,12 @@ def _served(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> I
     fleet, resources = stage.spec.fleet, stage.resources
     if fleet is None or fleet.external:
         return
+    if stage.spec.trainer is not None:
+        fleet = fleet.of_trainer(stage.spec.trainer.precision)
     needs = ServerNeeds(
         tp=resources.tp_per_server,
         context_length=fleet.context_length or base.max_positions,
-        max_total_tokens=fleet.max_total_tokens,
+        max_total_tokens=fleet.least_tokens,
         options=fleet.sglang,
         device_bytes=device_bytes,
     )

@@ -25,7 +25,7 @@ def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
         needs = ServerNeeds(
             tp=resources.tp_per_server,
             context_length=role.fleet.context_length or model.max_positions,
-            max_total_tokens=role.fleet.max_total_tokens,
+            max_total_tokens=role.fleet.least_tokens,
             options=role.fleet.sglang,
             device_bytes=device_bytes(recipe.resources, resources.device),
         )

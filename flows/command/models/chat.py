@@ -21,6 +21,7 @@ from engines.families.common.config import read_config
 from engines.sglang.serving.endpoint import Endpoint
 from engines.sglang.serving.parsers import parsers_of
 from engines.sglang.serving.served_model import ServedModel
+from engines.sglang.spec import CPU_TOKENS
 from engines.sglang.topology.spec import ServedFleet
 from engines.types import Message, Problem
 from flows.command.find_artifact import find_model
@@ -59,8 +60,8 @@ class ChatModel:
     @classmethod
     def of(cls, folder: Path, fleet: ServedFleet) -> ChatModel:
         longest = read_config(folder).get("max_position_embeddings")
-        held = [longest] if isinstance(longest, int) else []
-        return cls(Chat.load(folder), min([*held, fleet.max_total_tokens]))
+        known = [n for n in (longest, fleet.max_total_tokens) if isinstance(n, int)]
+        return cls(Chat.load(folder), min(known, default=CPU_TOKENS))
 
     def check(self, options: ChatOptions) -> None:
         """Raises InputError where it cannot think and should."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.programs.gpu.__main__ import PARTS, main
 from tests.programs.gpu.random_model import TINY, write_random_model
 from tests.programs.gpu.settings import sequences
+from tests.programs.gpu.whole_recipe import RECIPE
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +44,23 @@ def test_every_part_is_a_function_with_a_name_of_its_own() -> None:
 
 def test_all_parts_import_without_ray_and_sglang() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", _WITHOUT_THEM], check=True, timeout=300)
+
+
+def test_the_whole_recipe_is_one_that_a_host_with_a_gpu_accepts(tmp_path: Path) -> None:
+    """Its driver is a folder with a version, as far as anything asks before a GPU is used."""
+    (tmp_path / "version").touch()
+    script = (
+        "import sys; from pathlib import Path; from infra import cuda\n"
+        f"cuda._DRIVER = Path({str(tmp_path)!r})\n"
+        "from flows.checks.recipe import check_recipe; from flows.load import load_recipe\n"
+        "from flows.post_train import plan_post_train\n"
+        f"recipe = load_recipe({str(RECIPE)!r})\n"
+        "check_recipe(recipe, plan_post_train(recipe)); print(cuda.has_cuda())"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engines.sglang import arguments
+from engines.sglang.servers.place import Place, architecture
 from engines.sglang.spec import FleetSpec
 from flows.checks import exactness
-from flows.checks.recipe import check_recipe
+from flows.checks.recipe import check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra import cuda
@@ -59,11 +61,26 @@ def _with_gpu() -> bool:
 
 def test_exact_is_refused_where_it_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "has_cuda", _with_gpu)
-    recipe = load_recipe("cpu-smoke")
+    recipe = load_recipe("cpu-smoke", ["determinism=exact"])
     with pytest.raises(InputError, match=r"this host has a GPU.*set `determinism: close`"):
         check_recipe(recipe, plan_post_train(recipe))
-    close = load_recipe("cpu-smoke", ["determinism=close"])
-    check_recipe(close, plan_post_train(close))
+    for kind, told in (("close", []), ("auto", [exactness.NOT_HERE])):
+        recipe = load_recipe("cpu-smoke", [f"determinism={kind}"])
+        plan = plan_post_train(recipe)
+        check_recipe(recipe, plan)
+        assert [line for line in notes(recipe, plan) if "determinism" in line] == told
+
+
+@pytest.mark.parametrize("name", ["cpu-demo", "cpu-smoke", "function-calling", "learning-study"])
+def test_the_demos_run_on_a_host_with_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "has_cuda", _with_gpu)
+    recipe = load_recipe(name)
+    check_recipe(recipe, plan_post_train(recipe))
+    monkeypatch.setattr(exactness, "has_cuda", lambda: False)
+    lossy = "evaluate.fleet.sglang={enable_deterministic_inference: false}"
+    inexact = load_recipe(name, [lossy])
+    with pytest.raises(InputError, match="was not tested to be batch-invariant"):
+        check_recipe(inexact, plan_post_train(inexact))
 
 
 @pytest.mark.parametrize(("gpu", "deterministic"), [(_with_gpu, None), (lambda: False, True)])
@@ -71,10 +88,74 @@ def test_deterministic_kernels_are_off_on_a_gpu_unless_passed_through(
     gpu: Callable[[], bool], deterministic: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "has_cuda", gpu)
+    (tmp_path / "config.json").write_text("{}")
     name = "enable_deterministic_inference"
     assert arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0).get(name) is deterministic
     passed = FleetSpec(sglang={name: True})
     assert arguments.server_options(passed, tmp_path, 1, 1, 0)[name] is True
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "served"),
+    [
+        ("float32", "bf16", "bfloat16"),
+        ("float32", "fp32", "float32"),
+        ("bfloat16", "fp32", "float32"),
+        ("float32", None, "float32"),  # SGLang's own choice is float16
+        ("bfloat16", None, "bfloat16"),
+        (None, None, "float32"),
+    ],
+)
+def test_a_server_has_the_trainers_type_or_else_the_models(
+    model: str | None,
+    precision: str | None,
+    served: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": model} if model else {}))
+    fleet = FleetSpec(sglang={"dtype": "auto"})
+    for spec in (fleet, FleetSpec()):
+        wanted = spec.of_trainer(precision) if precision else spec
+        options = arguments.server_options(wanted, tmp_path, 1, 1, 0)
+        assert options["dtype"] == served
+        # FlashAttention refuses 32 bits.
+        assert options.get("attention_backend") == ("triton" if served == "float32" else None)
+    written = FleetSpec(sglang={"dtype": "bfloat16", "attention_backend": "fa3"}).of_trainer("fp32")
+    options = arguments.server_options(written, tmp_path, 1, 1, 0)
+    assert (options["dtype"], options["attention_backend"]) == ("bfloat16", "fa3")
+
+
+def test_one_running_server_serves_both_a_trainer_and_a_model_of_its_type(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    spec, place = FleetSpec(), Place(1)
+    assert architecture(spec.of_trainer("fp32"), tmp_path, place) == architecture(
+        spec, tmp_path, place
+    )
+    assert architecture(spec.of_trainer("bf16"), tmp_path, place) != architecture(
+        spec, tmp_path, place
+    )
+
+
+def test_a_gpus_cache_is_as_large_as_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    on_cpu = arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+    monkeypatch.setattr(arguments, "has_cuda", _with_gpu)
+    on_gpu = arguments.server_options(FleetSpec(), tmp_path, 1, 1, 0)
+    assert (on_cpu["max_total_tokens"], on_gpu.get("max_total_tokens")) == (16384, None)
+    limited = arguments.server_options(FleetSpec(max_total_tokens=9), tmp_path, 1, 1, 0)
+    assert limited["max_total_tokens"] == 9
+    assert on_cpu["skip_tokenizer_init"]
+    assert on_gpu["skip_tokenizer_init"]
+
+
+def test_a_type_in_which_trained_values_overflow_is_refused() -> None:
+    recipe = load_recipe("cpu-smoke", ["unified.path.rl.fleet={sglang: {dtype: float16}}"])
+    with pytest.raises(InputError, match=r"unified-rl: fleet.sglang.dtype: float16 cannot hold"):
+        check_recipe(recipe, plan_post_train(recipe))
 
 
 def test_exact_without_seeds_is_refused() -> None:

@@ -46,12 +46,16 @@ def test_what_cannot_take_turns_is_refused(changes: list[str], said: str) -> Non
 
 # reasoning-gym warns when Python compiles it for the first time.
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_the_shipped_recipe_for_one_gpu_can_run() -> None:
-    recipe = load_recipe("one-gpu")
+@pytest.mark.parametrize("name", ["one-gpu", "eight-gpus", "cluster", "cluster-shared"])
+def test_the_shipped_recipes_for_gpus_start_from_a_hub_and_can_run(name: str) -> None:
+    folder = str(load_recipe(name).base.folder)
+    assert folder.startswith("hf:Qwen/")
+    out_of_reach = folder.replace("hf:Qwen/", "s3://models/")
+    recipe = load_recipe(name, [f"base.folder={out_of_reach}"])
     plan = plan_post_train(recipe)
     check_recipe(recipe, plan)
     (rl,) = [stage for stage in plan if stage.name == "reasoning-rl"]
-    assert rl.resources.share
+    assert rl.resources.share == (name != "cluster")
 
 
 def test_it_says_nothing_to_stages_that_only_train_or_only_generate() -> None:

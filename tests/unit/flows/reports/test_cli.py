@@ -36,7 +36,7 @@ def _exit_code(*arguments: str) -> int:
 
 # reasoning-gym warns when Python compiles it for the first time.
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-@pytest.mark.parametrize("recipe", ["cpu-demo", "cpu-smoke", "cluster", str(EXAMPLE)])
+@pytest.mark.parametrize("recipe", ["cpu-demo", "cpu-smoke", str(EXAMPLE)])
 def test_check_accepts_the_recipes_that_we_ship(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +95,7 @@ def test_resources_may_name_stages_of_other_flows() -> None:
 def test_a_recipe_that_demands_exactness_is_refused_where_no_engine_keeps_it() -> None:
     lossy = "experts.agent.path.rl.fleet.sglang={kv_cache_dtype: fp8_e5m2}"
     recipe = load_recipe("cpu-smoke", [lossy])
-    assert recipe.determinism == "exact"
+    assert recipe.determinism == "auto"
     refusal = r"agent-rl: fleet\.sglang\.kv_cache_dtype was not .*; set `determinism: close`"
     with pytest.raises(InputError, match=refusal):
         check_recipe(recipe, plan_of("post-train", recipe, {}))

@@ -124,6 +124,11 @@ class Fields:
         raise lacking(name, self.names)
 
     @property
+    def is_read(self) -> bool:
+        """Whether somebody has read every key."""
+        return not self._faults and self.values.keys() <= self._read
+
+    @property
     def left(self) -> set[str]:
         """Keys under which something stands that nobody has read so far."""
         return self._said - self._read

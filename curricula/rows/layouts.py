@@ -50,16 +50,18 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     given = Fields(row, unread)
     tools = read_tools(given, columns.tools)
     turns, looks_like = _turns(given, columns, Reading(layout, tools, unread))
-    turns = with_system(turns, read_system(given, columns.system))
-    weight = _weight(given, columns)
-    _refuse_labels(given)
-    refuse_unread(given)
-    given.refuse(_MARKS, "", Reason.COLUMNS)
-    given.close()
+    weight = 1.0
+    if not given.is_read or columns.system or columns.weight:
+        turns = with_system(turns, read_system(given, columns.system))
+        weight = _weight(given, columns)
+        _refuse_labels(given)
+        refuse_unread(given)
+        given.refuse(_MARKS, "", Reason.COLUMNS)
+        given.close()
     messages = tuple(turn.message for turn in turns)
     if fault := fault_of(messages, tools):
         raise BadRow(Reason.MESSAGES, fault)
-    untrained = frozenset(at for at, turn in enumerate(turns) if turn.is_untrained)
+    untrained = frozenset([at for at, turn in enumerate(turns) if turn.is_untrained])
     return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
 
 
@@ -72,7 +74,8 @@ def refuse_unread(row: Fields) -> None:
 
 def read_tools(row: Fields, name: str) -> tuple[Tool, ...]:
     """Reads the column of this name, or `tools`. Raises BadRow."""
-    return tools_of(row.column(name) if name else row.get("tools"))
+    value = row.column(name) if name else row.get("tools")
+    return () if value is None else tools_of(value)
 
 
 def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn], str]:
@@ -89,9 +92,10 @@ def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn],
         raise lacking("messages", row.names, more)
     talk = talk or next(filter(row.holds, TALKS))
     turns, is_sharegpt = read_talk(row.column(talk), talk, reading)
-    if not columns.messages:
-        _check_same(row, talk, turns, reading)
-    row.refuse(THOUGHTS, "", Reason.COLUMNS)
+    if not row.is_read:
+        if not columns.messages:
+            _check_same(row, talk, turns, reading)
+        row.refuse(THOUGHTS, "", Reason.COLUMNS)
     return turns, f"{talk} ({'ShareGPT' if is_sharegpt else 'OpenAI'})"
 
 

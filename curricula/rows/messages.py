@@ -15,6 +15,7 @@ from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
 from curricula.rows.tools import Call, calls_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
+from infra.json_text import json_fault
 
 Role = Literal["system", "user", "assistant", "tool"]
 _OPENAI: Mapping[str, Role] = {
@@ -93,7 +94,8 @@ def read_talk(value: Any, name: str, reading: Reading) -> tuple[list[Turn], bool
     is_sharegpt = _are_sharegpt(messages, name, reading.layout)
     path = f"{name}[]."
     turns = [
-        _turn(Fields(message, reading.unread, path), f"{name}[{at}]", is_sharegpt, reading)
+        _plain_turn(message, is_sharegpt)
+        or _turn(Fields(message, reading.unread, path), f"{name}[{at}]", is_sharegpt, reading)
         for at, message in enumerate(messages)
     ]
     return _results_in_order(turns, name), is_sharegpt
@@ -144,6 +146,21 @@ def _transposed(value: dict[str, Any]) -> Any:
     if len({len(each) for each in columns.values()}) != 1 or len(columns) < len(value):
         return value
     return [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+
+
+def _plain_turn(message: dict[str, Any], is_sharegpt: bool) -> Turn | None:
+    """A message that is a role and a text, as nearly all are; None for any other, which `_turn`
+    reads, or refuses, at ten times the cost."""
+    said_by, key = ("from", "value") if is_sharegpt else ("role", "content")
+    if len(message) != 2 or said_by not in message or key not in message:
+        return None
+    who, text = message[said_by], message[key]
+    if type(who) is not str or type(text) is not str or who in _CALLS:
+        return None
+    role = (_SHAREGPT if is_sharegpt else _OPENAI).get(who)
+    if role is None or not text or text.isspace() or json_fault(text):
+        return None
+    return Turn(Message(role, text))
 
 
 def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> Turn:
@@ -289,6 +306,8 @@ def _is_untrained(message: Fields, role: Role, where: str) -> bool:
 
 def _results_in_order(turns: list[Turn], name: str) -> list[Turn]:
     """Results of tools in the order of their calls. Raises BadRow for one that nobody called."""
+    if not any(turn.message.role == "tool" for turn in turns):
+        return turns
     ordered: list[Turn] = []
     for are_results, group in groupby(turns, key=lambda turn: turn.message.role == "tool"):
         if are_results:

@@ -23,6 +23,8 @@ def _cleaned(value: Any, parameters: Mapping[str, Mapping[str, Any]]) -> Any:
     if not isinstance(value, dict):
         return value
     value = cast("dict[str, Any]", value)
+    if all(type(each) is str for each in value.values()):  # as in most messages
+        return value
     kept = {
         key: each if isinstance(each, str) else _cleaned(each, parameters)
         for key, each in value.items()

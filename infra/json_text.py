@@ -29,13 +29,14 @@ def parse_json(text: bytes | str) -> Any:
 
 def parse_loosely(text: bytes | str) -> tuple[Any, bool]:
     """The value, and whether it is JSON throughout: where it is not, `json_fault` tells of which
-    part. Raises what `parse_json` raises for text that Python's reader refuses as well."""
+    part. Raises what `parse_json` raises for text that Python's reader refuses as well, and
+    UnicodeDecodeError for what is not UTF-8."""
     try:
         return parse_json(text), True
     except orjson.JSONDecodeError as error:
         try:
             return _parsed(text), False
-        except DuplicateKey:
+        except (DuplicateKey, UnicodeDecodeError):
             raise
         except ValueError:  # orjson's words are as good
             raise error from None

@@ -28,8 +28,9 @@ def refuse_other_thoughts(row: Fields, where: str, reason: Reason) -> None:
             continue
         if isinstance(row.values.get(name), str | list | dict):
             at = f"{where}: " if where else ""
+            out = "leave it out" if where else "name columns.prompt and columns.completion"
             raise BadRow(
                 reason,
-                f"{at}has `{name}`, which looks like a thought and is not read; name it"
-                " `reasoning_content`, or leave it out",
+                f"{at}has `{name}`, which looks like a thought and is not read; call it"
+                f" `reasoning_content`, or {out}",
             )

@@ -10,6 +10,7 @@ from flows.checks.hooks import hook_problems
 from flows.checks.memory.fit import memory_cautions, memory_problems
 from flows.checks.message_files import message_file_cautions, message_file_problems
 from flows.checks.model_folders import folder_cautions, folder_problems
+from flows.checks.seen_before import seen_before_cautions
 from flows.checks.served import served_problems
 from flows.checks.sharing import sharing_problems
 from flows.checks.store import store_cautions, store_problems
@@ -56,6 +57,7 @@ def cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
     yield from _teachers_of_noise(recipe, plan)
     yield from folder_cautions(plan)
     yield from message_file_cautions(recipe, plan)
+    yield from seen_before_cautions(recipe, plan)
     yield from memory_cautions(recipe, plan)
     for stage in plan:
         yield from algorithm_cautions(stage)

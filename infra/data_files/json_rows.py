@@ -64,7 +64,9 @@ class JsonRows:
             found, is_whole = parse_loosely(self._rows[index][1])
         except DuplicateKey as error:
             raise BadRow(Reason.NOT_JSON, str(error)) from None
-        except ValueError as error:  # of JSON or of UTF-8
+        except UnicodeDecodeError:
+            raise BadRow(Reason.NOT_JSON, "is not UTF-8; save the file so") from None
+        except ValueError as error:
             raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise BadRow(Reason.NOT_JSON, "is no JSON object")

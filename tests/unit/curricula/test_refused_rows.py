@@ -1,4 +1,4 @@
-"""What a row says twice, or of its own worth, makes it a bad one."""
+"""What a row says twice, of its own worth, or in a form that nothing reads makes it a bad one."""
 
 from __future__ import annotations
 
@@ -165,3 +165,44 @@ def test_tools_of_one_name_must_be_one_tool():
     assert len(sft(talk(ASK, ANSWER) | {"tools": [look, look]}).tools) == 2
     with pytest.raises(BadRow, match="tools: two have the name look, and differ"):
         sft(talk(ASK, ANSWER) | {"tools": [look, {"name": "look"}]})
+
+
+@pytest.mark.parametrize("is_sharegpt", [False, True])
+@pytest.mark.parametrize(
+    "text", ["42", " 42\n", "\u00fcber \U0001f600", "", " ", "\ud83d", None, 4, ["4"]]
+)
+@pytest.mark.parametrize(
+    "role", ["assistant", "gpt", " Assistant", "user", "tool", "boss", None, 3, []]
+)
+def test_a_message_of_a_role_and_a_text_is_read_as_one_with_more(
+    role: Any, text: Any, is_sharegpt: bool
+):
+    """What most messages look like is read on a shorter way, to the same end."""
+    names = ("from", "value") if is_sharegpt else ("role", "content")
+    asked = dict(zip(names, ("user", "12+30"), strict=True))
+
+    def outcome(more: dict[str, Any]) -> Any:
+        said = dict(zip(names, (role, text), strict=True)) | more
+        try:
+            return sft({"conversations" if is_sharegpt else "messages": [asked, said]})
+        except BadRow as error:
+            return error.reason, str(error)
+
+    assert outcome({}) == outcome({"name": None})
+
+
+@pytest.mark.parametrize(
+    "more", [{"id": 3}, {"system": "Be brief."}, {"weight": 0.5}, {"tools": []}, {"label": True}]
+)
+def test_columns_beside_the_messages_count_as_before(more: dict[str, Any]):
+    row = {"messages": [ASK, ANSWER]}
+    bare = sft(row)
+    assert (bare.weight, bare.unread, bare.tools) == (1.0, frozenset(), ())
+    if "label" in more:
+        with pytest.raises(BadRow, match="has `label`"):
+            sft(row | more)
+        return
+    read = sft(row | more)
+    assert read.weight == more.get("weight", 1.0)
+    assert read.unread == ({"id"} if "id" in more else frozenset())
+    assert (read.messages == bare.messages) is ("system" not in more)

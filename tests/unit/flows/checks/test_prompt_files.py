@@ -10,18 +10,25 @@ from typing import Any
 import pytest
 import yaml
 
+from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Message, Problem, Status, Transcript
 from flows.checks.recipe import cautions, check_recipe
+from flows.checks.seen_before import seen_before_cautions
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
 from flows.recipe import Recipe
+from flows.running.records import store_at
+from infra.code.digest import digest_of
 from infra.errors import InputError
+from infra.store.artifacts import ArtifactStore
+from infra.store.manifest import ArtifactRecord
 from rewards.registry import build
 from rewards.rubric import Rubric, Term
 from tasks.sft.spec import SftSpec
 from tests.parts.chat_parts import random_base
+from tests.parts.recipe_parts import domain_of
 
 pytestmark = pytest.mark.unit
 
@@ -289,3 +296,62 @@ def test_own_conversations_are_compared_with_the_held_out_rows(tmp_path: Path):
     written["experts"]["sums"]["domain"]["curriculum"] = {"name": "general"}
     with pytest.raises(InputError, match="decontaminate: compares with held-out rows"):
         plan_post_train(Recipe.model_validate(written))
+
+
+def conversations(folder: Path, asked: list[str]) -> dict[str, Any]:
+    said = {"role": "assistant", "content": "So it is."}
+    rows = [{"messages": [{"role": "user", "content": each}, said]} for each in asked]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"files": [str(folder / "chats.jsonl")]}
+
+
+def seen(recipe: Recipe) -> list[str]:
+    return list(seen_before_cautions(recipe, plan_post_train(recipe)))
+
+
+def test_held_out_questions_in_the_conversations_before_are_named(tmp_path: Path):
+    write(tmp_path)
+    options = {"sources": {"files": ["sums.jsonl"]}, "shares": {"heldout": 0.5}}
+    made = recipe(tmp_path, options)
+    domain = domain_of(made.experts["sums"])
+    files = build_curriculum(domain.curriculum.name, domain.curriculum.options)
+    assert isinstance(files, Files)
+    drawn = files.problems("heldout", files.num_rows("heldout"), 0)
+    held_out = [problem.messages[-1].content for problem in drawn]
+    trained = [p.messages[-1].content for p in files.problems("rl", 5, 0)]
+    data = conversations(tmp_path, [*trained, f"  {held_out[0]}\n", held_out[1], held_out[1]])
+
+    def with_sft(**more: Any) -> Recipe:
+        sft = {"steps": 2, "optimizer": {"lr": 1e-4}, "data": data, **more}
+        experts = made.model_dump(mode="json", exclude_unset=True)["experts"]
+        experts["sums"]["path"] = [{"sft": sft}, {"rl": {"steps": 2, "optimizer": {"lr": 1e-4}}}]
+        return recipe(tmp_path, options, experts=experts)
+
+    (said,) = seen(with_sft())
+    number = f"2 of the {len(held_out)} held-out questions of domain sums stand in its rows"
+    assert said.startswith(f"experts.sums.path.0.sft.data: {number}, e.g. ")
+    assert "in chats.jsonl:6: scores on them tell" in said
+    assert "set experts.sums.path.0.sft.decontaminate: 13" in said
+    assert said in list(cautions(with_sft(), plan_post_train(with_sft())))
+    assert seen(with_sft(decontaminate=13)) == []
+    assert seen(made) == []
+
+
+def test_the_base_s_own_conversations_count_where_it_is_an_artifact(tmp_path: Path):
+    write(tmp_path)
+    options = {"sources": {"files": ["sums.jsonl"], "split": "heldout"}}
+    data = conversations(tmp_path, ["3+1", "another"])
+    artifacts = ArtifactStore(store_at(f"file://{tmp_path / 'store'}"), tmp_path / "cache")
+    (tmp_path / "made").mkdir()
+
+    def stored(kind: str, settings: dict[str, Any], inputs: dict[str, str]) -> ArtifactRecord:
+        return artifacts.commit(
+            kind, digest_of([kind]), 1, tmp_path / "made", identity={"settings": settings},
+            inputs=inputs, code={}, run="first", stage=f"sums-{kind}", metrics={}, seeds={},
+            mlflow_run_id="", seconds=1.0,
+        )  # fmt: skip
+
+    learned = stored("sft", {"data": [data]}, {})
+    folder = stored("rl", {"steps": 2}, {"model": learned.digest}).url
+    (said,) = seen(recipe(tmp_path, options, base={"folder": folder}))
+    assert said.startswith("base, made by sums-sft of first: 1 of the 60 held-out questions")

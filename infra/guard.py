@@ -2,7 +2,7 @@
 
 Let through is who sends the key, and a browser that has logged in. A browser's request is also
 refused if it came by a name that is not this machine's (a site may point a name of its own here),
-or if a page of another origin sent it and it could change something.
+or if a page of another origin sent it; such a page may only link here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from urllib.parse import quote, urlsplit
 
 from infra.access import USER, basic_token, is_loopback
 from infra.errors import InputError
-from infra.logins import PATH, has_cookie, new_cookies, take_code
+from infra.logins import PATH, has_cookie, new_cookie, take_code
+from infra.peers import may_be_our_user
 
-RAY_PAGE = "/ray-dashboard"
-"""a path after a code that leads to Ray's own page"""
+_RULES = (
+    b"content-security-policy",
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'",
+)
+"""for browsers: our pages ask no other host for anything, whatever stands in them, and no page of
+another origin shows them in a frame, where a person may be led to click"""
 _HARMLESS = ("GET", "HEAD", "OPTIONS")
 _CLOSED = {"type": "websocket.close", "code": 1008}
 _HELP = "this server asks for a key: open the link that `tributary status` prints\n"
@@ -35,13 +40,11 @@ Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 class Guard:
     """`health` are paths that everybody may read; they tell no more than that the app is up."""
 
-    def __init__(
-        self, app: Asgi, key: str, host: str, health: tuple[str, ...], ray_port: int = 0
-    ) -> None:
-        """`host`: where it listens. `ray_port`: of Ray's dashboard, if logins may lead there."""
+    def __init__(self, app: Asgi, key: str, host: str, health: tuple[str, ...]) -> None:
+        """`host`: where it listens."""
         if not key:
             raise InputError("no server starts without a key: run `tributary up`")
-        self._app, self._key, self._health, self._ray_port = app, key, health, ray_port
+        self._app, self._key, self._health = app, key, health
         self._expected = (f"Basic {basic_token(key)}", f"Bearer {key}")
         self._is_local = is_loopback(host)
 
@@ -60,7 +63,7 @@ class Guard:
         if refusal is not None:
             challenge = ("www-authenticate", 'Basic realm="Tributary"')
             return await _answer(send, refusal, _HELP, challenge)
-        return await self._app(scope, receive, send)
+        return await self._app(scope, receive, _by_rules(send))
 
     def _has_key(self, given: str) -> bool:
         return any(hmac.compare_digest(given.encode(), one.encode()) for one in self._expected)
@@ -74,11 +77,15 @@ class Guard:
         if not (_is_own_name(named) or (has_key and not self._is_local)):
             return HTTPStatus.FORBIDDEN
         may_change = scope["type"] != "http" or scope["method"] not in _HARMLESS
-        if may_change and _is_foreign(headers, named):
+        if _is_foreign(headers, named) and (may_change or not _is_link(headers)):
             return HTTPStatus.FORBIDDEN
-        if has_key or has_cookie(headers.get("cookie", ""), self._key):
+        if has_key or self._has_session(scope, headers.get("cookie", "")):
             return None
         return HTTPStatus.UNAUTHORIZED
+
+    def _has_session(self, scope: Message, cookies: str) -> bool:
+        client, server = scope["client"], scope["server"]
+        return has_cookie(cookies, self._key, client[0]) and may_be_our_user(client, server)
 
     async def _log_in(
         self, scope: Message, headers: Mapping[str, str], is_known: bool, send: Send
@@ -91,11 +98,12 @@ class Guard:
         page = "/" + quote(rest.lstrip("/"), safe="/")
         if query := scope.get("query_string", b"").decode("latin-1"):
             page += f"?{query}"
-        more = [("set-cookie", cookie) for cookie in new_cookies(self._key)]
-        if self._ray_port and page == RAY_PAGE:
-            page = f"http://{_host(headers['host'])}:{self._ray_port}/"
-        more += [("location", page), ("cache-control", "no-store")]
-        return await _answer(send, HTTPStatus.SEE_OTHER, "", *more)
+        cookie = new_cookie(self._key, scope["client"][0])
+        more = [("set-cookie", cookie), ("cache-control", "no-store")]
+        if _is_foreign(headers, headers["host"]):
+            # A browser takes the new cookie along to the page only if a page of ours leads there.
+            return await _answer(send, HTTPStatus.OK, _way_on(page), *more, kind="text/html")
+        return await _answer(send, HTTPStatus.SEE_OTHER, "", *more, ("location", page))
 
     async def _talk(
         self,
@@ -156,6 +164,30 @@ def _is_foreign(headers: Mapping[str, str], named: str) -> bool:
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
+def _is_link(headers: Mapping[str, str]) -> bool:
+    """Whether a person followed a link: the answer becomes a page of its own, which the page with
+    the link cannot read."""
+    asked = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return asked == ("navigate", "document")
+
+
+def _way_on(page: str) -> str:
+    """A page that goes on to another one of ours at once, with what stands behind `#`."""
+    target = json.dumps(page).replace("<", "\\u003c")
+    return f"<!doctype html><script>location.replace({target} + location.hash)</script>\n"
+
+
+def _by_rules(send: Send) -> Send:
+    """Answers that a browser shows by our rules."""
+
+    async def send_by_rules(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), _RULES]}
+        await send(message)
+
+    return send_by_rules
+
+
 def _is_own_name(named: str) -> bool:
     """An address cannot be somebody's name for it; `localhost` is this machine by definition."""
     host = _host(named)
@@ -177,9 +209,11 @@ def _host(named: str) -> str:
     return f"[{found}]" if ":" in found else found
 
 
-async def _answer(send: Send, status: HTTPStatus, text: str, *more: tuple[str, str]) -> None:
+async def _answer(
+    send: Send, status: HTTPStatus, text: str, *more: tuple[str, str], kind: str = "text/plain"
+) -> None:
     body = text.encode()
-    headers = [("content-type", "text/plain"), ("content-length", str(len(body))), *more]
+    headers = [("content-type", kind), ("content-length", str(len(body))), *more]
     coded = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     await send({"type": "http.response.start", "status": int(status), "headers": coded})
     await send({"type": "http.response.body", "body": body})

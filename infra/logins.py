@@ -1,8 +1,11 @@
 """How a browser is let in without typing the key: a link that works once, then a cookie.
 
 `tributary up` and `tributary status` print links with a code. The page that is opened with it takes
-the code back and gives the browser cookies, which every page of this home accepts: a browser sends
-them to all ports of a host.
+the code back and gives the browser a cookie, which every page of this home accepts.
+
+A browser sends cookies to all ports of a host, so a server of somebody else on this machine may see
+ours. It is worth nothing there: it is not the key, it counts only from the address that logged in,
+and on this machine only from connections of the user whose servers these are (`infra.peers`).
 """
 
 from __future__ import annotations
@@ -22,8 +25,6 @@ PATH = "/login/"
 """in front of a code, then comes the page's own path"""
 LINK_SECONDS = 12 * 3600.0
 """how long a link that nobody opened works"""
-_RAY = "ray-authentication-token"
-"""Ray's dashboard takes its token from this cookie, which its own page makes as well"""
 _MOST_LINKS = 200
 """the oldest ones end before: whoever asks for the status each second makes many"""
 COOKIE_SECONDS = 30 * 24 * 3600
@@ -63,21 +64,21 @@ def take_code(code: str) -> bool:
     return is_fresh
 
 
-def new_cookies(key: str) -> list[str]:
-    """The headers' values that make a browser one that has logged in. Neither scripts nor other
-    sites' requests get the cookies."""
+def new_cookie(key: str, address: str) -> str:
+    """The header's value that makes a browser at this address one that has logged in. Neither
+    scripts nor other sites' requests get the cookie."""
     kept = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Strict"
-    values = {_name(): _session(key), _RAY: key}
-    return [f"{name}={value}; {kept}" for name, value in values.items()]
+    return f"{_name()}={_session(key, address)}; {kept}"
 
 
-def has_cookie(header: str, key: str) -> bool:
-    """Whether a request with this `Cookie` header comes from a browser that has logged in."""
+def has_cookie(header: str, key: str, address: str) -> bool:
+    """Whether a request with this `Cookie` header comes from a browser that has logged in there."""
     try:
         found = SimpleCookie(header).get(_name())
     except CookieError:
         return False
-    return found is not None and hmac.compare_digest(found.value.encode(), _session(key).encode())
+    wanted = _session(key, address)
+    return found is not None and hmac.compare_digest(found.value.encode(), wanted.encode())
 
 
 def _name() -> str:
@@ -85,9 +86,9 @@ def _name() -> str:
     return f"tributary-{home_tag()}"
 
 
-def _session(key: str) -> str:
+def _session(key: str, address: str) -> str:
     """It follows from the key, which it does not reveal: another key ends all sessions."""
-    return hmac.new(key.encode(), b"browser", "sha256").hexdigest()
+    return hmac.new(key.encode(), f"browser {address}".encode(), "sha256").hexdigest()
 
 
 def _digest(code: str) -> str:

@@ -37,7 +37,7 @@ _OPTIONS = ("options", "curriculum_options", "sglang", "engine_options", "env", 
 
 def secret_names(value: Any) -> set[str]:
     """The secrets that a value of any depth refers to."""
-    return {found[1] for _, text in _texts(value, ()) if (found := _REFERENCE.fullmatch(text))}
+    return {found[1] for _, text in texts(value) if (found := _REFERENCE.fullmatch(text))}
 
 
 def secrets_of(value: Any) -> dict[str, str]:
@@ -78,7 +78,7 @@ def without_secrets(text: str, options: Any) -> str:
 def written_secrets(settings: Any) -> Iterator[str]:
     """What stands in settings and looks like a secret, each as `field.path: what to write`. No line
     holds any of it."""
-    for at, text in _texts(settings, ()):
+    for at, text in texts(settings):
         named = at[-1] if at and any(part in _OPTIONS for part in at[:-1]) else ""
         if text and not _REFERENCE.fullmatch(text) and _is_secret(named, text):
             name = re.sub(r"\W", "_", at[-1]).upper() if at else ""
@@ -91,6 +91,12 @@ def written_secrets(settings: Any) -> Iterator[str]:
             )
 
 
+def is_secret_variable(name: str, text: str) -> bool:
+    """Whether an environment variable is a secret, by its name or by how its text begins. A proxy
+    is none: without its password nothing would reach the network."""
+    return not name.lower().endswith("_proxy") and _is_secret(name, text)
+
+
 def _is_secret(name: str, text: str) -> bool:
     if _TOKEN.search(text):
         return True
@@ -101,12 +107,13 @@ def _is_secret(name: str, text: str) -> bool:
     return likely or _CERTAIN.search(plain) is not None
 
 
-def _texts(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def texts(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The texts in a value of any depth, each with the names that lead to it."""
     if isinstance(value, str):
         yield at, value
     elif isinstance(value, Mapping):
         for key, each in cast("Mapping[Any, Any]", value).items():
-            yield from _texts(each, (*at, str(key)))
+            yield from texts(each, (*at, str(key)))
     elif isinstance(value, list | tuple):
         for index, each in enumerate(cast("list[Any]", value)):
-            yield from _texts(each, (*at, str(index)))
+            yield from texts(each, (*at, str(index)))

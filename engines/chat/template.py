@@ -150,15 +150,21 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
-    intercepted_binops = frozenset(["*", "**", "+"])
+    intercepted_binops = frozenset(["*", "**", "%"])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         template_bounds.operands(operator, left, right)
         return template_bounds.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
-        template_bounds.step(25)  # what a call costs, in turns of a loop
-        template_bounds.given((*args, *kwargs.values()))
+        quickly = template_bounds.shrunk(obj, args, kwargs)
+        if quickly is not NotImplemented:
+            return quickly
+        template_bounds.step(template_bounds.CALL_STEPS)
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `format`
+        value = getattr(method, "__self__", None)
+        given = (*args, *kwargs.values())
+        template_bounds.expect(getattr(method, "__name__", ""), value, given)
         return template_bounds.made(super().call(context, obj, *args, **kwargs))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
@@ -174,8 +180,12 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    for name in environment.filters.keys() - template_bounds.HARMLESS_FILTERS:
+        made_by = environment.filters[name]
+        environment.filters[name] = template_bounds.bounded_filter(name, made_by)
+    del environment.globals["lipsum"]  # random text of any length
     bounds: dict[str, Any] = {
-        template_bounds.COUNTED: template_bounds.counted,
+        template_bounds.TURN: template_bounds.turn,
         template_bounds.MADE: template_bounds.made,
     }
     environment.filters.update(bounds)

@@ -18,6 +18,7 @@ from typing import Any
 
 from engines.devices.waiting_time import SilentWork
 from infra.errors import EngineError
+from infra.needed_secrets import with_secrets_of_the_store
 
 _SILENT_S = 60.0
 """how long a parent that imports SGLang may do nothing, as far as one can see"""
@@ -57,7 +58,7 @@ class ChildProcesses:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=with_secrets_of_the_store(os.environ) | {"PYTHONUNBUFFERED": "1"},
             )
         assert self._process.stdout is not None
         # Without a buffer: a line in one is nothing that `select` sees.

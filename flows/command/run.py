@@ -13,13 +13,13 @@ from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.load import load_recipe
 from flows.page.asked import asked_by_command, form_of
+from flows.page.ray_page import RAY_PAGE
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, check_name, find_run
 from flows.running.run_lock import is_running
 from infra.errors import DETACHED, InfrastructureError, StageFailed
-from infra.guard import RAY_PAGE
 from infra.home import home
 from infra.logins import login_link
 from infra.store.artifacts import ArtifactStore

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.command.output import CommandConsole, print_json
+from flows.page.ray_page import RAY_PAGE
 from flows.running.records import damaged_entries, run_entries
 from infra import stack
 from infra.access import is_loopback, key_path
-from infra.guard import RAY_PAGE
 from infra.logins import login_link
 from infra.tracking.pages import start_page
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from flows.page.ray_page import RayPage, with_ray
 from infra.access import key, listening_host
 from infra.guard import Asgi, Guard
 from infra.stack.record import load_record
@@ -17,11 +18,7 @@ def create_app() -> Asgi:
     """Its background services start with it."""
     from prefect.server.api.server import create_app as create
 
-    stack = load_record()
-    return Guard(
-        cast("Asgi", create(final=True)),
-        key(),
-        listening_host(),
-        ("/api/health", "/api/ready"),
-        ray_port=stack.ports["ray_dashboard"] if stack else 0,
-    )
+    app = cast("Asgi", create(final=True))
+    if stack := load_record():
+        app = with_ray(app, RayPage(stack.ray_dashboard))
+    return Guard(app, key(), listening_host(), ("/api/health", "/api/ready"))

@@ -11,7 +11,7 @@ from flows.checks.recipe import check_recipe
 from flows.reports.page import report_path
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun
-from flows.running.secrets import named_secrets
+from flows.running.secrets import secrets_of_run
 from flows.running.tracked_run import TrackedRun
 from infra.cluster import Cluster
 from infra.errors import InfrastructureError, InputError
@@ -47,7 +47,7 @@ def open_run(record: RunRecord) -> RecipeRun:
     # In process a run needs no stack of ours: RAY_ADDRESS may name any cluster.
     stack = load_stack() if head.in_process else running_stack()
     files = read_hooks(recipe.hooks, recipe.data)
-    secrets = named_secrets(recipe)
+    secrets = secrets_of_run(recipe)
     place = RunPlace(
         store=record.store,
         artifacts=ArtifactStore(record.store, home() / "cache"),
@@ -56,7 +56,7 @@ def open_run(record: RunRecord) -> RecipeRun:
         run=record.run,
         pool=recipe.resources,
         hooks=files,
-        env={name: text for name, text in _job_env(stack).items() if name not in secrets},
+        env={name: text for name, text in _job_env(stack).items() if name not in secrets.held},
         secrets=secrets,
         mlflow_uri=stack.mlflow_uri if stack else "",
         mlflow_experiment=recipe.tracking.experiment,

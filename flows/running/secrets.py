@@ -17,9 +17,10 @@ from pydantic import SecretStr
 from flows.recipe import Recipe
 from flows.running.prefect_api import PrefectApi
 from infra.errors import InfrastructureError, InputError
+from infra.needed_secrets import RunSecrets, is_for_jobs
 from infra.processes.secret_file import not_secrets
 from infra.proxies import unusable
-from infra.secret_references import missing, secret_names
+from infra.secret_references import is_secret_variable, missing, secret_names
 from infra.stack import Stack, load_stack
 from infra.stack.flow_jobs import is_elsewhere
 
@@ -55,18 +56,24 @@ def block_secrets(block: str) -> dict[str, str]:
     return _variables(block, held)
 
 
-def named_secrets(recipe: Recipe) -> dict[str, str]:
-    """What jobs of the recipe are handed: the block's variables, and those of this environment that
-    its options refer to. Raises InputError for one that is in neither, and as `block_secrets` does.
+def secrets_of_run(recipe: Recipe) -> RunSecrets:
+    """What jobs of the recipe may need: the block's variables, and those of this environment that
+    its options refer to, or that open the places which models come from.
+
+    Raises InputError for one that is in neither, and as `block_secrets` does.
     """
+    referred = frozenset(secret_names(recipe.model_dump(mode="json")))
     held = block_secrets(recipe.storage.credentials)
-    for name in sorted(secret_names(recipe.model_dump(mode="json")) - held.keys()):
+    for name in sorted(referred - held.keys()):
         if not os.environ.get(name):
             raise InputError(f"recipe {recipe.name}: {missing(name)}")
         if any(not_secrets([name])):
             raise InputError(f"recipe {recipe.name}: `secret:{name}`: {name} decides what runs")
         held[name] = os.environ[name]
-    return held
+    if not is_elsewhere():  # the stack's pod has them already
+        here = {n: t for n, t in os.environ.items() if is_for_jobs(n) and is_secret_variable(n, t)}
+        held = here | held
+    return RunSecrets(held, referred)
 
 
 def use_secrets(block: str) -> None:

@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from infra.code.undeclared_reads import pass_on
 from infra.errors import InputError
+from infra.needed_secrets import for_part
 from infra.processes.coroutines import place_of
 from infra.processes.part_worker import (
     PART,
@@ -204,6 +205,7 @@ class PartProcess:
         popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _COMMAND, str(os.getpid()), *map(str, inherited)],
             pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=for_part(os.environ, self._given),
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)

@@ -12,6 +12,7 @@ import httpx
 
 from infra.access import basic, bearer
 from infra.home import home, runtime_dir, stack_temporary_dir
+from infra.needed_secrets import with_secrets_of_the_store, without_secrets
 from infra.processes.children import MARK_VARIABLE
 from infra.proxies import unusable
 from infra.stack.database import mlflow_env, prefect_env
@@ -51,13 +52,20 @@ def services(stack: Stack) -> list[Service]:
 
 
 def service_env(stack: Stack, service: str) -> dict[str, str]:
-    """The caller's environment without foreign settings, plus what reaches this stack, the mark of
-    what the service starts, and where that keeps temporary files."""
+    """The caller's environment without foreign settings and secrets that the service does not need,
+    plus what reaches this stack, the mark of what the service starts, and where that keeps
+    temporary files."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    if service == "ray" and not stack.job_template:
+        kept = with_secrets_of_the_store(kept)
+    elif service not in ("ray", "prefect-worker"):  # flows get all, and hand jobs what they need
+        kept = without_secrets(kept)
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     marks = {MARK_VARIABLE: f"{stack.mark}/{service}", "PYTHONUNBUFFERED": "1"}
     places = {"TMPDIR": str(stack_temporary_dir())}
-    return threads | kept | stack.env() | marks | places
+    # Servers would believe programs of this machine that name another client.
+    clients = {"FORWARDED_ALLOW_IPS": ""}
+    return threads | kept | stack.env() | marks | places | clients
 
 
 def prefect_service_env(stack: Stack, service: str) -> dict[str, str]:

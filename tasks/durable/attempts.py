@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
+from infra.needed_secrets import RunSecrets
 from infra.processes.memory import kernel_kills, memory_words
 from infra.processes.secret_file import hand_over, withdraw
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
@@ -90,8 +91,8 @@ class RunPlace:
     hooks: UserFiles = field(default_factory=UserFiles)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """environment of the jobs: Ray's address, thread limits"""
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """more of it, which is not shown"""
+    secrets: RunSecrets = field(default_factory=RunSecrets)
+    """more of it, which is not shown; each job gets what it needs"""
     mlflow_uri: str = ""
     mlflow_experiment: str = ""
     system_metrics_s: float = 0.0
@@ -232,7 +233,8 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
     )
     try:
         place.store.write(job_path(given.job), given.model_dump_json().encode())
-        hand_over(given.job, place.secrets)
+        stage = given.model_dump(mode="json", include={"spec", "resources"})
+        hand_over(given.job, place.secrets.needed_by(stage))
         place.launcher.submit(given.job, job_command(place.store.root, given.job), place.env)
     except Exception as error:
         withdraw(given.job)

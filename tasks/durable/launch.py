@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import psutil
 
 from infra.home import home
+from infra.needed_secrets import with_secrets_of_the_store
 from infra.processes.children import birth_of, same_process
 
 JobState = Literal["unknown", "live", "over"]
@@ -81,7 +82,7 @@ class LocalLauncher:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | dict(env),
+                env=with_secrets_of_the_store(os.environ) | dict(env),
                 start_new_session=True,
             )
         self._children[job] = child

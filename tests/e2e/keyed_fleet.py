@@ -41,6 +41,7 @@ async def main(folder: Path) -> None:
         after = await fleet.client.generate([1, 2, 3], _GREEDY)
         await fleet.load(first, 6)
         _refuses_strangers(fleet)
+        _answers_no_other_site(fleet)
         _listens_on_every_address(fleet)
         again = await fleet.client.generate([1, 2, 3], _GREEDY)
     assert [_versions(turn) for turn in (before, after, again)] == [{0}, {5}, {6}]
@@ -69,6 +70,22 @@ def _refuses_strangers(fleet: Fleet) -> None:
     known = httpx.get(workers, headers=bearer(), trust_env=False)
     assert known.status_code == 200
     assert key() not in known.text
+
+
+def _answers_no_other_site(fleet: Fleet) -> None:
+    """A browser lets a page read an answer of another origin only if a header names that origin."""
+    asks = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    asks |= {"Access-Control-Request-Headers": "authorization,content-type"}
+    for url in (fleet.router_url, *fleet.server_urls):
+        for path in ("health", "model_info", "generate", "update_weights_from_disk", "workers"):
+            for method in ("OPTIONS", "GET", "POST"):
+                for headers in (asks, asks | bearer()) if method != "POST" else (asks,):
+                    reply = httpx.request(
+                        method, f"{url}/{path}", headers=headers, timeout=30, trust_env=False
+                    )
+                    allowed = reply.headers.get("access-control-allow-origin", "")
+                    assert "evil.example" not in allowed, (method, url, path)
+                    assert allowed != "*", (method, url, path)
 
 
 def _listens_on_every_address(fleet: Fleet) -> None:

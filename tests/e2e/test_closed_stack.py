@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from flows.page.ray_page import RAY_PAGE
 from infra.access import basic, bearer, key, key_path
 from infra.home import home
 from infra.logins import login_link
@@ -94,10 +95,13 @@ def test_a_browser_that_opened_a_link_reads_every_page(stack: Stack) -> None:
             f"{stack.prefect_ui}/runs",
             f"{stack.prefect_api}/admin/version",
             f"{stack.mlflow_uri}/",
-            f"{stack.ray_dashboard}/api/jobs/",
+            f"{stack.prefect_ui}{RAY_PAGE}",
+            f"{stack.prefect_ui}{RAY_PAGE}api/jobs/",
         ):
             shown = browser.get(url, headers={"Accept": "text/html,*/*"})
             assert shown.status_code == 200, url
+        assert key() not in str(list(browser.cookies.jar))
+        assert browser.get(f"{stack.ray_dashboard}/api/jobs/").status_code == 401
         assert browser.get(f"{stack.prefect_ui}/ui-settings").json()["auth"] is None
         changed = browser.post(f"{stack.prefect_api}/flow_runs/count", json={})
         assert changed.status_code == 200
@@ -105,6 +109,21 @@ def test_a_browser_that_opened_a_link_reads_every_page(stack: Stack) -> None:
         url = f"{stack.prefect_api}/flow_runs/count"
         assert browser.post(url, json={}, headers=foreign).status_code == 403
     assert httpx.get(link, trust_env=False).status_code == 401
+
+
+def test_ray_s_page_shows_and_changes_nothing(stack: Stack, web: httpx.Client) -> None:
+    url = f"{stack.prefect_ui}{RAY_PAGE}"
+    assert web.get(url).status_code == 401
+    with httpx.Client(base_url=url, headers=basic(), timeout=60, trust_env=False) as ray:
+        job = {"entrypoint": "true"}
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert ray.request(method, "api/jobs/", json=job).status_code == 405
+        page = ray.get("")
+        assert "Ray Dashboard" in page.text
+        assert "sandbox" not in page.headers["content-security-policy"]
+        data = ray.get("nodes?view=summary")
+        assert data.json()["data"]["summary"]
+        assert "sandbox" in data.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,10 @@ class Tab:
     def open(self, url: str) -> None:
         self.page.goto(url)
 
+    def read(self, script: str, *arguments: Any) -> Any:
+        """What a script of the page that is open finds."""
+        return self.page.evaluate(script, list(arguments))
+
     def open_form(self, url: str) -> None:
         self.open(url)
         self.page.get_by_role("button", name="Submit").wait_for()

@@ -81,6 +81,14 @@ def keep_from_logs(secret: str) -> None:
     logging.setLogRecordFactory(redacted)
 
 
+def answer_no_other_origin() -> None:
+    """SGLang lets pages of every origin read its answers, and send what a browser keeps for it."""
+    from fastapi.middleware.cors import CORSMiddleware
+    from sglang.srt.entrypoints.http_server import app
+
+    app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
+
+
 def serve(options: dict[str, Any]) -> None:
     """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first.
 
@@ -94,6 +102,7 @@ def serve(options: dict[str, Any]) -> None:
     key = required_key()
     keys = {"api_key": key, "admin_api_key": key}
     keep_from_logs(key)
+    answer_no_other_origin()
     share_cores(options.get("tp_size", 1))
     if options.get("enable_memory_saver"):
         prepare_memory_saver()

@@ -13,6 +13,8 @@ from infra.access import required_key
 from infra.proxies import forget_proxies
 
 KEY_VARIABLE = "TRIBUTARY_ROUTER_KEY"
+_NO_PAGE = "http://no-page.invalid"
+"""an origin that no page has: an empty list would let pages of every origin read answers"""
 
 
 def main(arguments: list[str]) -> None:
@@ -21,6 +23,7 @@ def main(arguments: list[str]) -> None:
     forget_proxies()
     given = parse_router_args(arguments)
     given.api_key = os.environ.pop(KEY_VARIABLE, "") or required_key()
+    given.cors_allowed_origins = given.cors_allowed_origins or [_NO_PAGE]
     launch_router(given)  # pyright: ignore[reportArgumentType]  # it says Namespace, takes both
 
 

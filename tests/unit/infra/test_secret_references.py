@@ -8,9 +8,15 @@ import pytest
 
 from flows.checks.values import value_problems
 from flows.load import load_recipe, recipe_from_tree, shipped_recipes
-from flows.running.secrets import named_secrets
+from flows.running.secrets import secrets_of_run
 from infra.errors import InputError
 from infra.hooks import construct
+from infra.needed_secrets import (
+    RunSecrets,
+    for_part,
+    with_secrets_of_the_store,
+    without_secrets,
+)
 from infra.secret_references import secrets_of, written_secrets
 from tests.parts.recorded_run import exit_code
 
@@ -102,11 +108,51 @@ def test_a_run_hands_its_jobs_what_the_recipe_refers_to(monkeypatch: pytest.Monk
     change = f"{DRIVER}.env.GITHUB_TOKEN=secret:GITHUB_TOKEN"
     recipe = load_recipe("cpu-smoke", [change])
     with pytest.raises(InputError, match="GITHUB_TOKEN, which is not set"):
-        named_secrets(recipe)
+        secrets_of_run(recipe)
     monkeypatch.setenv("GITHUB_TOKEN", CANARY)
-    assert named_secrets(recipe) == {"GITHUB_TOKEN": CANARY}
+    assert secrets_of_run(recipe).held["GITHUB_TOKEN"] == CANARY
     assert CANARY not in recipe.model_dump_json()
     monkeypatch.setenv("PYTHONPATH", "/x")
     steered = load_recipe("cpu-smoke", [f"{DRIVER}.env.A=secret:PYTHONPATH"])
     with pytest.raises(InputError, match="PYTHONPATH decides what runs"):
-        named_secrets(steered)
+        secrets_of_run(steered)
+
+
+SPECS: dict[str, Any] = {
+    "base of a hub": {"spec": {"settings": {"folder": "hf:org/name@1"}}},
+    "base of a bucket": {"spec": {"settings": {"folder": "gs://bucket/model"}}},
+    "agent": {"spec": {"domain": {"driver": {"options": {"env": {"A": "secret:GITHUB_TOKEN"}}}}}},
+    "served by others": {"spec": {"fleet": {"external": ["http://10.0.0.7:30000"]}}},
+    "any other": {"spec": {"settings": {"url": "https://example.org", "steps": 3}}},
+}
+STORED = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+HELD = STORED | {"HF_TOKEN", "GITHUB_TOKEN", "OTHER_TOKEN", "EXTERNAL_FLEET_KEY", "OF_A_HOOK_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        ("base of a hub", {"HF_TOKEN"}),
+        ("base of a bucket", {"HF_TOKEN"}),
+        ("agent", {"GITHUB_TOKEN"}),
+        ("served by others", {"EXTERNAL_FLEET_KEY"}),
+        ("any other", set[str]()),
+    ],
+)
+def test_a_job_gets_the_secrets_that_its_stage_needs(stage: str, more: set[str]) -> None:
+    secrets = RunSecrets(dict.fromkeys(HELD, CANARY), frozenset({"GITHUB_TOKEN", "OTHER_TOKEN"}))
+    assert secrets.needed_by(SPECS[stage]).keys() == STORED | {"OF_A_HOOK_KEY"} | more
+    assert CANARY not in repr(secrets)
+
+
+def test_servers_services_and_parts_get_less() -> None:
+    proxy = {"HTTPS_PROXY": "http://user:word1@proxy:3128"}
+    plain = proxy | {"PATH": "/bin", "HF_HOME": "/x", "AWS_DEFAULT_REGION": "here"}
+    urls = {"DATABASE": f"postgresql://user:{CANARY}@db/x"}
+    env = dict.fromkeys(HELD, CANARY) | plain | urls
+    assert with_secrets_of_the_store(env).keys() == plain.keys() | STORED
+    assert without_secrets(env) == plain
+    ours = STORED | {"EXTERNAL_FLEET_KEY"}
+    assert for_part(env, ("reward", {})).keys() == env.keys() - ours
+    named = ("reward", {"key": "secret:AWS_SECRET_ACCESS_KEY"})
+    assert for_part(env, named).keys() == env.keys() - ours | {"AWS_SECRET_ACCESS_KEY"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engines.chat import template_bounds
 from engines.chat.template import ChatTemplate
 from engines.types import Message
 from infra.errors import InputError
@@ -26,13 +27,56 @@ DOUBLES = "{% set ns = namespace(x='x') %}{% for a in range(60) %}{% set ns.x = 
         ("{{ 'x' * 999999999999 }}", "text or a list"),
         ("{{ 9 ** 99999999 > 1 }}", "power"),
         ("{{ 'x'.ljust(999999999) }}", "the number"),
+        ("{{ 'x' | center(10 ** 9) }}", "the number"),
+        ("{{ 'x' | center(1000000000) }}", "the number"),
+        ("{{ 'x' | center(width=1000000000) }}", "the number"),
+        ("{{ 'x' | indent(1000000000, true) }}", "the number"),
+        ("{{ {} | tojson(indent=1000000000) }}", "the number"),
+        ("{{ ('x\n' * 999999) | indent(999999) }}", "text or a list"),
+        ("{{ ('x' * 999999) | replace('x', 'x' * 999999) }}", "text or a list"),
+        ("{{ ('x' * 999999).replace('x', 'x' * 999999) }}", "text or a list"),
+        ("{{ ('\t' * 999999).expandtabs(999999) }}", "text or a list"),
+        ("{{ '%999999999d' % 1 }}", "text or a list"),
+        ("{{ '%*d' % (999999999, 1) }}", "text or a list"),
+        ("{{ '%999999999d' | format(1) }}", "text or a list"),
+        ("{{ '{:>999999999}'.format(1) }}", "text or a list"),
+        ("{{ ('{0}' * 999999).format('x' * 999999) }}", "text or a list"),
+        ("{{ (['x' * 999999] * 99999) | join }}", "text or a list"),
+        ("{{ ('x' * 999999).join(['x'] * 999999) }}", "text or a list"),
+        ("{{ range(99999) | map('center', 999999) | list | length }}", "texts and lists"),
+        ("{{ range(99999) | map('string') | map('center', 999999) | join }}", "texts and lists"),
+        ("{{ range(99999) | map('string') | map('center', 999999) | sort | first }}", "texts and"),
+        ("{% for a in range(99999) %}{% set x = 'x' * 9999999 %}{% endfor %}", "texts and"),
+        ("{{ 'x'" + " ~ 'x'" * 200 + " }}", "joins more"),
+        ("{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('x' * 9999) }}", "text or a list"),
+        ("{{ [['x' * 9999] * 999] * 999 }}", "text or a list"),
+        (DOUBLES.replace("BODY", "[ns.x, ns.x]") + "{{ ns.x }}", "text or a list"),
+        (DOUBLES.replace("BODY", "{'a': ns.x, 'b': ns.x}") + "{{ ns.x }}", "text or a list"),
+        (DOUBLES.replace("BODY", "(ns.x, ns.x)") + "{{ ns.x | tojson }}", "text or a list"),
+        ("{% set x = 'x' * 999999 %}{% set ns = namespace(x=[]) %}{% for a in range(9999) %}"
+         "{% set ns.x = [ns.x, x[a:]] %}{% endfor %}", "text"),
+        ("{% set x = ' ' ~ 'x' * 999999 %}{% set ns = namespace(x=[]) %}"
+         "{% for a in range(9999) %}{% set ns.x = ns.x + [x.strip()] %}{% endfor %}", "text"),
+        ("{{ lipsum(n=999999, max=999999) }}", "lipsum"),
+        ("{{ range(1000000000) | list }}", "the number"),
+        ("{% set ns = namespace(n=9) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}"
+         "{% endfor %}", "numbers of more than"),
         ("{% set x = 'x' * 99999 %}{% for a in range(999) %}{{ x }}{% endfor %}", "text or a list"),
     ],
 )  # fmt: skip
-def test_what_would_not_end_or_not_fit_is_refused(text: str, told: str) -> None:
-    template = ChatTemplate(text, "chat_template.jinja", {})
-    with pytest.raises(InputError, match=f"cannot render.*{told}"):
-        template.render([Message("user", "hello")])
+def test_what_would_not_end_or_not_fit_is_refused(
+    text: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_STEPS", 500_000)
+    with pytest.raises(InputError, match=rf"chat template (cannot render|does not comp).*{told}"):
+        ChatTemplate(text, "chat_template.jinja", {}).render([Message("user", "hello")])
+
+
+def test_what_takes_long_in_few_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
+    text = "{% set x = 'x' * 999999 %}{% for a in range(99999) %}{{ '' if 'yx' in x }}{% endfor %}"
+    with pytest.raises(InputError, match="s of a processor"):
+        ChatTemplate(text, "t", {}).render([Message("user", "hello")])
 
 
 def test_loops_keep_what_templates_ask_of_them() -> None:

@@ -1,0 +1,61 @@
+"""Ray's dashboard below a path of Prefect's server, for browsers that have logged in there.
+
+Ray's own page keeps its token, our key, in a cookie, which a browser sends to every port of this
+machine. So browsers ask here, and the key is added on the way. Ray is asked to show things only:
+nothing that runs a command passes.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import httpx
+
+from infra.access import bearer
+from infra.guard import Asgi, Message, Receive, Send
+
+RAY_PAGE = "/ray-dashboard/"
+_PAGE = ("static/", "favicon.ico", "speedscope-")
+"""paths of what Ray's own page consists of begin like this; all others lead to data"""
+_PASSED = ("content-type", "content-encoding", "content-length", "cache-control", "last-modified")
+_ONE_MINUTE = 60.0
+_ONLY_SHOWN = "405: Ray's page shows things here and changes nothing\n"
+
+
+class RayPage:
+    """`url` is that of Ray's dashboard."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=_ONE_MINUTE, trust_env=False)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        from starlette.responses import PlainTextResponse, StreamingResponse
+
+        if scope["method"] not in ("GET", "HEAD"):
+            refusal = PlainTextResponse(_ONLY_SHOWN, 405)
+            await cast("Asgi", refusal)(scope, receive, send)
+            return
+        asked = scope["raw_path"].decode("latin-1").removeprefix(RAY_PAGE)
+        query = scope["query_string"].decode("latin-1")
+        url = httpx.URL(f"/{asked.lstrip('/')}" + (f"?{query}" if query else ""))
+        async with self._http.stream(scope["method"], url, headers=bearer()) as reply:
+            headers = {name: reply.headers[name] for name in _PASSED if name in reply.headers}
+            headers["x-content-type-options"] = "nosniff"
+            if not _is_page(asked):  # a log that looks like a page stays one without scripts
+                headers["content-security-policy"] = "sandbox"
+            answer = StreamingResponse(reply.aiter_raw(), reply.status_code, headers)
+            await cast("Asgi", answer)(scope, receive, send)
+
+
+def _is_page(asked: str) -> bool:
+    return not asked or asked.startswith(_PAGE)
+
+
+def with_ray(app: Asgi, ray: RayPage) -> Asgi:
+    """The app, with Ray's page below its path."""
+
+    async def chosen(scope: Message, receive: Receive, send: Send) -> None:
+        is_ray = scope["type"] == "http" and scope["path"].startswith(RAY_PAGE)
+        await (ray if is_ray else app)(scope, receive, send)
+
+    return chosen

@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import free_ports
-from tests.parts.machine import BUCKET, until
+from tests.parts.machine import BUCKET, SECRETS, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,16 +106,21 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def command_lines() -> Iterator[set[str]]:
+def command_lines(secret_holders: dict[str, set[str]]) -> Iterator[set[str]]:
     """Grows by the arguments of every process that runs meanwhile."""
     seen: set[str] = set()
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(1.0):
-            for file in Path("/proc").glob("[0-9]*/cmdline"):
+            for process in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):  # it ended meanwhile
-                    seen.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                    line = _words(process / "cmdline")
+                    seen.add(line)
+                    environment = _words(process / "environ")
+                    for name, secret in SECRETS.items():
+                        if secret in environment:
+                            secret_holders[name].add(line)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -124,6 +129,17 @@ def command_lines() -> Iterator[set[str]]:
     finally:
         over.set()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def secret_holders() -> dict[str, set[str]]:
+    """By planted secret the arguments of processes that were started with it in their environment,
+    as `command_lines` sees them."""
+    return {name: set() for name in SECRETS}
+
+
+def _words(file: Path) -> str:
+    return file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def _answers(url: str) -> bool:

@@ -11,6 +11,9 @@ import pytest
 from infra.home import runtime_dir
 from tests.parts.machine import BUCKET, SECRETS, Machine, settings
 
+STARTERS = ("bin/tributary ", "prefect worker", "bin/prefect ", "prefect.flow", "prefect.engine")
+"""in the arguments of commands, of the worker, and of flows"""
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
@@ -42,6 +45,21 @@ def test_a_planted_secret_is_nowhere(
         assert not [file for file in files if secret.encode() in _bytes(file)], f"{name}: in a file"
         found = [entry for entry in _objects(machine) if secret.encode() in _body(machine, entry)]
         assert not found, f"{name} is in the store"
+
+
+def test_only_what_starts_jobs_has_secrets_that_jobs_do_not_all_need(
+    machine: Machine, smoke: dict[str, Any], secret_holders: dict[str, set[str]]
+) -> None:
+    """A person's command has them, and Prefect's worker, which starts flows. Ray, its workers, the
+    servers of models, MLflow and Prefect's own server have the store's at most."""
+    del machine, smoke
+    for name, holders in secret_holders.items():
+        if name.startswith("AWS_"):
+            others = [line for line in holders if "uvicorn" in line or "mlflow" in line]
+        else:
+            others = [line for line in holders if not any(part in line for part in STARTERS)]
+        assert holders, f"{name}: nobody was started with it while we looked"
+        assert others == [], name
 
 
 def _objects(machine: Machine) -> list[dict[str, str]]:

@@ -21,8 +21,12 @@ BUCKET = "tributary-e2e"
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "planted-key-7f3a91c2",
     "AWS_SESSION_TOKEN": "planted-token-b8d204e6",
+    "HF_TOKEN": "planted-hub-1c77e0d5",
+    "EXTERNAL_FLEET_KEY": "planted-fleet-90ab34f1",
+    "OPENAI_API_KEY": "planted-judge-6d2e58b3",
+    "GITHUB_TOKEN": "planted-tool-e41f07a9",
 }
-"""used by every part that reaches the store, and to be written down by none"""
+"""used by every part that reaches the store, or by some, and to be written down by none"""
 STORE = f"s3://{BUCKET}/store"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 """as a company's network sets them; nobody answers there, so nothing of ours may ask it"""

@@ -11,7 +11,7 @@ import pytest
 from infra.home import runtime_dir
 from tests.parts.machine import BUCKET, SECRETS, Machine, settings
 
-STARTERS = ("bin/tributary ", "prefect worker", "bin/prefect ", "prefect.flow", "prefect.engine")
+STARTERS = ("bin/tributary ", "prefect worker", "bin/prefect ", "prefect.runner", "prefect.engine")
 """in the arguments of commands, of the worker, and of flows"""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

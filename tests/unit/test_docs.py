@@ -37,6 +37,16 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert "max_staleness" in reference
 
 
+def test_tests_that_a_page_names_are_there() -> None:
+    named = {
+        file
+        for page in (ROOT / "docs").glob("*.md")
+        for file in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text())
+    }
+    assert len(named) > 10
+    assert [file for file in sorted(named) if not (ROOT / file).is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     text = re.sub(r"`[^`\n]*`", "", page.read_text())

@@ -102,9 +102,12 @@ def test_no_pod_is_root_or_keeps_a_capability_and_the_network_is_closed_to_other
     assert "NetworkPolicy" not in rendered({**KEY, "networkPolicy": {"enabled": False}})
 
 
-def test_every_image_of_compose_has_a_tag() -> None:
+def test_every_image_of_compose_has_a_tag_and_no_container_gains_privileges() -> None:
     services = yaml.safe_load((ROOT / "infra/docker/compose.yaml").read_text())["services"]
     assert all(":" in service["image"] for service in services.values())
+    for name, service in services.items():
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    assert services["tributary"]["cap_drop"] == ["ALL"]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import unicodedata
 from typing import Any
 
@@ -17,6 +19,7 @@ from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
 from flows.command.shown_samples import Part, ShownSample
 from flows.reports.report import markdown_table
+from infra.home import SOURCE_ROOT
 from infra.shown_text import markdown_text, shown, shown_line
 
 pytestmark = pytest.mark.unit
@@ -71,6 +74,28 @@ def test_nothing_that_is_printed_steers_the_terminal(terminal: bool) -> None:
         assert "ok" in told
         assert _steering(told) == []
     assert _steering(_printed(EVIL, terminal=terminal, markup=False, end="", style="dim")) == []
+
+
+WRITERS = {
+    "flows/command/output.py: print": "JSON, in which control characters are numbers",
+    "flows/command/logs.py: sys.stdout.write": "lines of a log, each of them `shown`",
+    "flows/command/declared/machine.py: print": "the completion of a shell, which is our own text",
+}
+
+
+def test_all_commands_print_by_the_console_that_shows_control_characters() -> None:
+    """Those that print text of models, tools or rows (rollouts, preview, chat, logs, show, report,
+    runs, compare, top, admit, doctor, ...), and any that come."""
+    found: set[str] = set()
+    for file in (SOURCE_ROOT / "flows").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if re.fullmatch(
+                    r"print|(rich\.)?Console|rich\.print|.*std(out|err)\.write\w*", called
+                ):
+                    found.add(f"{file.relative_to(SOURCE_ROOT)}: {called}")
+    assert found == WRITERS.keys()
 
 
 def _sample() -> ShownSample:

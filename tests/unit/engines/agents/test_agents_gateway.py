@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ async def test_bad_input_gets_the_formats_own_error_and_costs_no_turn(path: str)
         large = await post(url, key, path, b'{"x": "' + b"x" * 20_000 + b'"}')
         assert large.status_code == 413
 
-        async def endless() -> Any:
+        async def endless() -> AsyncIterator[bytes]:
             for _ in range(100):
                 yield b"x" * 1000
 

@@ -14,10 +14,10 @@ from engines.sglang.http import UnknownRequest, call
 from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
 from engines.weights.reach import ANSWER_S, REACH
+from engines.weights.recheck import checked_stream
 from engines.weights.report import PublishReport
 from engines.weights.shared_memory import tell
 from engines.weights.shared_tensors import flat_handles
-from engines.weights.stream import stream
 from engines.weights.transport import Target
 from engines.weights.update import Servers
 from infra.errors import EngineError
@@ -51,10 +51,16 @@ class CudaIpc:
             told = {url: flat_handles(bucket, 1, SharedOnDevice)[0] for url in servers.urls}
             return servers.start(lambda url: tell(url, [told[url]], bucket.flat.nbytes))
 
-        # A server lets go of a bucket, and waits for its copies, before it answers: torch does so
-        # when a tensor that it opened is freed. So a bucket's memory may be used again then.
+        def fresh(num_bytes: int) -> Tensor:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+        # A server of one rank lets go of a bucket, and waits for its copies, before it answers:
+        # torch does so when a tensor that it opened is freed. So a bucket's memory may be used
+        # again then. One of several ranks answers when its first rank is done, and the others'
+        # copies may only be queued: those are refused above.
+        memory = OwnMemory(device)
         try:
-            return stream(self.name, weights, targets, version, OwnMemory(device), send)
+            return checked_stream(self.name, weights, targets, version, memory, send, fresh)
         finally:
             torch.cuda.ipc_collect()
 

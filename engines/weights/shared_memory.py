@@ -14,9 +14,9 @@ from engines.devices.waiting_time import transfer_bound_s
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.buckets import TAKE_S, Bucket, TrainedWeights
+from engines.weights.recheck import checked_stream
 from engines.weights.report import PublishReport
 from engines.weights.shared_tensors import FLAT, allocate, flat_handles
-from engines.weights.stream import stream
 from engines.weights.transport import Target
 from engines.weights.update import Servers
 
@@ -41,7 +41,8 @@ class SharedMemory:
             told = {url: flat_handles(bucket, count) for url, count in ranks_of.items()}
             return servers.start(lambda url: tell(url, told[url], bucket.flat.nbytes))
 
-        return stream(self.name, weights, targets, version, self._memory, send)
+        memory = self._memory
+        return checked_stream(self.name, weights, targets, version, memory, send, allocate)
 
     def close(self) -> None:
         self._slots.clear()

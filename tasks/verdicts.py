@@ -18,13 +18,14 @@ from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
 
 FEWEST = 8
-"""rollouts from which a rule about failed verdicts holds"""
+"""rollouts, or groups, from which a rule about them holds"""
 _FEWEST_ROLLOUTS, _FEWEST_GROUPS = 64, 32
-"""from which half of them says something: a few steps of a young policy have such halves"""
+"""from which they are many"""
 _MANY = 0.05
 """share of failed verdicts from which they are a warning"""
-_MOST = 0.5
-"""share of truncated, malformed or useless rollouts from which they are a warning"""
+_MOST, _MOST_OF_FEW = 0.5, 0.75
+"""share of truncated, malformed, aborted or useless rollouts above which they are a warning; a
+young policy's few steps come above the first by chance"""
 _REASONS = 256
 """different ones that are counted"""
 SOLVED = 0.9
@@ -192,8 +193,12 @@ _ENDS = {
     " `max_new_tokens` or `max_turns`",
     Status.MALFORMED: "broke the format of calls or thoughts; give the model a longer cold start,"
     " or correct the chat template",
-    Status.ABORTED: "were aborted by the engine",
+    Status.ABORTED: "were aborted by the engine; look at the logs of its servers",
 }
+
+
+def _are_most(count: int, total: int, many: int) -> bool:
+    return total >= FEWEST and count > (_MOST if total >= many else _MOST_OF_FEW) * total
 
 
 def no_verdict(domain: str, judged: Judged) -> str:
@@ -215,9 +220,9 @@ def _ends(name: str, judged: Judged) -> Iterator[StageWarning]:
             advice="repair the reward or the environment",
             figures={"failed": failed, "asked": judged.asked},
         )
-    for status in (Status.TRUNCATED, Status.MALFORMED):
+    for status in _ENDS:
         count = judged.ended[status]
-        if count > _MOST * total and (total >= _FEWEST_ROLLOUTS or count == total):
+        if _are_most(count, total, _FEWEST_ROLLOUTS) or 0 < count == total:
             yield StageWarning(
                 what=f"{count} of {total} rollouts of {name} ended {status}",
                 cause=_ENDS[status].partition("; ")[0],
@@ -235,7 +240,7 @@ def _rewards(name: str, judged: Judged, *, compares: bool) -> Iterator[StageWarn
             advice="look at the samples, and try the reward with `tributary test-hook`",
             figures={"rollouts": judged.scored, "reward": judged.low},
         )
-    elif compares and judged.groups >= _FEWEST_GROUPS and judged.flat > _MOST * judged.groups:
+    elif compares and _are_most(judged.flat, judged.groups, _FEWEST_GROUPS):
         yield StageWarning(
             what=f"{judged.flat} of {judged.groups} groups of {name} taught nothing",
             cause="all rollouts of such a group earned the same, and did not solve the problem",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from flows.checks.trial.bounded_steps import Blind
 from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, TrialRequest, request_of
 from flows.load import load_recipe
+from infra.home import SOURCE_ROOT
+from infra.processes.children import birth_of, same_process
 from infra.user_files import install_hooks, read_hooks
 from tests.cases.recipes import RECIPE, check, write
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
 
@@ -47,6 +52,7 @@ ENVIRONMENTS: list[tuple[str, str]] = [
     ("StepRaises", "step() raised ValueError: bad step (misbehaving.py, line "),
     ("StepHangs", "misbehaving:StepHangs: step() did not finish within 0.5 s"),
     ("StepGivesText", "step() of _Episode gave str, not engines.types.Step"),
+    ("NoEnvironmentComes", "environment() raised OSError: no tools here (misbehaving.py, line "),
 ]
 REWARDS: list[tuple[str, str]] = [
     ("raises", "on a demonstration of roman/sft/0/0 raised RuntimeError: my judge is broken"),
@@ -117,11 +123,12 @@ def test_a_curriculum_that_breaks_its_contract_is_named(
     assert name in found.problems[0]
 
 
+@pytest.mark.parametrize("most_turns", [1, 2])
 @pytest.mark.parametrize(("name", "wanted"), ENVIRONMENTS)
 def test_an_environment_that_breaks_its_contract_is_named(
-    name: str, wanted: str, tmp_path: Path
+    name: str, wanted: str, most_turns: int, tmp_path: Path
 ) -> None:
-    found = _try(tmp_path, *_curriculum(name), "experts.roman.domain.max_turns=2")
+    found = _try(tmp_path, *_curriculum(name), f"{DOMAIN}.max_turns={most_turns}")
     assert [wanted in line for line in found.problems] == [True], found.problems
 
 
@@ -293,6 +300,43 @@ def test_a_trial_that_is_ended_leaves_no_temporary_folder(
     found = trial.try_apart(request_of(recipe, plan_of("post-train", recipe, {})))
     assert "importing leaving ended its process (exit code 5)" in found.problems[0]
     assert list(temporary.iterdir()) == []
+
+
+def test_a_trial_ends_with_its_owner_however_that_ended(tmp_path: Path) -> None:
+    text = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('draft', 'w').write(str(child.pid))\n"
+        "__import__('os').rename('draft', 'child.pid')\n"
+        "time.sleep(600)\n"
+    )
+    recipe = load_recipe(str(_spoiled(tmp_path, "waits", text)))
+    request = request_of(recipe, plan_of("post-train", recipe, {}))
+    command = "flows.checks.trial.process", tmp_path / "output", tmp_path / "stack"
+    paths = {"PYTHONPATH": str(SOURCE_ROOT)}
+    trying = subprocess.Popen(
+        [sys.executable, "-m", *map(str, command)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=os.environ | paths,
+    )
+    assert trying.stdin is not None
+    assert trying.stdout is not None
+    trying.stdin.write(request.model_dump_json().encode() + b"\n")
+    trying.stdin.flush()
+    while b"importing waits" not in trying.stdout.readline():
+        assert trying.poll() is None
+    child = tmp_path / "child.pid"
+    until(child.is_file, 60)
+    pid = int(child.read_text())
+    birth = birth_of(pid)
+    assert same_process(pid, birth)
+    trying.stdin.close()  # as the kernel does with what a killed process had open
+    assert trying.wait(60) == -signal.SIGKILL
+    trying.stdout.close()
+    until(lambda: same_process(pid, birth) is None, 60)
 
 
 def test_the_trial_leaves_no_process_behind(tmp_path: Path) -> None:

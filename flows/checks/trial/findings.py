@@ -97,8 +97,8 @@ def try_apart(request: TrialRequest) -> Findings:
         )
         try:
             assert process.stdin is not None
-            process.stdin.write(request.model_dump_json().encode())
-            process.stdin.close()
+            process.stdin.write(request.model_dump_json().encode() + b"\n")
+            process.stdin.flush()  # left open: its end says that this process is gone
             seen = _follow(process)
             hangs = process.poll() is None and seen.findings is None
         finally:
@@ -142,8 +142,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def _hung(seen: _Seen, stack: Path) -> str:

@@ -52,13 +52,11 @@ def build_parts(placed: PlacedDomain, attempts: Attempts) -> LiveParts | None:
         )
     if curriculum is None:
         return None
-    environment = None
-    if domain.max_turns > 1:
-        fine, environment = attempts.call(at, f"{named.name}.environment()", curriculum.environment)
-        if fine and environment is None:
-            attempts.problems.append(
-                f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
-            )
+    fine, environment = attempts.call(at, f"{named.name}.environment()", curriculum.environment)
+    if fine and environment is None and domain.max_turns > 1:
+        attempts.problems.append(
+            f"{where}.max_turns: is {domain.max_turns}, but its curriculum has no environment"
+        )
     if placed.is_tried and not isinstance(curriculum, Admissible):
         attempts.problems.append(
             f"{at}: `admit` tries its problems, and {named.name} has no methods"

@@ -1,7 +1,8 @@
 """The process in which a trial runs: `python -m flows.checks.trial.process OUTPUT STACK`.
 
-It reads the request from its input and tells each step before it is taken, as a line of JSON, by a
-channel that the parts do not know: what they print goes to the file OUTPUT.
+It reads the request from its input, a line, and tells each step before it is taken, as a line of
+JSON, by a channel that the parts do not know: what they print goes to the file OUTPUT. The end of
+its input means that its owner is gone, however that ended; then it ends, with all that it started.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from threading import Thread
+from typing import Any, BinaryIO, TextIO
 
 from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import TrialRequest
@@ -43,9 +46,19 @@ class Telling:
         self._channel.flush()
 
 
+def _end_with(owner: BinaryIO) -> None:
+    """End this process and its group when the owner's end of the pipe is closed."""
+    owner.read()
+    os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
     output, stack = Path(sys.argv[1]), Path(sys.argv[2])
-    request = TrialRequest.model_validate_json(sys.stdin.buffer.read())
+    owner = os.fdopen(os.dup(0), "rb")
+    request = TrialRequest.model_validate_json(owner.readline())
+    Thread(target=_end_with, args=[owner], daemon=True).start()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
     for name in secret_names(request.model_dump(mode="json")):
         os.environ.setdefault(name, "unknown-here")  # a trial looks at the recipe, on any machine
     channel = os.fdopen(os.dup(1), "w")

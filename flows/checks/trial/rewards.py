@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from engines.types import (
@@ -33,6 +34,9 @@ _LONG = 400
 """characters that no answer repeats letter by letter"""
 _COMPARING = ("math", "exact", "regex")
 """rewards that compare an answer with the reference"""
+_BY_LETTER = ("exact", "regex")
+"""of these, the ones for which a text is no number"""
+_FLOAT, _WHOLE = re.compile(r"[+-]?\d+\.\d+"), re.compile(r"[+-]?\d+\.0+")
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -44,7 +48,9 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
         if term.name in _COMPARING and isinstance(live.curriculum, RowCurriculum):
-            attempts.cautions += _never_said(at, term.name, [d.problem for d in judged])
+            texts = [*_texts(d.problem for d in judged)]
+            attempts.cautions += _never_said(at, term.name, texts, len(judged))
+            attempts.cautions += _written_as_floats(at, term.name, texts)
         verdicts: list[Verdict] = []
         for demonstration in judged:
             verdict = _verdict(at, term, _transcript(demonstration), attempts, limit)
@@ -89,11 +95,31 @@ def _in_a_box(shown: Demonstration) -> Demonstration:
     return replace(shown, turns=(replace(said, content=f"\\boxed{{{said.content}}}"),))
 
 
-def _never_said(at: str, name: str, problems: Sequence[Problem]) -> Iterator[str]:
-    """Where every reference holds a whole solution, which no answer repeats."""
-    answers = [p.reference.get(ANSWER) for p in problems if isinstance(p.reference, dict)]
-    texts = [answer for answer in answers if isinstance(answer, str)]
-    if not texts or len(texts) < len(problems) or not all(map(_is_solution, texts)):
+def _texts(problems: Iterable[Problem]) -> Iterator[str]:
+    """The reference answers that are text."""
+    for problem in problems:
+        answer = problem.reference.get(ANSWER) if isinstance(problem.reference, dict) else None
+        if isinstance(answer, str):
+            yield answer
+
+
+def _written_as_floats(at: str, name: str, texts: Sequence[str]) -> Iterator[str]:
+    """Where a program wrote a column of whole numbers with `.0`, as pandas does if cells of it
+    are empty."""
+    whole = [text for text in texts if _WHOLE.fullmatch(text.strip())]
+    if name not in _BY_LETTER or not whole or not all(map(_FLOAT.fullmatch, map(str.strip, texts))):
+        return
+    yield (
+        f"{at}: {name} compares texts letter by letter, and references are written as"
+        f" {whole[0]!r}: an answer {whole[0].strip().partition('.')[0]!r} is not that. pandas"
+        " writes whole numbers so if the column has empty cells; save it with"
+        ' `.astype("Int64")`, or choose the reward `math`'
+    )
+
+
+def _never_said(at: str, name: str, texts: Sequence[str], count: int) -> Iterator[str]:
+    """Where every reference of `count` holds a whole solution, which no answer repeats."""
+    if not texts or len(texts) < count or not all(map(_is_solution, texts)):
         return
     pattern = '"#### (.+)"' if all("####" in text for text in texts) else "a pattern of it"
     yield (

@@ -171,6 +171,11 @@ class StepHangs(_Playing):
         await asyncio.sleep(3600)
 
 
+class NoEnvironmentComes(_Playing):
+    def environment(self) -> Environment:
+        raise OSError("no tools here")
+
+
 class StepGivesText(_Playing):
     async def react(self) -> Any:
         return "XIV"

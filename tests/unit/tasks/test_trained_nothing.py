@@ -22,13 +22,15 @@ from engines.rollout.metrics import step_metrics
 from engines.rollout.records.gallery import Gallery
 from engines.sglang.in_flight import ServerUse
 from engines.step_inputs import StepInputs, TrainedStep
-from engines.types import Group
+from engines.types import Group, Problem, Status
 from infra.errors import InputError, TrainingStopped
 from tasks.opd.body import check_other_weights
 from tasks.resources import read_rows
 from tasks.rl.record import RlRecord
+from tasks.verdicts import Verdicts
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, domain
+from tests.parts.sample_parts import sample_of
 from tests.parts.stage_parts import ListReporter, stage_context
 
 pytestmark = pytest.mark.unit
@@ -164,6 +166,26 @@ async def test_most_rollouts_truncated() -> None:
     long: Say = lambda prompt, _: "1" * lengths[next(spoken) % 4]  # noqa: E731
     lines = await said(long, lambda answer: float(len(answer) == 1), steps=9)
     assert any(s.startswith("54 of 72 rollouts of d ended truncated: ") for s in lines)
+
+
+async def test_a_run_of_a_few_steps_is_told_what_was_useless_three_times_in_four() -> None:
+    spoken = iter(range(10**9))
+    # of eight groups seven have equal rewards; of 16 rollouts 13 are cut off
+    say: Say = lambda prompt, _: "0" if next(spoken) != 3 else "1"  # noqa: E731
+    lines = await said(say, float, steps=2)
+    assert any(s.startswith("7 of 8 groups of d taught nothing: ") for s in lines)
+    cut = iter(range(10**9))
+    long: Say = lambda prompt, _: "1" if next(cut) in (1, 4, 9) else "1" * 9  # noqa: E731
+    lines = await said(long, lambda answer: float(len(answer) == 1), steps=2)
+    assert any(s.startswith("13 of 16 rollouts of d ended truncated: ") for s in lines)
+
+
+def test_all_aborted_is_said_of_any_number_of_rollouts() -> None:
+    verdicts = Verdicts()
+    sample = sample_of("p", "d", "g", "r", 0, [1], [1], [-1.0], [0], Status.ABORTED)
+    verdicts.observe([Group(Problem("p", "d", ()), [sample])])
+    (warning,) = verdicts.warnings(["spread"])
+    assert str(warning).startswith("1 of 1 rollouts of d ended aborted: were aborted by the engine")
 
 
 async def test_every_rollout_malformed() -> None:

@@ -184,6 +184,27 @@ def test_check_says_that_references_are_whole_solutions(tmp_path: Path, reward: 
 
 
 @pytest.mark.parametrize(
+    ("reward", "cells", "is_said"),
+    [
+        ({"name": "exact"}, ["1.0", "2.0"], True),
+        ({"name": "regex", "options": {"pattern": ".+"}}, ["1.5", "-2.00"], True),
+        ({"name": "math"}, ["1.0", "2.0"], False),
+        ({"name": "exact"}, ["1.5", "2.25"], False),
+        ({"name": "exact"}, ["1.0", "one"], False),
+    ],
+)
+def test_check_says_that_a_csv_has_whole_numbers_as_texts_with_a_point(
+    tmp_path: Path, reward: dict[str, Any], cells: list[str], is_said: bool
+):
+    lines = [f"{n} minus {n}?,{cells[n % 2]}" for n in range(60)]
+    (tmp_path / "sums.csv").write_text("\n".join(["question,answer", *lines]))
+    source = {"files": ["*.csv"], "instruction": "Put the answer in \\boxed{}."}
+    made = recipe(tmp_path, {"sources": source}, [reward | {"outcome": True}])
+    said = [c for c in cautions(made, plan_post_train(made)) if 'astype("Int64")' in c]
+    assert len(said) == is_said, said
+
+
+@pytest.mark.parametrize(
     ("answers", "said"), [([1.0, 2.0, 3.0], "2"), ([True, False, True], "false")]
 )
 async def test_a_column_of_numbers_or_truth_values_is_matched_and_shown_as_people_write_it(

@@ -182,9 +182,9 @@ def test_an_expert_that_the_recipe_lacks_cannot_be_run(capsys: pytest.CaptureFix
 
 
 def test_a_run_cannot_begin_in_a_read_only_store(capsys: pytest.CaptureFixture[str]) -> None:
-    root = "storage.root=/proc/tributary"
+    root = "storage.root=/sys/tributary"
     assert _exit_code("run", "cpu-smoke", "--in-process", "--set", root) == 1
-    assert "could not create file:///proc/tributary/runs" in capsys.readouterr().err
+    assert "could not create file:///sys/tributary/runs" in capsys.readouterr().err
     assert _exit_code("report") == 2, "no run is left on record"
 
 
@@ -203,10 +203,18 @@ def test_a_run_cannot_begin_on_a_full_disk(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_plan_of_a_read_only_store_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code("check", "cpu-smoke", "--set", "storage.root=/proc/tributary") == 0
+    assert _exit_code("check", "cpu-smoke", "--set", "storage.root=/sys/tributary") == 0
     said = capsys.readouterr().out
     assert "to run" in said
-    assert "warning: storage.root: /proc/tributary cannot be written" in said
+    assert "warning: storage.root: /sys/tributary cannot be written" in said
+
+
+@pytest.mark.parametrize("root", ["/proc/tributary", "file:///etc/passwd/tributary"])
+def test_a_store_where_nobody_can_make_a_folder_is_refused(
+    root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code("check", "cpu-smoke", "--set", f"storage.root={root}") == 2
+    assert f"storage.root: {root} cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["a/b", "Mine", "../x", "x" * 61, "-x"])

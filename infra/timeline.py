@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -128,16 +128,16 @@ class Timeline:
                 self._points[name] = kept[::2]
                 self._apart[name] = 2 * (at - kept[0].at) / self.most
 
-    def save(self, folder: Path) -> None:
-        """Write into a checkpoint's folder what is recorded so far."""
+    def save(self, folder: Path) -> Callable[[], None]:
+        """-> what writes into a checkpoint's folder what is recorded by now, in a thread."""
         state = {
             "part": self.part,
             "dropped": self.dropped,
-            "apart": self._apart,
-            "events": [event for kept in self._events.values() for event in kept],
-            "points": self._points,
+            "apart": dict(self._apart),
+            "events": self.events,
+            "points": {name: list(points) for name, points in self._points.items()},
         }
-        (folder / _FILE).write_bytes(orjson.dumps(state))
+        return lambda: _write(folder / _FILE, state)
 
     def restore(self, folder: Path) -> None:
         """Go on after what was recorded up to a checkpoint."""
@@ -148,6 +148,10 @@ class Timeline:
             self._events.setdefault(raw["lane"], deque()).append(Event(**raw))
         for name, points in state["points"].items():
             self._points[name] = [Point(**raw) for raw in points]
+
+
+def _write(file: Path, state: Mapping[str, Any]) -> None:
+    file.write_bytes(orjson.dumps(state))
 
 
 _recorded: ContextVar[Timeline | None] = ContextVar("timeline", default=None)

@@ -19,6 +19,7 @@ from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.rollout.protocols import ChatFormat, Generate
 from engines.rollout.records.journal import Finished, prompt_checksum
 from engines.rollout.records.turn_journal import TicketTurns
+from engines.rollout.window import Window
 from engines.types import Message, Problem, Rollout, Sample, Status, Transcript
 from infra.cancelling import is_told_to_end
 from infra.errors import InfrastructureError, TributaryError
@@ -33,8 +34,15 @@ class Roller:
     """Rolls problems out against one policy. Stateless between rollouts."""
 
     def __init__(
-        self, *, generate: Generate, chat: ChatFormat, context_length: int, seed: int
+        self,
+        *,
+        generate: Generate,
+        chat: ChatFormat,
+        context_length: int,
+        seed: int,
+        window: Window | None = None,
     ) -> None:
+        self.window = window or Window()
         self._generate = generate
         self._chat = chat
         self._context_length = context_length

@@ -9,11 +9,17 @@ from typing import Protocol
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.journal import Finished
 from engines.rollout.records.turn_journal import TicketTurns
+from engines.rollout.window import Window
 from engines.types import Problem, Rollout
 
 
 class RollsGroups(Protocol):
     """`Roller` does it here, `WorkerPool` in rollout workers: with the same rollouts to the bit."""
+
+    @property
+    def window(self) -> Window:
+        """How many rollouts of sweeps keep its servers busy."""
+        ...
 
     async def roll_group(
         self,

@@ -1,15 +1,21 @@
-"""Sample rollouts of many problems concurrently with fixed weights. Nothing is trained."""
+"""Sample rollouts of many problems concurrently with fixed weights. Nothing is trained.
+
+    problems ──▶ room in the roller's window? ──▶ roll_group ──▶ journal, result
+
+However many problems there are, as many rollouts are under way as keep the servers busy.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.records.journal import Finished, RolloutJournal
 from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.window import Window
 from engines.types import Problem, Rollout
 from infra.errors import EngineError
 
@@ -53,21 +59,20 @@ async def sample_rollouts(
     Every generated token must come from weights `kept.version`; raises EngineError when one does
     not. The seeds do not depend on the version: models are compared on the same random numbers.
     """
-    groups = await asyncio.gather(
-        *[
-            roller.roll_group(
-                domain,
-                p,
-                samples,
-                temperature=temperature,
-                group_id=f"{label}/{p.id}" if label else p.id,
-                seed_name=p.id,
-                known=kept.known,
-                on_finished=kept.keep,
-            )
-            for p in problems
-        ]
-    )
+
+    def roll(problem: Problem) -> Awaitable[list[Rollout]]:
+        return roller.roll_group(
+            domain,
+            problem,
+            samples,
+            temperature=temperature,
+            group_id=f"{label}/{problem.id}" if label else problem.id,
+            seed_name=problem.id,
+            known=kept.known,
+            on_finished=kept.keep,
+        )
+
+    groups = await _each(problems, samples, roll, roller.window)
     for rollout in (r for group in groups for r in group):
         strange = rollout.weight_versions - {kept.version}
         if strange:
@@ -76,3 +81,30 @@ async def sample_rollouts(
                 f"while {kept.version} were loaded: another writer uses this fleet"
             )
     return groups
+
+
+async def _each(
+    problems: Sequence[Problem],
+    samples: int,
+    roll: Callable[[Problem], Awaitable[list[Rollout]]],
+    window: Window,
+) -> list[list[Rollout]]:
+    """In the order of the problems. The first error ends all others."""
+    made: list[list[Rollout]] = [[] for _ in problems]
+
+    async def one(at: int, places: int) -> None:
+        try:
+            made[at] = await roll(problems[at])
+        finally:
+            window.give_back(places)
+
+    failed: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as rolling:
+            for at in range(len(problems)):
+                rolling.create_task(one(at, await window.take(samples)))
+    except BaseExceptionGroup as several:
+        failed = several.exceptions[0]
+    if failed is not None:
+        raise failed
+    return made

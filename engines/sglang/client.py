@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from engines.sglang.aborts import Aborts
 from engines.sglang.in_flight import InFlight
 from engines.sglang.progress import STALL_S, Progress
 from engines.sglang.routed_batch import names_of, pack
-from engines.sglang.spec import Routing
+from engines.sglang.spec import MOST_RUNNING, Routing
 from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
 from engines.types import Finish, Generation, Sampling, TokenIds
 from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
@@ -41,6 +42,8 @@ _PATIENCE_S = 60.0
 _CONNECT_S = 30.0
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
+_MOST_CONNECTIONS = 16_384
+"""to one address there are some 28,000 local ports"""
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -83,7 +86,7 @@ class GenerationClient:
         *,
         max_batch: int = 16,
         routing: Routing = "spread",
-        most_turns: int | None = None,
+        most_turns: int = MOST_RUNNING,
         stall_s: float = STALL_S,
     ) -> None:
         """`max_batch`: turns in a request; 1 for servers without our plugin. `most_turns`: at the
@@ -99,6 +102,8 @@ class GenerationClient:
         self.routing: Routing = routing
         self._progress = Progress(stall_s)
         self._session: aiohttp.ClientSession | None = None
+        self._connected = asyncio.Semaphore(most_connections())
+        """requests without a place wait here; aborts need none"""
         self._key: dict[str, str] = {}
         self._aborts = Aborts(router_url, self._connections)
         self._queue = TurnQueue(max_batch, routing, most_turns)
@@ -172,7 +177,8 @@ class GenerationClient:
     async def _settle(self, batch: Batch) -> None:
         """Answer every turn of a batch, or fail every one of them."""
         try:
-            await self._answer(batch)
+            async with self._connected:
+                await self._answer(batch)
         except asyncio.CancelledError:
             for turn in batch.turns:
                 turn.generation.cancel()
@@ -259,6 +265,12 @@ class GenerationClient:
             )
             self._key = bearer_of(self.router_url)
         return self._session
+
+
+def most_connections() -> int:
+    """One client's: half of the files that this process may open, as others open some, too."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if files < 0 else max(1, min(files // 2, _MOST_CONNECTIONS))
 
 
 def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool) -> bytes:

@@ -49,12 +49,12 @@ class Fleet:
     def __init__(self, lease: StageLease | ExternalLease, terms: ServerTerms) -> None:
         use: ServerUse = lease.use
         self.router_url = use.router_url
-        count, most = len(use.server_urls), terms.spec.max_turns_per_server
+        count = len(use.server_urls)
         self.client = GenerationClient(
             use.router_url,
             max_batch=16 if use.takes_batches else 1,
             routing=terms.spec.routing if count > 1 else "spread",
-            most_turns=most and most * count,
+            most_turns=terms.spec.most_turns * count,
         )
         self._lease, self._terms = lease, terms
         self._asleep = 0

@@ -35,6 +35,8 @@ def _different(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 CPU_TOKENS = 16384
 _TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+MOST_RUNNING = 4096
+"""turns that SGLang runs at once, unless told otherwise: more of them would only wait there"""
 Routing = Literal["sticky", "spread"]
 ServerAddress = Annotated[str, AfterValidator(server_address)]
 
@@ -57,7 +59,14 @@ class FleetSpec(Config):
     beginning in its cache; spread: each request goes to the server with the fewest of them"""
     max_turns_per_server: Annotated[PositiveInt | None, RESULT_NEUTRAL] = None
     """most turns under way at once, for each server; others wait in the stage until a place is
-    free; None: no bound of ours, and SGLang has its own queue"""
+    free; None: 4,096, or as many as SGLang is told to run at once"""
+
+    @property
+    def most_turns(self) -> int:
+        """At one server at once."""
+        running = self.sglang.get("max_running_requests") or 0
+        at_most = MOST_RUNNING * int(self.sglang.get("dp_size") or 1)
+        return self.max_turns_per_server or max(at_most, int(running))
 
     @property
     def least_tokens(self) -> int:

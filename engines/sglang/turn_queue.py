@@ -11,7 +11,7 @@ server with the fewest lanes under way, and to another one while that server is 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,12 +52,12 @@ class Batch:
 class TurnQueue:
     """Of one client."""
 
-    def __init__(self, max_batch: int, routing: Routing, most_turns: int | None) -> None:
-        """`most_turns`: at the servers at once; None: no bound."""
+    def __init__(self, max_batch: int, routing: Routing, most_turns: int) -> None:
+        """`most_turns`: at the servers at once."""
         self._max_batch = max_batch
         self._most_turns = most_turns
         self._lanes = Lanes(max_batch) if routing == "sticky" else None
-        self._waiting: list[AskedTurn] = []
+        self._waiting: deque[AskedTurn] = deque()
         self._under_way = 0
 
     @property
@@ -69,11 +69,12 @@ class TurnQueue:
 
     def take(self) -> list[Batch]:
         """What may be sent now, first come first served; `give_back` says when it is over."""
-        waiting = [turn for turn in self._waiting if not turn.is_over]
-        places = len(waiting)
-        if self._most_turns is not None:
-            places = min(places, self._most_turns - self._under_way)
-        taken, self._waiting = waiting[:places], waiting[places:]
+        taken: list[AskedTurn] = []
+        places = self._most_turns - self._under_way
+        while self._waiting and len(taken) < places:
+            turn = self._waiting.popleft()
+            if not turn.is_over:
+                taken.append(turn)
         self._under_way += len(taken)
         by_lane = {"": taken} if self._lanes is None else self._lanes.sort(taken)
         return [
@@ -84,7 +85,7 @@ class TurnQueue:
 
     def take_all(self) -> list[AskedTurn]:
         """Those that wait; they will not be sent."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, deque()
         return [turn for turn in waiting if not turn.is_over]
 
     def give_back(self, batch: Batch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -296,8 +296,7 @@ def _snapshot(
 ) -> Coroutine[Any, Any, Written]:
     """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
-    write_rollouts = record.save(folder)
-    timeline.save(folder)
+    later = [record.save(folder), timeline.save(folder)]
     loop.buffer.save(folder)
     loop.sampler.save(folder)
 
@@ -305,7 +304,12 @@ def _snapshot(
         async with devices.keeping():
             return await roles.begin_save(folder)
 
-    return _both(copy_roles(), asyncio.to_thread(write_rollouts))
+    return _both(copy_roles(), asyncio.to_thread(_all, later))
+
+
+def _all(work: Sequence[Callable[[], None]]) -> None:
+    for each in work:
+        each()
 
 
 async def _both(copied: Coroutine[Any, Any, Written], rest: Coroutine[Any, Any, object]) -> Written:

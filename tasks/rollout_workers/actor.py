@@ -33,7 +33,7 @@ class WorkerSetup:
     max_batch: int
     """turns in one request"""
     routing: Routing
-    most_turns: int | None
+    most_turns: int
     """this worker's share of those at the servers at once"""
     context_length: int
     seed: int

@@ -13,6 +13,7 @@ from engines.chat.folder import chat_files
 from engines.devices.cluster import connect
 from engines.rollout.roller import Roller
 from engines.rollout.rolls_groups import RollsGroups
+from engines.rollout.window import Window
 from engines.rollout.workers.messages import WorkerHandle
 from engines.rollout.workers.worker_pool import WorkerPool
 from engines.sglang.fleet import Fleet
@@ -58,6 +59,7 @@ class Rollers:
                 chat=chat,
                 context_length=length,
                 seed=self._seed,
+                window=Window(self._fleet.client.most_turns),
             )
         client, workers = self._fleet.client, self._context.resources.rollout_workers
         setup = WorkerSetup(
@@ -67,7 +69,7 @@ class Rollers:
             router_url=self._fleet.router_url,
             max_batch=client.max_batch,
             routing=client.routing,
-            most_turns=client.most_turns and max(client.most_turns // workers, 1),
+            most_turns=max(client.most_turns // workers, 1),
             context_length=length,
             seed=self._seed,
             secrets=secrets_of([domain.model_dump(mode="json") for domain in self._domains]),
@@ -82,7 +84,9 @@ class Rollers:
         shared = await asyncio.to_thread(_shared, setup)
         start = partial(_start, shared, setup.router_url, self._context.holder)
         count = self._context.resources.rollout_workers
-        pool = WorkerPool(start, count, servers=self._fleet.client, chat=chat)
+        client = self._fleet.client
+        window = Window(client.most_turns)
+        pool = WorkerPool(start, count, servers=client, chat=chat, window=window)
         try:
             with self._context.pulse.waiting():
                 await pool.open()

@@ -21,6 +21,7 @@ from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.protocols import ChatFormat
 from engines.rollout.records.journal import Finished
 from engines.rollout.records.turn_journal import TicketTurns
+from engines.rollout.window import Window
 from engines.rollout.workers.assigned_group import AssignedGroup
 from engines.rollout.workers.messages import News, WorkerHandle, WorkerLost
 from engines.types import Problem, Rollout
@@ -78,8 +79,15 @@ class WorkerPool:
     """Of one stage: `open` it before use, and `close` it. In one event loop."""
 
     def __init__(
-        self, start: StartWorker, count: int, *, servers: ServersOfStage, chat: ChatFormat
+        self,
+        start: StartWorker,
+        count: int,
+        *,
+        servers: ServersOfStage,
+        chat: ChatFormat,
+        window: Window | None = None,
     ) -> None:
+        self.window = window or Window()
         self._start = start
         self._places = [_Place(position) for position in range(count)]
         self._servers = servers

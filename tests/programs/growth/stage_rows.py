@@ -187,7 +187,7 @@ def series(size: int, meter: Meter) -> None:
 def timeline(size: int, meter: Meter) -> None:
     kept = _timeline(size)
     with meter.counting():
-        kept.save(meter.folder)
+        kept.save(meter.folder)()
     meter.count(Figure.BYTES, folder_bytes(meter.folder))
 
 

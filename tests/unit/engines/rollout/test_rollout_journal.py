@@ -12,9 +12,12 @@ from engines.rollout.loop import fill
 from engines.rollout.records.journal import Finished, RolloutJournal, prompt_checksum
 from engines.rollout.records.packed import pack_samples, unpack_samples
 from engines.rollout.records.take_log import Take
+from engines.rollout.roller import Roller
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
-from engines.types import Rollout, Sample, Sampling, Status
-from tests.parts.rollout_parts import Policy, domain, ids, producer_of, roller
+from engines.rollout.window import Window
+from engines.types import Generation, Rollout, Sample, Sampling, Status, TokenIds
+from infra.errors import EngineError
+from tests.parts.rollout_parts import CharChat, Policy, domain, ids, producer_of, roller
 from tests.parts.sample_parts import sample_of
 
 pytestmark = pytest.mark.unit
@@ -237,3 +240,55 @@ async def test_finished_rollouts_share_notes_and_a_flush_does_not_wait() -> None
         await journal.flush()
     assert len(notes.kept) == 1
     assert len(await journal.read(0)) == 12
+
+
+async def test_a_sweep_has_as_many_rollouts_under_way_as_its_window_however_many_problems() -> None:
+    """Two sweeps share the window of their servers: 8 rollouts for 4 turns at once."""
+    policy = Policy(say, delay=lambda call: call % 5)
+    most = under_way = 0
+
+    async def generate(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        made = await policy.generate(prompt_ids, sampling)
+        under_way -= 1
+        return made
+
+    using = Roller(generate=generate, chat=CharChat(), context_length=200, seed=0, window=Window(4))
+    kept = await KeptRollouts.open(RolloutJournal(Notes()), policy.version)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 40, 0)
+    sweeps = [
+        sample_rollouts(using, live, problems, samples=n, temperature=1.0, kept=kept, label=str(n))
+        for n in (2, 3)
+    ]
+    made = await asyncio.gather(*sweeps)
+    of_problems = [[r.samples[0].problem_id for r in group] for group in made[1]]
+    assert of_problems == [[problem.id] * 3 for problem in problems]
+    assert len(policy.calls) == 40 * 5
+    assert 6 <= most <= 8
+
+
+async def test_an_error_of_the_engine_ends_a_sweep_and_all_that_it_has_under_way() -> None:
+    asked = 0
+    ended = asyncio.Event()
+
+    async def generate(prompt_ids: TokenIds, sampling: Sampling) -> Generation:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise EngineError("the servers are gone")
+        try:
+            return await asyncio.Future()
+        finally:
+            ended.set()
+
+    using = Roller(generate=generate, chat=CharChat(), context_length=200, seed=0, window=Window(4))
+    kept = await KeptRollouts.open(RolloutJournal(Notes()), 0)
+    live = domain("d", float)
+    problems = live.curriculum.problems("heldout", 40, 0)
+    with pytest.raises(EngineError, match="the servers are gone"):
+        await sample_rollouts(using, live, problems, samples=2, temperature=1.0, kept=kept)
+    assert ended.is_set()
+    assert asked <= 8

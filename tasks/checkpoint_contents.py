@@ -84,9 +84,8 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_shown": "state.json",
         "_notes": "handle",
         "_totals": "state.json",
-        "_kept": "state.json",
+        "_sums": "state.json",
         "_unsaved": "state.json",
-        "_training": "state.json",
         "_held_out": "state.json",
         "series": "state.json",
         "counts": "state.json",
@@ -139,6 +138,9 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_steps": "spec",
     },
     "tasks/series.py:Series": {"_names": "spec", "_points": "state.json"},
+    "tasks/rl/sums.py:Sums": dict.fromkeys(
+        ("count", "total", "most", "first", "last"), "state.json"
+    ),
     "tasks/rl/counts.py:RlCounts": {"_rollouts": "state.json", "_groups": "state.json"},
     "tasks/updates.py:Updates": {
         "made": "state.json",

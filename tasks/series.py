@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 SERIES_FILE = "training/series.json"
 """of an artifact"""
 FEWEST_POINTS = 400
 """of a metric, at least, in a long stage; at most twice as many"""
 
+Point = TypeVar("Point")
 Points: TypeAlias = "list[tuple[int, float]]"
 """step and value, in the order of steps"""
 
@@ -40,6 +41,10 @@ class Series:
                 if len(points) > 2 * FEWEST_POINTS:
                     self._points[name] = [p for p in points if p[0] % every == 0]
 
+    def points(self, name: str) -> Points:
+        """Those of a metric that are kept."""
+        return list(self._points.get(name, ()))
+
     def last(self, name: str, count: int) -> list[float]:
         """The newest values of a metric, at most so many."""
         return [value for _, value in self._points.get(name, [])[-count:]]
@@ -56,6 +61,11 @@ class Series:
         path = folder / SERIES_FILE
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(self.state()))
+
+
+def thinned(points: list[Point]) -> list[Point]:
+    """Every second one, with the first and the last, where there are too many to keep."""
+    return [*points[:-1:2], points[-1]] if len(points) > 2 * FEWEST_POINTS else points
 
 
 def read_series(data: bytes) -> dict[str, Points]:

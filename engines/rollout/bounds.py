@@ -39,6 +39,8 @@ class StopRule:
             self.outcomes.append(metrics["outcome_mean"])
         if "entropy" in metrics:
             self.entropies.append(metrics["entropy"])
+        for values in (self.outcomes, self.entropies):
+            del values[:-_COLLAPSE_WINDOW]
         self._stop_if_collapsed(step)
         recent = self.outcomes[-_SOLVED_WINDOW:]
         return len(recent) == _SOLVED_WINDOW and _mean(recent) >= self.solved_reward

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,8 @@ from tasks.rl.counts import RlCounts
 from tasks.rl.curve import Curve, ScorePoint
 from tasks.rl.held_out_scores import point_metrics, score_points
 from tasks.rl.outcome_warnings import warnings_of
-from tasks.series import Series
+from tasks.rl.sums import Sums
+from tasks.series import Series, thinned
 from tasks.stage import Reporter
 from tasks.updates import Updates
 from tasks.verdicts import SOLVED, Verdicts
@@ -43,8 +45,6 @@ _TOTALS = (
     "unused_tokens",
     "train_tokens",
 )
-_WINDOW = 3
-"""number of steps at the start and at the end whose means the summary compares"""
 _SHOWN = 4
 """number of held-out problems of a domain whose first rollout is kept for browsing"""
 _EVALUATION = "evaluation after step "
@@ -87,12 +87,13 @@ class RlRecord:
         self._reporter = reporter
         self._steps = steps
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._kept: dict[str, list[float]] = {
-            name: []
-            for name in ("mismatch_mean", "mismatch_max", "mfu", "mfu_stated", "teacher_kl")
-        }
+        self._sums = {
+            name: Sums()
+            for name in (
+                "outcome_mean", "mismatch_mean", "mismatch_max", "mfu", "mfu_stated", "teacher_kl",
+            )
+        }  # fmt: skip
         self._unsaved: defaultdict[int, dict[str, float]] = defaultdict(dict)
-        self._training: dict[int, float] = {}
         self._held_out: defaultdict[str, list[ScorePoint]] = defaultdict(list)
         self.series = Series(_CURVES)
         self.counts = RlCounts()
@@ -117,9 +118,9 @@ class RlRecord:
         self.step, self.version = result.step, result.version
         for name in _TOTALS:
             self._totals[name] += metrics.get(name, 0.0)
-        for name, values in self._kept.items():
+        for name, sums in self._sums.items():
             if name in metrics:
-                values.append(metrics[name])
+                sums.add(metrics[name])
         self.series.observe(result.step, metrics)
         self.counts.observe(result)
         self.verdicts.observe(result.sampled.groups)
@@ -128,8 +129,6 @@ class RlRecord:
             self.updates.observe(result.trained)
         shown = result.shown_groups
         self._last_steps.add(result.step, shown, self._gallery, result.logprobs)
-        if "outcome_mean" in metrics:
-            self._training[result.step] = metrics["outcome_mean"]
         self._report(result.step, metrics)
         self._reporter.progress(
             result.step,
@@ -157,7 +156,7 @@ class RlRecord:
         points = score_points(evaluated)
         shown: list[Sample] = []
         for domain, groups in evaluated.groups.items():
-            self._held_out[domain].append(points[domain])
+            self._held_out[domain] = thinned([*self._held_out[domain], points[domain]])
             shown += first_of([s for group in groups[:_SHOWN] for s in group[0].samples])
         if self._shown_evaluations.take(evaluated.step, sum(len(s.tokens) for s in shown)):
             self._gallery.add(f"{_EVALUATION}{evaluated.step}", shown)
@@ -171,8 +170,8 @@ class RlRecord:
 
     @property
     def curve(self) -> Curve:
-        """Of all steps so far."""
-        return Curve(training=self._training, held_out=self._held_out)
+        """Of the steps so far; in a long stage of some of them."""
+        return Curve(training=dict(self.series.points("outcome_mean")), held_out=self._held_out)
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         self._unsaved[step] |= metrics
@@ -184,33 +183,28 @@ class RlRecord:
 
     def summary(self) -> dict[str, float]:
         """The artifact's metrics. Times in seconds, summed over all attempts."""
-        totals = self._totals
-        outcomes = self._watch.outcomes
+        totals, sums = self._totals, self._sums
         return {
             "steps": float(self.step),
             "version": float(self.version),
             "solved": float(self.solved),
-            **_ends("outcome", outcomes),
-            "mismatch_mean": mean(self._kept["mismatch_mean"]),
-            "mismatch_max": max(self._kept["mismatch_max"], default=0.0),
-            "mfu": mean(self._kept["mfu"]),
+            **sums["outcome_mean"].ends("outcome"),
+            "mismatch_mean": sums["mismatch_mean"].mean,
+            "mismatch_max": sums["mismatch_max"].most,
+            "mfu": sums["mfu"].mean,
             "generate_tokens_per_s": _rate(totals, "generated_tokens", "generate_seconds"),
             "train_tokens_per_s": _rate(totals, "train_tokens", "train_seconds"),
             "checkpoint_seconds": totals["checkpoint_seconds"],
             **{name: totals[name] for name in _TOTALS},
             **self._stated(),
-            **self._distance(),
+            **sums["teacher_kl"].ends("teacher_kl"),  # where there are teachers
             **self._scores(),
         }
 
     def _stated(self) -> dict[str, float]:
         """Of the data sheet's peak, where the device has one."""
-        stated = self._kept["mfu_stated"]
-        return {"mfu_stated": mean(stated)} if stated else {}
-
-    def _distance(self) -> dict[str, float]:
-        """From the teachers, where there are any, at either end."""
-        return _ends("teacher_kl", self._kept["teacher_kl"])
+        stated = self._sums["mfu_stated"]
+        return {"mfu_stated": stated.mean} if stated.count else {}
 
     def _scores(self) -> dict[str, float]:
         """On held-out problems at either end, mean over domains, where any were scored."""
@@ -260,9 +254,8 @@ class RlRecord:
             "shown_evaluations": self._shown_evaluations.state(),
             "history": self._watch.history(),
             "totals": self._totals,
-            "kept": self._kept,
+            "sums": {name: asdict(sums) for name, sums in self._sums.items()},
             "metrics": self._unsaved,
-            "training": self._training,
             "series": self.series.state(),
             "counts": self.counts.state(),
             "updates": self.updates.state(),
@@ -290,12 +283,11 @@ class RlRecord:
         self.step, self.version = state["step"], state["version"]
         self._watch.restore(state["history"])
         self._totals.update(state["totals"])
-        self._kept.update(state["kept"])
+        self._sums = {name: Sums(**sums) for name, sums in state["sums"].items()}
         self._shown = state["shown"]
         self._last_steps.restore(folder)
         self._last_steps.earlier = ShownSteps.of_state(state["shown_steps"])
         self._shown_evaluations = ShownSteps.of_state(state["shown_evaluations"])
-        self._training = {int(step): outcome for step, outcome in state["training"].items()}
         self.series.restore(state["series"])
         self.counts.restore(state["counts"])
         self.updates.restore(state["updates"])
@@ -304,13 +296,6 @@ class RlRecord:
             self._held_out[domain] = [ScorePoint.model_validate(point) for point in points]
         for step, values in state["metrics"].items():
             self._reporter.metrics(int(step), values)
-
-
-def _ends(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Means at either end; nothing where there is no value."""
-    if not values:
-        return {}
-    return {f"{name}_first": mean(values[:_WINDOW]), f"{name}_last": mean(values[-_WINDOW:])}
 
 
 def _rate(totals: dict[str, float], tokens: str, seconds: str) -> float:

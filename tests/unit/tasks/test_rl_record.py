@@ -21,7 +21,7 @@ from engines.weight_versions import WeightVersions
 from infra.errors import TrainingStopped
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.rl.record import RlRecord
-from tasks.series import SERIES_FILE
+from tasks.series import SERIES_FILE, thinned
 from tests.parts.loop_parts import Notes
 from tests.parts.rollout_parts import CharChat, ids
 from tests.parts.sample_parts import sample_of
@@ -279,3 +279,28 @@ def test_rollouts_of_a_prompt_that_could_not_be_written_are_counted_and_shown(tm
     assert any(reason in said for said in reporter.warnings)
     rows = list(read_rollouts(tmp_path / "rollouts.parquet"))
     assert len(rows) == 2
+
+
+def test_a_checkpoint_after_many_steps_is_as_large_as_one_after_few(tmp_path):
+    made = record(Reporter())
+    groups = step(1, sample(0, 1.0), sample(1, 0.0), teacher_kl=0.5)
+    sizes = {}
+    for number in range(1, 6401):
+        groups.step = groups.version = number
+        made.observe(groups, ServerUse(), {})
+        if number % 100 == 0:
+            made._gallery.take()
+            made.save(tmp_path)
+            sizes[number] = (tmp_path / "state.json").stat().st_size
+    assert sizes[6400] < 1.05 * sizes[1600]
+    assert len(made.curve.training) == 800
+    assert made.summary()["outcome_first"] == made.summary()["teacher_kl_last"] == 0.5
+
+
+def test_held_out_scores_of_a_long_stage_are_thinned_and_end_with_the_last():
+    points = [0]
+    for number in range(1, 5000):
+        points = thinned([*points, number])
+    assert len(points) <= 800
+    assert points[0] == 0
+    assert points[-3:] == [4997, 4998, 4999]

@@ -134,7 +134,7 @@ class Timeline:
             "part": self.part,
             "dropped": self.dropped,
             "apart": dict(self._apart),
-            "events": self.events,
+            "events": [event for kept in self._events.values() for event in kept],
             "points": {name: list(points) for name, points in self._points.items()},
         }
         return lambda: _write(folder / _FILE, state)

@@ -85,6 +85,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_notes": "handle",
         "_totals": "state.json",
         "_sums": "state.json",
+        "_shown_evaluations": "state.json",
         "_unsaved": "state.json",
         "_held_out": "state.json",
         "series": "state.json",
@@ -174,6 +175,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     "engines/rollout/records/last_steps.py:_Step": {
         "number": "last_steps",
         "tokens": "last_steps",
+        "shown_tokens": "last_steps",
         "sample": "last_steps",
         "whole": "last_steps",
         "_written": "last_steps",
@@ -182,8 +184,10 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "chat": "handle",
         "steps": "spec",
         "most_tokens": "spec",
+        "earlier": "handle",
         "_kept": "last_steps",
     },
+    "engines/rollout/records/shown.py:ShownSteps": {"one_in": "state.json", "tokens": "state.json"},
     "engines/rollout/tickets.py:TicketSource": {
         "next": "tickets.json",
         "_start": "spec",
@@ -325,8 +329,11 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "_chat": "handle",
         "_context_length": "spec",
         "_seed": "spec",
+        "window": "handle",
     },
+    "engines/rollout/window.py:Window": {"_most": "spec", "_free": "empty", "_next": "empty"},
     "engines/rollout/workers/worker_pool.py:WorkerPool": {
+        "window": "handle",
         "_start": "handle",
         "_places": "handle",
         "_servers": "handle",
@@ -341,6 +348,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 }
 
 WITHIN_A_STEP = (
+    "engines/rollout/records/parquet_rows.py:ParquetRows",
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/producer.py:Sampled",
     "engines/rollout/drivers/session.py:TokenSession",

@@ -78,7 +78,7 @@ def test_a_later_attempt_goes_on_with_what_the_checkpoint_has(tmp_path: Path) ->
         for number in range(4):
             took_place(TRAINER, f"train {number}", 100.0 + number, 0.5, step=number)
         first.count({"depth": 3})
-    first.save(tmp_path)
+    first.save(tmp_path)()
     second = Timeline(most=3)
     second.restore(tmp_path)
     assert (second.part, second.dropped) == (2, 1)

@@ -21,6 +21,7 @@ LOOP = (
             "rl/body",
             "rl/record",
             "rl/counts",
+            "rl/sums",
             "verdicts",
             "updates",
             "series",

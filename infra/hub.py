@@ -17,6 +17,7 @@ from infra.errors import InputError, StorageError, TributaryError
 
 PREFIX = "hf:"
 _REPO = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_OF_HUB = re.compile(r"\w[\w.-]*/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "LICENSE*", "README.md"]
 """of a model's files; other formats and files in folders are neither downloaded nor pushed"""
@@ -36,6 +37,11 @@ class HubName:
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo}@{self.revision}"
+
+
+def hub_hint(text: str) -> str:
+    """What to add to an error about a folder that is missing, where its name could be a hub's."""
+    return f". A model of the Hub is written hf:{text}" if _OF_HUB.fullmatch(text) else ""
 
 
 def is_hub_name(text: str) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from flows.running.records import find_run, run_entries, store_at, store_of, store_to_show
 from infra.errors import InfrastructureError, InputError
 from infra.home import home
-from infra.hub import is_hub_name, snapshot
+from infra.hub import hub_hint, is_hub_name, snapshot
 from infra.stack import load_stack
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
 from infra.tracking.aliases import aliased_artifact
@@ -109,7 +109,8 @@ def _artifact(model: str, root: str, written: str) -> tuple[ArtifactStore, Artif
     try:
         return locate_artifact(model, root)
     except InputError as error:
-        raise InputError(f"{written}: is no folder, and no artifact: {error}") from None
+        told = f"{written}: is no folder, and no artifact: {error}{hub_hint(model)}"
+        raise InputError(told) from None
 
 
 def locate_artifact(wanted: str, root: str) -> tuple[ArtifactStore, ArtifactRecord]:

@@ -31,13 +31,16 @@ class Found:
 
 
 def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], bool]) -> Found:
-    """The samples of a stage of a run, or of an artifact by the beginning of its digest; without
-    either those of the last stage of the run whose name `is_meant`. Raises InputError."""
+    """The samples of a stage of `run`, or of RUN/STAGE, or of an artifact by the beginning of its
+    digest; without either those of the last stage of the run whose name `is_meant`. Raises
+    InputError."""
     if root or not run_entries():
         artifacts = ArtifactStore(store_to_show(root), home() / "cache")
         if not artifact:
             raise InputError("rollouts: name an artifact of this store; see `tributary artifacts`")
         return _by_digest(artifacts, artifact)
+    if not run and "/" in artifact and not _DIGEST.fullmatch(artifact):
+        run, _, artifact = artifact.rpartition("/")
     record = find_run(run)
     artifacts = ArtifactStore(record.store, home() / "cache")
     if not artifact:

@@ -13,7 +13,10 @@ from infra.errors import InputError
 from infra.store.errors import explain
 from tasks.model_folder.location import expanded, local_folder
 
-_WANTED = "give a folder with config.json, tokenizer.json and safetensors"
+_WANTED = (
+    "give a folder with config.json, tokenizer.json and safetensors, or a model of the Hub as"
+    " hf:ORG/NAME"
+)
 
 
 class ModelFiles:

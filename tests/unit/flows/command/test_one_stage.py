@@ -248,6 +248,9 @@ def test_what_is_wrong_is_named(
 def test_what_is_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "evaluate", "--model", "mdoel", "--domain", "agent")
     assert "--model mdoel: is no folder, and no artifact" in said
+    assert "hf:" not in said
+    said = refused(capsys, "evaluate", "--model", "Qwen/Qwen2.5-0.5B", "--domain", "agent")
+    assert said.rstrip().endswith("A model of the Hub is written hf:Qwen/Qwen2.5-0.5B")
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,16 @@ class Checkpoints(Protocol):
         ...
 
 
+class Results(Protocol):
+    """Results of a part of a stage, for other stages that have the same part. `spec` and `inputs`
+    (digests by role) are those of a stage of this part alone; the result goes with `model`, one of
+    the inputs."""
+
+    def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> bytes | None: ...
+
+    def keep(self, spec: StageSpec, inputs: Mapping[str, str], model: str, data: bytes) -> None: ...
+
+
 @dataclass(slots=True)
 class StageContext:
     """What a body may use. All paths are local; the wrapper moves them to and from the store."""
@@ -284,6 +294,8 @@ class StageContext:
     pulse: Pulse = field(default_factory=lambda: Pulse())
     hooks: UserFiles = field(default_factory=UserFiles)
     """the user's own files, for processes that the stage starts"""
+    results: Results | None = None
+    """those of earlier stages; None where the stage was told to run again"""
 
     @property
     def folder_name(self) -> str:

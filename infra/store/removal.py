@@ -9,6 +9,8 @@ from infra.store.store import Store
 
 _SHORT = 12
 _ARTIFACTS, _CHECKPOINTS = "artifacts", "checkpoints"
+RESULTS = "results"
+"""what evaluations said of a model, by the first digits of its digest"""
 
 
 def with_checkpoints(store: Store) -> set[tuple[str, str]]:
@@ -34,7 +36,7 @@ def size_of_unfinished(store: Store, kind: str, short: str) -> int:
 
 
 def remove(store: Store, cache: Path, kind: str, digest: str) -> None:
-    """Delete an artifact, its stage's checkpoints, and the copy in this machine's `cache`.
+    """Delete an artifact, its checkpoints, its results, and the copy in this machine's `cache`.
 
     The manifest goes first: what is left of an interrupted removal is no artifact.
     """
@@ -42,4 +44,5 @@ def remove(store: Store, cache: Path, kind: str, digest: str) -> None:
     store.delete_tree(f"{place}/manifest.json")
     store.delete_tree(place)
     store.delete_tree(f"{_CHECKPOINTS}/{kind}/{digest[:_SHORT]}")
+    store.delete_tree(f"{RESULTS}/{digest[:_SHORT]}")
     shutil.rmtree(cache / place, ignore_errors=True)

@@ -47,6 +47,7 @@ from tasks.durable.identity import StageIdentity, stage_identity
 from tasks.durable.memory_advice import Whose, memory_advice
 from tasks.durable.protocol import JobInput, emit, job_path
 from tasks.durable.reporter import JobReporter, open_reporter
+from tasks.durable.stored_results import StoredResults
 from tasks.durable.watchdog import WatchedCheckpoints, watchdog
 from tasks.registry import body_of, spec_of
 from tasks.stage import Pulse, StageContext, StageSpec, StopFlag, Stopped
@@ -185,6 +186,7 @@ def _run(
             stop=stop,
             pulse=pulse,
             hooks=given.hooks,
+            results=None if given.again else StoredResults(store, identity.code),
         )
         body = body_of(given.spec_name)(spec, context)
         metrics = reporter.numbers(_metrics(given, asyncio.run(_until_stopped(body, stop))))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engines.chat import Chat
@@ -20,6 +22,7 @@ from tasks.evaluate.cells import (
     scaling_of,
     scores_of,
 )
+from tasks.evaluate.earlier import ModelResults, earlier_results, keep_results
 from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import SCORES_FILE, EvaluateSpec
 from tasks.resources import unless_stopped
@@ -31,30 +34,23 @@ from tasks.stage import StageContext, require_inputs
 async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
     """Score every input model on every domain. Raises EngineError, InputError, Stopped."""
     require_inputs(context, sorted({*spec.home, *spec.nothink}))
-    models = [(name, path) for name, path in context.inputs.items() if not is_role(name)]
-    first = models[0][1]
+    models = {name: path for name, path in context.inputs.items() if not is_role(name)}
     twins = twins_of(spec, context.input_records)
+    known = await earlier_results(spec, context, [name for name in models if name not in twins])
+    new = [name for name in models if name not in twins and name not in known]
+    if known:
+        print(f"{len(known)} models were evaluated before: {', '.join(known)}", flush=True)
+    sampled = await _sampled(spec, context, models, new) if new else Sampled()
+    of_models = {**known, **sampled.results}
     results: list[CellResult] = []
-    recovered = 0
-    async with AsyncExitStack() as stack:
-        parts = await open_sampling(
-            stack, context, spec.settings.fleet, spec.domains, first, spec.seed
-        )
-        gallery = Gallery(parts.chat)
-        began = time.monotonic()
-        for version, (name, folder) in enumerate(models):
-            if name in twins:
-                results += renamed(results, twins[name], name)
-                continue
-            if version > 0:
-                await parts.fleet.load(folder, version)
-            roller = await parts.rollers.of(folder, Chat.load(folder))
-            kept = await KeptRollouts.open(parts.journal, version)
-            recovered += len(kept.known)
-            cells = cells_of(spec, name, parts.domains)
-            results += await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
-            context.reporter.progress(version + 1, len(models), f"evaluated {name}")
-        worked = time.monotonic() - began
+    gallery = Gallery(Chat.load(next(iter(models.values()))))
+    for name in models:
+        if name in twins:
+            results += renamed(results, twins[name], name)
+            continue
+        results += of_models[name].cells
+        gallery.take_in(of_models[name].rows)
+    worked = sampled.seconds
     results = mirrored(results, spec.nothink)
     for warning in warnings_of(results):
         context.reporter.keep_warning(warning)
@@ -62,13 +58,50 @@ async def run(spec: EvaluateSpec, context: StageContext) -> dict[str, float]:
         context.reporter.metrics(budget, scores)
     (context.out / SCORES_FILE).write_text(json.dumps(scores_of(results), indent=1))
     gallery.write(context.out)
+    await keep_results(spec, context, sampled.results)
     return {
         **{f"{r.kind}/{r.model}/{r.domain}": r.score for r in results if r.score is not None},
         "generated_tokens": float(sum(r.tokens for r in results)),
         "generate_tokens_per_s": sum(r.tokens for r in results) / max(worked, 1e-9),
-        "rollouts_recovered": float(recovered),
+        "rollouts_recovered": float(sampled.recovered),
         "work_seconds": worked,
     }
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What the models that are new came to."""
+
+    results: dict[str, ModelResults] = field(default_factory=dict[str, ModelResults])
+    recovered: int = 0
+    """rollouts that an earlier attempt had finished"""
+    seconds: float = 0.0
+
+
+async def _sampled(
+    spec: EvaluateSpec, context: StageContext, models: Mapping[str, Path], new: Sequence[str]
+) -> Sampled:
+    """The version of a model's weights is its place among all, so that each attempt finds its
+    rollouts again. Raises EngineError, InputError, Stopped."""
+    made = Sampled()
+    async with AsyncExitStack() as stack:
+        fleet, first = spec.settings.fleet, models[new[0]]
+        parts = await open_sampling(stack, context, fleet, spec.domains, first, spec.seed)
+        began = time.monotonic()
+        for version, (name, folder) in enumerate(models.items()):
+            if name not in new:
+                continue
+            if version > 0:
+                await parts.fleet.load(folder, version)
+            roller = await parts.rollers.of(folder, Chat.load(folder))
+            kept = await KeptRollouts.open(parts.journal, version)
+            made.recovered += len(kept.known)
+            cells, gallery = cells_of(spec, name, parts.domains), Gallery(parts.chat)
+            rolled = await unless_stopped(context, roll_cells(roller, cells, kept, gallery))
+            made.results[name] = ModelResults(rolled, gallery.encoded())
+            context.reporter.progress(version + 1, len(models), f"evaluated {name}")
+        made.seconds = time.monotonic() - began
+    return made
 
 
 def twins_of(spec: EvaluateSpec, records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

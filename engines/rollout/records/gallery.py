@@ -202,6 +202,19 @@ def _schema() -> pa.Schema:
     return pa.schema([(f.name, kinds.get(f.name, pa.string())) for f in fields(RolloutRow)])
 
 
+def relabelled(rows: bytes, labels: Mapping[str, str]) -> bytes:
+    """Rows that a gallery encoded, with other labels."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(pa.BufferReader(rows))
+    at = table.schema.get_field_index("label")
+    changed = [labels.get(label, label) for label in table.column(at).to_pylist()]
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.set_column(at, "label", pa.array(changed, pa.string())), sink)
+    return sink.getvalue().to_pybytes()
+
+
 def statement_of(file: Path) -> str:
     """Which of all rollouts a `rollouts.parquet` has; empty where it does not say."""
     import pyarrow.parquet as pq

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from engines.rollout.records.gallery import Gallery, read_rollouts
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
+from infra.code.identity import CodeIdentity
 from infra.errors import EngineError, TrainingStopped
+from infra.store.store import Store
 from tasks.domain import Domain
-from tasks.evaluate.body import twins_of
+from tasks.durable.stored_results import StoredResults
+from tasks.evaluate.body import Sampled, run, twins_of
 from tasks.evaluate.cells import (
     CellResult,
     cells_of,
@@ -20,8 +24,10 @@ from tasks.evaluate.cells import (
     roll_cells,
     scores_of,
 )
+from tasks.evaluate.earlier import ModelResults
 from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import EvaluateSpec
+from tests.parts.chat_parts import random_base
 from tests.parts.rollout_parts import CharChat, Counting, Policy, domain, roller
 from tests.parts.stage_parts import stage_context
 
@@ -248,3 +254,81 @@ def test_a_twins_results_are_the_originals_under_its_name():
     results = [result("grpo-sft", "a"), result("base", "a", score=0.1)]
     (copy,) = renamed(results, "grpo-sft", "dapo-sft")
     assert (copy.model, copy.score, copy.tokens) == ("dapo-sft", 0.5, 0)
+
+
+def results_in(root):
+    code = CodeIdentity(hash="c", files={}, hooks={}, version="", commit="", dirty=False)
+    return StoredResults(Store(str(root / "store")), code)
+
+
+async def evaluated(tmp_path, described, models, score=lambda _: 0.5):
+    """An evaluation of models, each a digest by its name: those that had to be sampled, and the
+    content of its `scores.json` and the labels of its rows. Policies stand in for servers."""
+    model = random_base(tmp_path / "model")
+    records = {name: {"digest": digest} for name, digest in models.items()}
+    context = stage_context(tmp_path, "e", dict.fromkeys(models, model), records=records)
+    context.results = results_in(tmp_path)
+    sampled = []
+
+    async def sample(spec, context, models, new):
+        sampled.extend(new)
+        made = Sampled()
+        for name in new:
+            cells, gallery = cells_of(spec, name, [live("a", score)]), Gallery(CharChat())
+            policy = roller(Policy(lambda prompt, _: prompt[1:-1]))
+            rolled = await roll_cells(policy, cells, await kept(tmp_path / name), gallery)
+            made.results[name] = ModelResults(rolled, gallery.encoded())
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.evaluate.body._sampled", sample)
+        await run(described, context)
+    labels = [row.label for row in read_rollouts(context.out / "rollouts.parquet")]
+    return sampled, json.loads((context.out / "scores.json").read_text()), labels
+
+
+def of_domain_a(home, **changes):
+    return spec(home=home, domains=[{**SPEC_DOMAIN, "name": "a"}], **changes)
+
+
+async def test_each_round_s_evaluation_samples_the_new_round_s_model_alone(tmp_path):
+    """Whatever the earlier ones are called now: the newest of each run has the expert's name."""
+    sampled = []
+    for rounds in (1, 4, 8):
+        models = {f"m-{number}": str(number) * 64 for number in range(rounds)}
+        newest = {"m": f"{rounds - 1}" * 64}
+        planned = {**dict(list(models.items())[:-1]), **newest}
+        home = {name: ["a"] for name in planned}
+        new, tables, labels = await evaluated(tmp_path, of_domain_a(home), planned)
+        sampled.append(len(new))
+        assert set(tables["scores"]) == set(planned)
+        assert {label.rpartition(" ")[0] for label in labels} == set(planned)
+    assert sampled == [1, 3, 4]
+    again, same, _ = await evaluated(tmp_path, of_domain_a(home), planned)
+    assert (again, same["scores"], same["intervals"]) == ([], tables["scores"], tables["intervals"])
+
+
+@pytest.mark.parametrize(
+    ("home", "changes"),
+    [({"m": []}, {}), ({"m": ["a"]}, {"seed": 1}), ({"m": ["a"]}, {"nothink": ["m"]})],
+)
+async def test_a_model_that_is_to_be_sampled_in_another_way_is_sampled(tmp_path, home, changes):
+    models = {"m": "d" * 64}
+    assert (await evaluated(tmp_path, of_domain_a({"m": ["a"]}), models))[0] == ["m"]
+    assert (await evaluated(tmp_path, of_domain_a(home, **changes), models))[0] == ["m"]
+    assert (await evaluated(tmp_path, of_domain_a({"m": ["a"]}), {"m": "e" * 64}))[0] == ["m"]
+    assert (await evaluated(tmp_path, of_domain_a({"m": ["a"]}), models))[0] == []
+
+
+async def test_results_with_failed_verdicts_or_damage_are_made_anew(tmp_path):
+    def fails(answer):
+        if answer == "3":
+            raise ValueError("no verdict")
+        return 0.5
+
+    models, described = {"m": "d" * 64}, of_domain_a({"m": ["a"]})
+    assert (await evaluated(tmp_path, described, models, fails))[0] == ["m"]
+    assert (await evaluated(tmp_path, described, models))[0] == ["m"], "its verdicts had failed"
+    (file,) = (tmp_path / "store" / "results").rglob("*.json")
+    file.write_bytes(file.read_bytes()[:-20])
+    assert (await evaluated(tmp_path, described, models))[0] == ["m"]

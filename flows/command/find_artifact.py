@@ -23,6 +23,7 @@ from infra.home import home
 from infra.hub import hub_hint, is_hub_name, snapshot
 from infra.stack import load_stack
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.store.evicted import evict, hold, limit_bytes
 from infra.tracking.aliases import aliased_artifact
 from tasks.model_folder.files import ModelFiles
 from tasks.model_folder.location import beside
@@ -172,8 +173,12 @@ def _fetched(url: str) -> Path:
     files = ModelFiles(url)
     listed = json.dumps([url, sorted(files.sizes.items())])
     copy = home() / "cache" / "models" / hashlib.sha256(listed.encode()).hexdigest()[:16]
+    is_new = not copy.exists()
+    hold(copy)
     for name, size in files.sizes.items():
         copy.mkdir(parents=True, exist_ok=True)
         if not (copy / name).is_file() or (copy / name).stat().st_size != size:
             files.copy(name, copy)
+    if is_new:
+        evict(home() / "cache", limit_bytes())
     return copy

@@ -18,6 +18,7 @@ from infra.proxies import unusable
 from infra.stack.database import mlflow_env, prefect_env
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import HEARTBEAT_SECONDS
+from infra.store.evicted import LIMIT_VARIABLE
 from infra.tracking.server_app import APP
 
 # The pools of engines bound the work, not Ray's counters: a laptop's two cores would not let the
@@ -55,7 +56,9 @@ def service_env(stack: Stack, service: str) -> dict[str, str]:
     """The caller's environment without foreign settings and secrets that the service does not need,
     plus what reaches this stack, the mark of what the service starts, and where that keeps
     temporary files."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    kept = {
+        k: v for k, v in os.environ.items() if k == LIMIT_VARIABLE or not k.startswith(_FOREIGN)
+    }
     if service == "ray" and not stack.job_template:
         kept = with_secrets_of_the_store(kept)
     elif service not in ("ray", "prefect-worker"):  # flows get all, and hand jobs what they need

@@ -27,6 +27,7 @@ from typing import Any
 
 from infra.config import Config
 from infra.errors import CorruptArtifact, FencedOut
+from infra.store.evicted import cached_copy
 from infra.store.local_copies import verified_copy
 from infra.store.manifest import (
     ArtifactRecord,
@@ -156,7 +157,7 @@ class ArtifactStore:
                 "deleted. Run again: the stage is redone"
             )
         place = f"{_folder(manifest.kind, manifest.digest)}/{manifest.folder}"
-        return verified_copy(self.store, place, manifest.files, self._cache / place, self._verified)
+        return cached_copy(self.store, place, manifest.files, self._cache, self._verified)
 
     def read(self, kind: str, digest: str, name: str) -> bytes | None:
         """One small file of a finished artifact, without the others; None where there is none.

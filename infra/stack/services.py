@@ -16,6 +16,7 @@ from infra.needed_secrets import with_secrets_of_the_store, without_secrets
 from infra.processes.children import MARK_VARIABLE
 from infra.proxies import unusable
 from infra.stack.database import mlflow_env, prefect_env
+from infra.stack.kept_days import DAY_S, kept_days
 from infra.stack.record import WORK_POOL, Stack
 from infra.stack.watch import HEARTBEAT_SECONDS
 from infra.store.evicted import LIMIT_VARIABLE
@@ -103,6 +104,10 @@ def _prefect_server(stack: Stack) -> Service:
         "PREFECT_UI_API_URL": "/api",  # a browser elsewhere has another loopback
         # Prefect answers pages of every origin by default.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": stack.prefect_ui,
+        # By default Prefect keeps every flow run and every line of its log for ever. What a run
+        # is and what it made is in its store.
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(kept_days() * DAY_S),
     }
     return Service(
         "prefect-server",

@@ -31,8 +31,9 @@ from tasks.durable.launch import title_of
 from tasks.durable.outcome import outcome_of
 from tasks.durable.protocol import JobWatcher
 
-PROGRESS_SECONDS = 2.0
-"""how often the artifact of a running stage is rewritten"""
+PROGRESS_SECONDS, MOST_PROGRESS_SECONDS, PROGRESS_SHARE = 2.0, 60.0, 0.02
+"""between two versions of a running stage's artifact: at first, at most, and of what it has run.
+Each is an event of 11 kB in Prefect's database, so a stage of days changes its bar once a minute"""
 LONGEST_LINE = 240
 """characters of a log line on the page; the job's own log has all of it"""
 _BAR = 20
@@ -95,6 +96,11 @@ class LiveArtifact:
             client.update_artifact(self._id, ArtifactUpdate(data=markdown))
 
 
+def pause_after(seconds: float) -> float:
+    """Seconds to the next version of what is shown of a stage that has run for so long."""
+    return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * seconds), MOST_PROGRESS_SECONDS)
+
+
 class _PrefectWatch:
     """Shows a stage in its task run."""
 
@@ -103,7 +109,7 @@ class _PrefectWatch:
         self._log: logging.Logger | logging.LoggerAdapter[logging.Logger] = get_run_logger()
         description = f"Stage {stage.name}: its progress, result and pages"
         self._artifact = LiveArtifact(f"stage-{stage.name}", description)
-        self._updated = 0.0
+        self._began, self._updated = time.monotonic(), 0.0
         self._job = ""
 
     def line(self, text: str) -> None:
@@ -120,7 +126,7 @@ class _PrefectWatch:
 
     def progress(self, done: int, total: int, message: str) -> None:
         now = time.monotonic()
-        if done < total and now - self._updated < PROGRESS_SECONDS:
+        if done < total and now - self._updated < pause_after(now - self._began):
             return
         self._updated = now
         filled = _BAR * done // max(total, 1)

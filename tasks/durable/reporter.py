@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from infra.tracking.tracker import Tracker
 
 PROGRESS_SECONDS = 0.5
-LINE_SECONDS = 1.0
-"""between two steps that the log shows: Ray, the flow and Prefect each pass every line on"""
+LINE_SECONDS, MOST_LINE_SECONDS, LINE_SHARE = 1.0, 30.0, 0.002
+"""between two steps that the log shows: at first, at most, and of what the stage has run. Ray, the
+flow and Prefect each pass every line on, and Prefect keeps each; MLflow has every step"""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class JobReporter:
     """the type of each metric that once was no number, by its name"""
     _last_progress: float = 0.0
     _last_line: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
     warnings: list[StageWarning] = field(default_factory=list[StageWarning])
     """those that are kept with the artifact"""
 
@@ -45,11 +47,16 @@ class JobReporter:
         values = self.numbers(values)
         if self.tracker is not None:
             self.tracker.log(self.run, step, values)
-            if time.monotonic() - self._last_line < LINE_SECONDS:
+            if time.monotonic() - self._last_line < self._line_pause():
                 return
             self._last_line = time.monotonic()
         shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}: {shown}", flush=True)
+
+    def _line_pause(self) -> float:
+        """Seconds."""
+        share = LINE_SHARE * (time.monotonic() - self._began)
+        return min(max(LINE_SECONDS, share), MOST_LINE_SECONDS)
 
     def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
         """Those of any library as Python's; what is none is left out, with a warning a name."""

@@ -21,7 +21,7 @@ from tasks.evaluate.spec import NOTHINK, EvaluateSpec
 from tasks.served.roles import is_role
 from tasks.stage import StageContext
 
-_ANY = "model"
+ANY = "model"
 """what a model is called in an evaluation of it alone"""
 
 
@@ -60,7 +60,7 @@ async def earlier_results(
     found: dict[str, ModelResults] = {}
     for name in names:
         inputs = _inputs(context, name)
-        data = await asyncio.to_thread(results.read, _alone(spec, name), inputs, inputs[_ANY])
+        data = await asyncio.to_thread(results.read, alone(spec, name), inputs, inputs[ANY])
         if data is not None:
             found[name] = ModelResults.decoded(data, name)
     return found
@@ -74,14 +74,13 @@ async def keep_results(
         if context.results is None or any(cell.failed_share for cell in of_model.cells):
             continue
         inputs, data = _inputs(context, name), of_model.encoded(name)
-        await asyncio.to_thread(
-            context.results.keep, _alone(spec, name), inputs, inputs[_ANY], data
-        )
+        await asyncio.to_thread(context.results.keep, alone(spec, name), inputs, inputs[ANY], data)
 
 
-def _alone(spec: EvaluateSpec, name: str) -> EvaluateSpec:
-    nothink = [_ANY] if name in spec.nothink else []
-    home = {_ANY: list(spec.home.get(name, []))}
+def alone(spec: EvaluateSpec, name: str) -> EvaluateSpec:
+    """The evaluation of this model alone, which is called `ANY` there."""
+    nothink = [ANY] if name in spec.nothink else []
+    home = {ANY: list(spec.home.get(name, []))}
     return spec.model_copy(update={"home": home, "nothink": nothink})
 
 
@@ -89,4 +88,4 @@ def _inputs(context: StageContext, name: str) -> dict[str, str]:
     """Digests of the model, and of those that rewards ask."""
     records = context.input_records
     asked = {role: str(record["digest"]) for role, record in records.items() if is_role(role)}
-    return {_ANY: str(records[name]["digest"]), **asked}
+    return {ANY: str(records[name]["digest"]), **asked}

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flows.catalog import plan_of
 from flows.command.artifacts import show_artifacts
@@ -17,7 +17,7 @@ from flows.command.runs import show_runs
 from flows.command.top import show_top
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
-from flows.plan import EVALUATE
+from flows.plan import EVALUATE, PlannedStage
 from flows.planned_digests import planned_identities
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
@@ -25,7 +25,10 @@ from infra.store.manifest import Manifest
 from infra.store.seal import seal
 from infra.store.store import FileRecord
 from tasks.durable.claims import Claims, End, Owner
+from tasks.durable.identity import StageIdentity, spec_content
 from tasks.durable.protocol import job_path
+from tasks.evaluate.earlier import ANY, alone
+from tasks.evaluate.spec import EvaluateSpec
 from tests.programs.growth.meter import Figure, Meter
 from tests.programs.growth.registry import HISTORY, WORK, grows
 
@@ -54,7 +57,7 @@ def _put(record: RunRecord, number: int, stage: str, kind: str) -> None:
         kind=kind, digest=digest, attempt=1, identity={"settings": {}, "home": {}}, inputs=inputs,
         files=[FileRecord(path=MODEL, size=2, sha256=hashlib.sha256(CONTENT).hexdigest())],
         code={"commit": "c" * 40}, seeds={}, metrics={"loss": 0.5}, mlflow_run_id="", seconds=9.0,
-        created=1000.0 + number, libraries={}, machine={},
+        created=1000.0 + number, libraries={}, machine={}, run=record.run, stage=stage,
     )  # fmt: skip
     store, claims = record.store, Claims(record.store, kind, digest)
     store.write(f"{place}/a1/{MODEL}", CONTENT)
@@ -133,11 +136,21 @@ def digests(size: int, meter: Meter) -> None:
 def rounds(size: int, meter: Meter) -> None:
     recipe = load_recipe("cpu-demo")
     expert = next(iter(recipe.experts))
-    before = planned_identities(plan_distill_rounds(recipe, expert, size))
-    known = {identity.digest for identity in before.values()}
+    known = _evaluated(plan_distill_rounds(recipe, expert, size))
     plan = plan_distill_rounds(recipe, expert, size + 1)
     with meter.counting():
-        identities = planned_identities(plan)
-    new = [s for s in plan if s.kind == EVALUATE and identities[s.name].digest not in known]
-    assert new
-    meter.count(Figure.CALLS, sum(len(stage.inputs) for stage in new))
+        wanted = _evaluated(plan)
+    assert wanted - known
+    meter.count(Figure.CALLS, len(wanted - known))
+
+
+def _evaluated(plan: Sequence[PlannedStage]) -> set[str]:
+    """The digests under which the results of each model are kept."""
+    identities, found = planned_identities(plan), set[str]()
+    (stage,) = (stage for stage in plan if isinstance(stage.spec, EvaluateSpec))
+    spec, whole = stage.spec, identities[stage.name]
+    assert isinstance(spec, EvaluateSpec)
+    for name, digest in whole.inputs.items():
+        content = spec_content(alone(spec, name))
+        found.add(StageIdentity(whole.kind, content, {ANY: digest}, whole.code).digest)
+    return found

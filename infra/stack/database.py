@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from infra.errors import InfrastructureError, InputError
@@ -71,6 +72,20 @@ class Database:
                 f"the database {self.shown} of {VARIABLE} cannot be used: {str(error).strip()}. It "
                 "must answer, and its user be allowed to make databases or find "
                 f"{' and '.join(map(self._database, _PARTS))}"
+            ) from error
+
+    def connect_mlflow(self) -> Any:
+        """A connection of psycopg2 to MLflow's records. Raises InfrastructureError."""
+        import psycopg2
+
+        try:
+            return psycopg2.connect(
+                host=self.host, port=self.port, user=self.user, password=self.password,
+                dbname=self._database("mlflow"), connect_timeout=CONNECT_SECONDS,
+            )  # fmt: skip
+        except psycopg2.Error as error:
+            raise InfrastructureError(
+                f"the database {self.shown} of {VARIABLE} does not answer: {str(error).strip()}"
             ) from error
 
     def _database(self, part: str) -> str:

@@ -21,10 +21,11 @@ class MlflowServer:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.uri = f"http://127.0.0.1:{port}"
+        self.database = folder / "mlflow.db"
         self._log = folder / "log"
         self._command = [
             sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port),
-            "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{self.database}", "--workers", "1",
             "--artifacts-destination", str(folder / "artifacts"), "--serve-artifacts",
         ]  # fmt: skip
 

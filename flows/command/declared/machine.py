@@ -85,6 +85,22 @@ def doctor(*, clean: bool = False, json: Json = False) -> int:
     return show_doctor(clean_up() if clean else None, json, console)
 
 
+@app.command(help_epilogue=examples("clean", "clean --days 30 --yes"))
+def clean(*, days: int | None = None, yes: bool = False, json: Json = False) -> int:
+    """Show what of runs that ended long ago takes room in this home's records, or remove it.
+
+    Curves in MLflow are thinned to 100 points; their last values stay, and so do runs, models,
+    artifacts and reports. Logs that nobody wrote to for as long are removed.
+
+    Args:
+        days: How long ago; TRIBUTARY_KEEP_DAYS, or 90, if it is left out.
+        yes: Remove it.
+    """
+    from flows.command.clean import clean_records
+
+    return clean_records(days, yes, json, console)
+
+
 @app.command(
     help_epilogue=examples(
         "completion bash > ~/.bash_completion.d/tributary",

@@ -31,7 +31,8 @@ from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.aliases import aliased_artifacts
-from infra.tracking.rest import Dataset, MlflowRest
+from infra.tracking.old_curves import thin_curves
+from infra.tracking.rest import Dataset, Metric, MlflowRest
 from infra.tracking.spool import deliver_spool, spool_folder
 from infra.tracking.system_metrics import measured
 from infra.tracking.tracker import Tracker
@@ -90,6 +91,32 @@ def test_a_step_is_never_logged_twice(mlflow_uri: str) -> None:
     assert resumed.flush()
     points = _points(mlflow_uri, run)
     assert points == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 13.0), (4, 14.0)]
+
+
+@pytest.mark.parametrize("steps", [250, 1000])
+def test_the_curves_of_runs_that_ended_long_ago_are_thinned_beside_the_server(
+    server: MlflowServer, steps: int
+) -> None:
+    rest = MlflowRest(server.uri)
+    experiment = rest.experiment(f"old-{steps}")
+    ended, goes_on = (rest.create_run(experiment, name, {}) for name in ("ended", "goes-on"))
+    for run in (ended, goes_on):
+        rest.log_metrics(run, [Metric("reward", n / 2, n, n) for n in range(steps)])
+        rest.log_metrics(run, [Metric("few", 1.0, n, n) for n in range(9)])
+    rest.update_run(ended, "FINISHED")
+    now = int(time.time() * 1000) + 1000
+    assert thin_curves(server.database, now - 86_400_000, dry=True).points == 0, "it is young"
+    found = thin_curves(server.database, now, dry=True)
+    assert thin_curves(server.database, now, dry=False) == found
+    assert thin_curves(server.database, now, dry=False).points == 0, "once is enough"
+    kept = _curve(server.uri, ended, "reward")
+    assert found.points >= steps - len(kept) >= steps - 102
+    assert len(kept) > 60
+    assert (kept[0], kept[-1]) == ((0, 0.0), (steps - 1, (steps - 1) / 2))
+    assert len(_curve(server.uri, ended, "few")) == 9
+    assert len(_curve(server.uri, goes_on, "reward")) == steps
+    last = {m["key"]: m["value"] for m in rest.run(ended)["data"]["metrics"]}
+    assert last == {"reward": (steps - 1) / 2, "few": 1.0}
 
 
 def _points(uri: str, run: str) -> list[tuple[int, float]]:

@@ -27,6 +27,11 @@ LINE_SECONDS, MOST_LINE_SECONDS, LINE_SHARE = 1.0, 30.0, 0.002
 flow and Prefect each pass every line on, and Prefect keeps each; MLflow has every step"""
 
 
+def line_pause(seconds: float) -> float:
+    """Seconds to the next step that the log of a stage which has run for so long shows."""
+    return min(max(LINE_SECONDS, LINE_SHARE * seconds), MOST_LINE_SECONDS)
+
+
 @dataclass(slots=True)
 class JobReporter:
     """The `Reporter` of a job. MLflow gets every step; the log one a second, or all without it."""
@@ -47,16 +52,11 @@ class JobReporter:
         values = self.numbers(values)
         if self.tracker is not None:
             self.tracker.log(self.run, step, values)
-            if time.monotonic() - self._last_line < self._line_pause():
+            if time.monotonic() - self._last_line < line_pause(time.monotonic() - self._began):
                 return
             self._last_line = time.monotonic()
         shown = " ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}: {shown}", flush=True)
-
-    def _line_pause(self) -> float:
-        """Seconds."""
-        share = LINE_SHARE * (time.monotonic() - self._began)
-        return min(max(LINE_SECONDS, share), MOST_LINE_SECONDS)
 
     def numbers(self, values: Mapping[str, object]) -> dict[str, float]:
         """Those of any library as Python's; what is none is left out, with a warning a name."""

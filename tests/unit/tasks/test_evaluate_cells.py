@@ -15,7 +15,7 @@ from infra.errors import EngineError, TrainingStopped
 from infra.store.store import Store
 from tasks.domain import Domain
 from tasks.durable.stored_results import StoredResults
-from tasks.evaluate.body import Sampled, run, twins_of
+from tasks.evaluate.body import run, twins_of
 from tasks.evaluate.cells import (
     CellResult,
     cells_of,
@@ -24,9 +24,9 @@ from tasks.evaluate.cells import (
     roll_cells,
     scores_of,
 )
-from tasks.evaluate.earlier import ModelResults
 from tasks.evaluate.failed import warnings_of
 from tasks.evaluate.spec import EvaluateSpec
+from tasks.sampling import SamplingParts
 from tests.parts.chat_parts import random_base
 from tests.parts.rollout_parts import CharChat, Counting, Policy, domain, roller
 from tests.parts.stage_parts import stage_context
@@ -268,23 +268,28 @@ async def evaluated(tmp_path, described, models, score=lambda _: 0.5):
     records = {name: {"digest": digest} for name, digest in models.items()}
     context = stage_context(tmp_path, "e", dict.fromkeys(models, model), records=records)
     context.results = results_in(tmp_path)
-    sampled = []
+    policy = Policy(lambda prompt, _: prompt[1:-1])
+    loaded = []
 
-    async def sample(spec, context, models, new):
-        sampled.extend(new)
-        made = Sampled()
-        for name in new:
-            cells, gallery = cells_of(spec, name, [live("a", score)]), Gallery(CharChat())
-            policy = roller(Policy(lambda prompt, _: prompt[1:-1]))
-            rolled = await roll_cells(policy, cells, await kept(tmp_path / name), gallery)
-            made.results[name] = ModelResults(rolled, gallery.encoded())
-        return made
+    class OneServer:
+        """The first model's as version 0; others are loaded into it."""
+
+        async def load(self, folder, version):
+            policy.version = version
+
+        async def of(self, folder, chat):
+            loaded.append(list(models)[policy.version])
+            return roller(policy)
+
+    async def open_here(stack, context, fleet, domains, model, seed):
+        journal, server = RolloutJournal(context.checkpoints), OneServer()
+        return SamplingParts(server, CharChat(), [live("a", score)], server, journal)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.evaluate.body._sampled", sample)
+        patch.setattr("tasks.evaluate.body.open_sampling", open_here)
         await run(described, context)
     labels = [row.label for row in read_rollouts(context.out / "rollouts.parquet")]
-    return sampled, json.loads((context.out / "scores.json").read_text()), labels
+    return loaded, json.loads((context.out / "scores.json").read_text()), labels
 
 
 def of_domain_a(home, **changes):

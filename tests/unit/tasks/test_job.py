@@ -16,7 +16,9 @@ from infra.store.store import Store
 from tasks.durable.claims import Claims, End
 from tasks.durable.identity import stage_identity
 from tasks.durable.job import EXIT_FAILED, _until_stopped, main
+from tasks.durable.prefect_task import MOST_PROGRESS_SECONDS, pause_after
 from tasks.durable.protocol import MARK, JobInput, dispatch, job_path
+from tasks.durable.reporter import MOST_LINE_SECONDS, line_pause
 from tasks.sft.spec import SftSpec
 from tasks.stage import Resources, StageResources, StopFlag
 
@@ -134,3 +136,14 @@ def test_half_an_emoji_in_an_error_or_a_warning_is_written_and_shown() -> None:
     watch = SimpleNamespace(warn=said.append)
     dispatch(MARK + json.dumps({"event": "warn", "message": "half \ud83d"}), watch)  # pyright: ignore
     assert said == ["half ?"]
+
+
+@pytest.mark.parametrize(("days", "most"), [(1, 1_900), (7, 10_600), (28, 40_900)])
+def test_what_a_page_and_a_log_show_of_a_stage_of_days_is_bounded(days: int, most: int) -> None:
+    """A stage whose every step is ready to be shown: versions of its bar, and lines of its log."""
+    for pause, slowest in ((pause_after, MOST_PROGRESS_SECONDS), (line_pause, MOST_LINE_SECONDS)):
+        now, shown = 0.0, 0
+        while now < days * 86_400:
+            now, shown = now + pause(now), shown + 1
+        assert shown < most * 60 / slowest * 1.6
+    assert (pause_after(0), line_pause(0)) == (2.0, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,14 @@ from engines.chat import Chat
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
 from engines.rollout.metrics import most_frequent_reason
-from engines.rollout.records.dataset import DATA_FILE, DistilledRow, write_dataset
+from engines.rollout.records.dataset import DATA_FILE, DatasetWriter, DistilledRow
 from engines.rollout.records.filters import sift
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Rollout, Sample
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
 from tasks.admitted import only_admitted
-from tasks.distill.spec import COUNTS_FILE, DistillSettings, DistillSpec
+from tasks.distill.spec import COUNTS_FILE, DistillSpec
 from tasks.resources import unless_stopped
 from tasks.sampling import SamplingParts, open_sampling
 from tasks.stage import StageContext, require_inputs
@@ -33,9 +34,10 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
     """
     require_inputs(context, [d.name for d in spec.domains])
     first = context.inputs[spec.domains[0].name]
-    rows: list[DistilledRow] = []
     counts: dict[str, dict[str, int]] = {}
-    formats: dict[str, str] = {}
+    chats = {domain.name: Chat.load(context.inputs[domain.name]) for domain in spec.domains}
+    formats = {name: chat.format_checksum for name, chat in chats.items()}
+    dataset = DatasetWriter(context.out / DATA_FILE, formats)
     failures: dict[str, str] = {}
     tokens = recovered = 0
     async with AsyncExitStack() as stack:
@@ -44,28 +46,26 @@ async def run(spec: DistillSpec, context: StageContext) -> dict[str, float]:
         )
         domains = await only_admitted(context, parts.domains)
         began = time.monotonic()
-        sifting: list[asyncio.Task[tuple[list[Rollout], dict[str, int]]]] = []
+        keeping: list[asyncio.Task[dict[str, int]]] = []
         for position, domain in enumerate(domains):
             kept = await KeptRollouts.open(parts.journal, position)
             recovered += len(kept.known)
-            chat = Chat.load(context.inputs[domain.name])
-            formats[domain.name] = chat.format_checksum
-            work = _sample(spec, context, parts, domain, kept, chat)
+            work = _sample(spec, context, parts, domain, kept, chats[domain.name])
             rollouts = await unless_stopped(context, work)
             failures[domain.name] = most_frequent_reason([r.samples[0] for r in rollouts])
             tokens += sum(r.num_trained_tokens for r in rollouts)
-            # the filters run in a thread while the next expert generates
-            sifting.append(asyncio.create_task(asyncio.to_thread(_sift, spec.settings, rollouts)))
+            # threads filter and write while the next expert generates
+            work = _keep(spec, context, domain.name, rollouts, keeping[-1:], dataset)
+            keeping.append(asyncio.create_task(work))
             context.reporter.progress(position + 1, len(domains), f"sampled {domain.name}")
         worked = time.monotonic() - began
-        for domain, task in zip(domains, sifting, strict=True):
-            kept, counts[domain.name] = await task
-            rows += [_row(context, domain.name, r, s) for r in kept for s in r.samples]
+        for domain, task in zip(domains, keeping, strict=True):
+            counts[domain.name] = await task
+    dataset.close()
     _check_counts(context, counts, {name: why for name, why in failures.items() if why})
-    write_dataset(context.out / DATA_FILE, rows, formats)
     (context.out / COUNTS_FILE).write_text(json.dumps(counts, indent=1))
     return {
-        "rows": float(len(rows)),
+        "rows": float(dataset.num_rows),
         **{f"{d}/{name}": float(n) for d, c in counts.items() for name, n in c.items()},
         "generated_tokens": float(tokens),
         "generate_tokens_per_s": tokens / max(worked, 1e-9),
@@ -100,22 +100,35 @@ async def _sample(
     return [rollout for group in groups for rollout in group]
 
 
-def _sift(
-    settings: DistillSettings, rollouts: list[Rollout]
-) -> tuple[list[Rollout], dict[str, int]]:
-    return sift(
+async def _keep(
+    spec: DistillSpec,
+    context: StageContext,
+    role: str,
+    rollouts: list[Rollout],
+    before: Sequence[asyncio.Task[dict[str, int]]],
+    dataset: DatasetWriter,
+) -> dict[str, int]:
+    """Filter an expert's rollouts, and write what is left once those `before` it are written. ->
+    how many each filter dropped."""
+    settings = spec.settings
+    kept, counts = await asyncio.to_thread(
+        sift,
         rollouts,
         min_tokens=settings.min_tokens,
         min_outcome=settings.min_outcome,
         near_duplicate=settings.near_duplicate,
     )
+    await asyncio.gather(*before)
+    rows = (_row(context, role, rollout, sample) for rollout in kept for sample in rollout.samples)
+    await asyncio.to_thread(dataset.add, rows)
+    return counts
 
 
 def _row(context: StageContext, role: str, rollout: Rollout, sample: Sample) -> DistilledRow:
     origin = context.input_records.get(role, {})
     return DistilledRow(
-        tokens=sample.tokens.tolist(),
-        loss_mask=sample.loss_mask.astype(int).tolist(),
+        tokens=sample.tokens,
+        loss_mask=sample.loss_mask.view("int8"),
         # the recipe's name of the domain: its curriculum may serve another one as well
         problem=replace(rollout.transcript.problem, domain=role),
         turns=rollout.transcript.messages,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from engines.batching import TokenSequence
 from engines.draws import draw_demonstrations
 from engines.types import Message, Problem
 from infra.errors import InputError
 from infra.hooks import resolve
+from tasks.sft.sequences import SequenceFile
 from tasks.sft.spec import ONLY_ADMITTED
 from tasks.stage import ADMITTED
 
@@ -29,7 +32,7 @@ _NAMED = 5
 class SftData:
     """Tokenised conversations; how many were left out and why."""
 
-    sequences: list[TokenSequence]
+    sequences: SequenceFile
     source: str
     too_long: int = 0
     without_thinking: int = 0
@@ -41,42 +44,68 @@ class SftData:
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """A conversation with its tokens, either as an expert sampled it or as the template writes."""
+    """A conversation, with its tokens where an expert sampled it."""
 
+    place: int
+    """in its source"""
     rollout: tuple[str, str, int]
     """expert, problem and sample: the same for all branches of a rollout"""
     problem: Problem
     turns: tuple[Message, ...]
-    sequence: TokenSequence
+    sequence: TokenSequence | None = None
+    """None: as the template writes it"""
 
 
-def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path]) -> SftData:
+_Source: TypeAlias = "Callable[[], Iterator[_Solved]]"
+"""the same conversations each time"""
+
+
+def load_data(spec: SftSpec, model: Path, inputs: Mapping[str, Path], scratch: Path) -> SftData:
     """Sequences for the model's own tokenizer, of the dataset or the admitted problems among the
-    stage's inputs where there are any. Raises InputError when none is usable."""
+    stage's inputs where there are any; they are kept in `scratch`. Raises InputError when none is
+    usable."""
     from engines.chat import Chat
     from engines.families.common.config import read_config
     from engines.families.common.registry import model_shape
 
-    shape = model_shape(read_config(model))
+    longest = model_shape(read_config(model)).max_positions
     chat = Chat.load(model)
     unrendered: list[str] = []
     if spec.curriculum is not None:
         source = f"curriculum {spec.curriculum.name}"
-        solved = list(_demonstrations(spec, chat, inputs.get(ADMITTED), unrendered))
+        solved = _demonstrations(spec, chat, inputs.get(ADMITTED))
     else:
         source = "distilled dataset"
-        solved = list(_distilled(chat, inputs.get("data")))
-    bare = _without_thinking(solved, chat, spec.settings.nothink_share, spec.seed, unrendered)
-    sequences = [*(s.sequence for s in solved), *bare]
-    usable = [s for s in sequences if len(s.tokens) <= shape.max_positions]
-    if not any(sum(s.loss_mask) for s in usable):
+        solved = partial(_distilled, chat, inputs.get("data"))
+    share, seed = spec.settings.nothink_share, spec.seed
+    sequences = SequenceFile(scratch)
+    thinking: dict[tuple[str, str, int], int] = {}
+    """places by rollout: each branch has its rollout's whole conversation, so once is enough"""
+    num_made = num_bare = 0
+    for each in solved():
+        made = each.sequence or _rendered(chat, each.problem, each.turns, unrendered)
+        if made is None:
+            continue
+        num_made += 1
+        if len(made.tokens) <= longest:
+            sequences.append(made)
+        if share and each.problem.thinking:
+            thinking[each.rollout] = each.place
+    for made in _without_thinking(
+        solved, list(thinking.values()), chat, share, seed, unrendered, scratch
+    ):
+        num_bare += 1
+        if len(made.tokens) <= longest:
+            sequences.append(made)
+    num_made += num_bare
+    too_long = num_made - len(sequences)
+    if not sequences.trained:
         why = f"; {said_of_unrendered(unrendered)}" if unrendered else ""
         raise InputError(
-            f"the {source} gives no sequence to train on: {len(sequences)} were made, "
-            f"{len(sequences) - len(usable)} of them longer than the model's "
-            f"{shape.max_positions} tokens{why}"
+            f"the {source} gives no sequence to train on: {num_made} were made, "
+            f"{too_long} of them longer than the model's {longest} tokens{why}"
         )
-    return SftData(usable, source, len(sequences) - len(usable), len(bare), unrendered)
+    return SftData(sequences, source, too_long, num_bare, unrendered)
 
 
 def said_of_unrendered(unrendered: Sequence[str]) -> str:
@@ -93,13 +122,10 @@ def batches_for_steps(
     Epochs are laid end to end, each in an order of its own that follows from the seed alone, so a
     resumed run sees what an undisturbed one would. A batch may span two epochs.
     """
-    orders: dict[int, list[int]] = {}
 
     def sample(position: int) -> int:
         epoch, place = divmod(position, count)
-        if epoch not in orders:
-            orders[epoch] = random.Random(f"{seed}/{epoch}").sample(range(count), count)
-        return orders[epoch][place]
+        return _order(count, seed, epoch)[place]
 
     return [
         [sample(position) for position in range(step * batch_size, (step + 1) * batch_size)]
@@ -107,9 +133,13 @@ def batches_for_steps(
     ]
 
 
-def _demonstrations(
-    spec: SftSpec, chat: Chat, admitted: Path | None, unrendered: list[str]
-) -> Iterator[_Solved]:
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> Sequence[int]:
+    """Kept for two epochs, as a batch may span them: a million numbers take most of a second."""
+    return array("q", random.Random(f"{seed}/{epoch}").sample(range(count), count))
+
+
+def _demonstrations(spec: SftSpec, chat: Chat, admitted: Path | None) -> _Source:
     from curricula.registry import build
 
     assert spec.curriculum is not None
@@ -117,33 +147,34 @@ def _demonstrations(
     if admitted is not None:
         curriculum = resolve("admitted problems", ONLY_ADMITTED, {})(curriculum, admitted)
     drawn = draw_demonstrations(curriculum, spec.settings.demonstrations, spec.seed)
-    for place, shown in enumerate(map(chat.mode.decided_demonstration, drawn)):
-        sequence = _rendered(chat, shown.problem, shown.turns, unrendered)
-        if sequence is not None:
-            yield _Solved(("", shown.problem.id, place), shown.problem, shown.turns, sequence)
+    solved = [
+        _Solved(place, ("", shown.problem.id, place), shown.problem, shown.turns)
+        for place, shown in enumerate(map(chat.mode.decided_demonstration, drawn))
+    ]
+    return lambda: iter(solved)
 
 
 def _distilled(chat: Chat, dataset: Path | None) -> Iterator[_Solved]:
     """Tokens as the experts sampled them; text is not tokenised again."""
-    from engines.rollout.records.dataset import read_dataset, read_formats
+    from engines.rollout.records.dataset import dataset_rows, read_formats
 
     if dataset is None:
         raise InputError("supervised training needs a `curriculum` or the input `data`")
     formats, checked = read_formats(dataset), set[str]()
-    for row in read_dataset(dataset):
+    for place, row in enumerate(dataset_rows(dataset)):
         if row.expert not in checked:
             _check_same_format(chat, row, formats.get(row.expert))
             checked.add(row.expert)
         rollout = (row.expert, row.problem.id, row.sample_index)
-        sequence = TokenSequence(row.tokens, row.loss_mask)
-        yield _Solved(rollout, row.problem, row.turns, sequence)
+        sequence = TokenSequence(list(row.tokens), list(row.loss_mask))
+        yield _Solved(place, rollout, row.problem, row.turns, sequence)
 
 
 def _check_same_format(chat: Chat, row: DistilledRow, checksum: str | None) -> None:
     """By the checksum of the chat that sampled it. A dataset without one is not `distill`'s: there
     a row must begin with its problem's prompt, as those of the driver `conversation` do."""
     prompt = chat.prompt_ids(row.problem) if checksum is None else []
-    is_same = checksum in (None, chat.format_checksum) and row.tokens[: len(prompt)] == prompt
+    is_same = checksum in (None, chat.format_checksum) and list(row.tokens[: len(prompt)]) == prompt
     if not is_same:
         differs = f": the prompt of {row.problem.id} differs" if checksum is None else ""
         raise InputError(
@@ -154,25 +185,35 @@ def _check_same_format(chat: Chat, row: DistilledRow, checksum: str | None) -> N
 
 
 def _without_thinking(
-    solved: Sequence[_Solved], chat: Chat, share: float, seed: int, unrendered: list[str]
-) -> list[TokenSequence]:
-    """A share of the thinking rollouts once more, rendered with thinking off."""
-    # each branch has its rollout's whole conversation: once is enough
-    thinking = list({s.rollout: s for s in solved if s.problem.thinking}.values())
+    solved: _Source,
+    thinking: Sequence[int],
+    chat: Chat,
+    share: float,
+    seed: int,
+    unrendered: list[str],
+    scratch: Path,
+) -> Iterator[TokenSequence]:
+    """A share of the thinking rollouts, at these places, once more, rendered with thinking off."""
     if not thinking or share == 0:
-        return []
+        return
     chat.require_thinking_switch()
     chosen = random.Random(f"{seed}/nothink").sample(thinking, round(share * len(thinking)))
-    rendered = [
-        _rendered(
-            chat,
-            replace(s.problem, thinking=False),
-            tuple(replace(turn, reasoning=None) for turn in s.turns),
-            unrendered,
-        )
-        for s in chosen
-    ]
-    return [sequence for sequence in rendered if sequence is not None]
+    # rendered in the order of the source, which is read once, and given in the order of the draw
+    rendered, wanted = SequenceFile(scratch), set(chosen)
+    made: dict[int, int | str] = {}
+    """by place, the number of what was rendered or why it was not"""
+    for each in (each for each in solved() if each.place in wanted):
+        why: list[str] = []
+        turns = tuple(replace(turn, reasoning=None) for turn in each.turns)
+        sequence = _rendered(chat, replace(each.problem, thinking=False), turns, why)
+        made[each.place] = len(rendered) if sequence is not None else why[0]
+        if sequence is not None:
+            rendered.append(sequence)
+    for found in map(made.__getitem__, chosen):
+        if isinstance(found, int):
+            yield rendered[found]
+        else:
+            unrendered.append(found)
 
 
 def _rendered(

@@ -1,4 +1,4 @@
-"""What a supervised stage takes its batches from: a list in memory, or a stream of files."""
+"""What a supervised stage takes its batches from: a list of all, or a stream of files."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ def open_supply(spec: SftSpec, context: StageContext) -> Supply:
     """Raises InputError for data that nothing can be learned from."""
     model = context.inputs["model"]
     if spec.settings.data is None:
-        return ListSupply(spec, load_data(spec, model, context.inputs))
+        data = load_data(spec, model, context.inputs, context.scratch / "sequences")
+        return ListSupply(spec, data)
     return resolve("data", FILE_SUPPLY, {})(spec, context)
 
 
 class ListSupply:
-    """Tokenised conversations in memory; a step's number says what is in its batch."""
+    """Tokenised conversations, all of them known; a step's number says what is in its batch."""
 
     def __init__(self, spec: SftSpec, data: SftData) -> None:
         self._data = data
@@ -111,8 +112,7 @@ class ListSupply:
                 advice="correct these conversations, or the chat template",
                 figures={"unrendered": len(data.unrendered)},
             )
-        trained = sum(sum(s.loss_mask) for s in data.sequences)
-        yield from little_trained(trained, sum(len(s.tokens) for s in data.sequences))
+        yield from little_trained(data.sequences.trained, data.sequences.tokens)
 
     def save(self, folder: Path) -> None:
         """Nothing is needed."""

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines.rollout.records.json_text import dump_problem, dump_turns, load_problem, load_turns
-from engines.types import Message, Problem
+from engines.rollout.records.parquet_rows import ParquetRows
+from engines.types import Message, Problem, TokenIds
 from infra.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 DATA_FILE = "data.parquet"
 _FORMATS = "chat_formats"
 """key of the file's metadata"""
+_COLUMNS = (
+    "tokens", "loss_mask", "domain", "expert", "artifact_digest", "problem_id", "sample_index",
+    "weight_version", "rewards", "thinking", "problem", "turns",
+)  # fmt: skip
+_GROUP_TOKENS, _GROUP_ROWS = 1 << 20, 4096
+"""of a row group: what is in memory while it is written or read"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +37,8 @@ class DistilledRow:
     artifact_digest="9f...", sample_index=0, weight_version=3, rewards={"outcome": 1.0})
     """
 
-    tokens: list[int]
-    loss_mask: list[int]
+    tokens: TokenIds
+    loss_mask: Sequence[int] | NDArray[np.int8]
     problem: Problem
     turns: tuple[Message, ...]
     """assistant and tool turns after the problem's messages"""
@@ -38,39 +50,87 @@ class DistilledRow:
     rewards: dict[str, float]
 
 
-def write_dataset(
-    path: Path, rows: Sequence[DistilledRow], formats: Mapping[str, str] | None = None
-) -> None:
-    """Write rows as Parquet; ids are int32, masks int8, structures JSON text.
+class DatasetWriter:
+    """Writes rows as they come, in groups of few tokens; ids are int32, masks int8, structures JSON
+    text. Use it in one thread at a time."""
 
-    `formats` says what each expert's tokens mean: its chat's `format_checksum`.
-    """
+    def __init__(self, path: Path, formats: Mapping[str, str] | None = None) -> None:
+        """`formats` says what each expert's tokens mean: its chat's `format_checksum`."""
+        import pyarrow.parquet as pq
+
+        known = {_FORMATS: json.dumps(dict(formats or {}), sort_keys=True)}
+        self._schema = _schema().with_metadata(known)
+        self._file = pq.ParquetWriter(path, self._schema)
+        self.num_rows = 0
+
+    def add(self, rows: Iterable[DistilledRow]) -> None:
+        some: list[DistilledRow] = []
+        tokens = 0
+        for row in rows:
+            some.append(row)
+            tokens += len(row.tokens)
+            if tokens >= _GROUP_TOKENS or len(some) == _GROUP_ROWS:
+                self._write(some)
+                some, tokens = [], 0
+        self._write(some)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, rows: Sequence[DistilledRow]) -> None:
+        import pyarrow as pa
+
+        if not rows:
+            return
+        columns = {
+            "tokens": [r.tokens for r in rows],
+            "loss_mask": [r.loss_mask for r in rows],
+            "domain": [r.problem.domain for r in rows],
+            "expert": [r.expert for r in rows],
+            "artifact_digest": [r.artifact_digest for r in rows],
+            "problem_id": [r.problem.id for r in rows],
+            "sample_index": [r.sample_index for r in rows],
+            "weight_version": [r.weight_version for r in rows],
+            "rewards": [json.dumps(r.rewards, sort_keys=True) for r in rows],
+            "thinking": [r.problem.thinking for r in rows],
+            "problem": [dump_problem(r.problem) for r in rows],
+            "turns": [dump_turns(r.turns) for r in rows],
+        }
+        self._file.write_table(pa.table(columns, schema=self._schema))
+        self.num_rows += len(rows)
+
+
+def _schema() -> pa.Schema:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    columns = {
-        "tokens": pa.array([r.tokens for r in rows], pa.list_(pa.int32())),
-        "loss_mask": pa.array([r.loss_mask for r in rows], pa.list_(pa.int8())),
-        "domain": pa.array([r.problem.domain for r in rows], pa.string()),
-        "expert": pa.array([r.expert for r in rows], pa.string()),
-        "artifact_digest": pa.array([r.artifact_digest for r in rows], pa.string()),
-        "problem_id": pa.array([r.problem.id for r in rows], pa.string()),
-        "sample_index": pa.array([r.sample_index for r in rows], pa.int32()),
-        "weight_version": pa.array([r.weight_version for r in rows], pa.int32()),
-        "rewards": pa.array([json.dumps(r.rewards, sort_keys=True) for r in rows], pa.string()),
-        "thinking": pa.array([r.problem.thinking for r in rows], pa.bool_()),
-        "problem": pa.array([dump_problem(r.problem) for r in rows], pa.string()),
-        "turns": pa.array([dump_turns(r.turns) for r in rows], pa.string()),
+    kinds = {
+        "tokens": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.int8()),
+        "sample_index": pa.int32(),
+        "weight_version": pa.int32(),
+        "thinking": pa.bool_(),
     }
-    known = {_FORMATS: json.dumps(dict(formats or {}), sort_keys=True)}
-    pq.write_table(pa.table(columns, metadata=known), path)
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in _COLUMNS])
+
+
+def write_dataset(
+    path: Path, rows: Iterable[DistilledRow], formats: Mapping[str, str] | None = None
+) -> None:
+    """All at once; see `DatasetWriter`."""
+    writer = DatasetWriter(path, formats)
+    writer.add(rows)
+    writer.close()
+
+
+def dataset_rows(path: Path) -> Iterator[DistilledRow]:
+    """Rows of a file, or of the `data.parquet` in a folder, a few of them in memory at a time.
+    Raises InputError if it has none."""
+    return map(row_of, ParquetRows(_file_of(path)).each())
 
 
 def read_dataset(path: Path) -> list[DistilledRow]:
-    """Rows of a file, or of the `data.parquet` in a folder. Raises InputError if it has none."""
-    import pyarrow.parquet as pq
-
-    return [row_of(raw) for raw in pq.read_table(_file_of(path)).to_pylist()]
+    """All of `dataset_rows`."""
+    return list(dataset_rows(path))
 
 
 def read_formats(path: Path) -> dict[str, str]:

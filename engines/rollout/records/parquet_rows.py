@@ -66,8 +66,9 @@ class ParquetRows:
 
     def each(self) -> Iterator[dict[str, Any]]:
         """All whole rows in order, a few of them in memory at a time."""
-        for batch in self._file.iter_batches(batch_size=_AT_ONCE):
-            yield from batch.to_pylist()
+        for group in range(len(self._starts) - 1):
+            for batch in self._file.iter_batches(_AT_ONCE, [group], use_threads=False):
+                yield from batch.to_pylist()
 
     def _group(self, number: int) -> pa.Table:
         table = self._groups.pop(number, None)

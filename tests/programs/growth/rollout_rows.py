@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.algorithms.spec import Algorithm
 from engines.batching import plan_micro_batches
-from engines.rollout.records.dataset import DistilledRow, read_dataset, write_dataset
+from engines.rollout.records.dataset import DistilledRow, dataset_rows, write_dataset
 from engines.rollout.records.duplicates import duplicates
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.roller import Roller
@@ -140,14 +140,14 @@ def dataset_written(size: int, meter: Meter) -> None:
 
 
 def _write_dataset(file: Path, size: int) -> None:
-    write_dataset(file, [_distilled(number) for number in range(size)], {})
+    write_dataset(file, (_distilled(number) for number in range(size)), {})
 
 
 @grows("SFT: the data set read", "samples", (1000, 4000, 16_000), cpu_s=WORK, memory=HISTORY)
 def dataset_read(size: int, meter: Meter) -> None:
     meter.apart(lambda: _write_dataset(meter.folder / "data.parquet", size))
     with meter.counting():
-        assert sum(1 for _ in read_dataset(meter.folder / "data.parquet")) == size
+        assert sum(1 for _ in dataset_rows(meter.folder / "data.parquet")) == size
 
 
 @grows("near-duplicates", "samples", (250, 1000, 4000), cpu_s=WORK, memory=WORK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -86,35 +87,41 @@ def test_every_epoch_has_every_sample_once_in_an_order_of_its_own():
     assert flat != [i for batch in batches_for_steps(10, 4, 1, 0, 5) for i in batch]
 
 
-def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path):
+def test_demonstrations_of_a_curriculum_become_masked_sequences(model: Path, tmp_path: Path):
     spec = SftSpec.model_validate(
         {
             **sft(demonstrations=12).model_dump(),
             "curriculum": {"name": "reasoning"},
         }
     )
-    data = load_data(spec, model, {})
+    data = load_data(spec, model, {}, tmp_path)
     assert len(data.sequences) == 12
     assert all(0 < sum(s.loss_mask) < len(s.tokens) == len(s.loss_mask) for s in data.sequences)
-    assert data == load_data(spec, model, {})
+    assert list(data.sequences) == list(load_data(spec, model, {}, tmp_path).sequences)
 
 
 def test_demonstrations_after_an_admit_are_of_admitted_problems(model: Path, tmp_path: Path):
     written = {**sft(demonstrations=6).model_dump(), "curriculum": {"name": "reasoning"}}
-    every = load_data(SftSpec.model_validate(written), model, {}).sequences
+    every = load_data(SftSpec.model_validate(written), model, {}, tmp_path).sequences
     problems = build("reasoning").problems("sft", 6, 3)
     write_admitted(tmp_path, [AdmittedProblem("maths", "sft", problems[at]) for at in (1, 4)])
     spec = SftSpec.model_validate({**written, "only_admitted": True})
-    assert load_data(spec, model, {ADMITTED: tmp_path}).sequences == [every[1], every[4]]
+    assert load_data(spec, model, {ADMITTED: tmp_path}, tmp_path).sequences[:] == [
+        every[1],
+        every[4],
+    ]
 
 
 def test_distilled_tokens_are_trained_as_they_were_sampled(model: Path, tmp_path: Path):
     chat = Chat.load(model)
     sampled = row(chat, problem(thinking=True), ANSWER)
     # Other ids for the same text than the tokenizer would choose: as an engine may sample.
-    split = [i for t in chat._encode("ant") for i in chat._encode(" ".join(chat.decode([t])))]
-    sampled.tokens[-1:-1], sampled.loss_mask[-1:-1] = split, [1] * len(split)
-    data = load_data(sft(), model, {"data": dataset(tmp_path, [sampled])})
+    encode = chat._encode  # pyright: ignore[reportPrivateUsage]
+    split = [i for t in encode("ant") for i in encode(" ".join(chat.decode([t])))]
+    tokens, mask = list(sampled.tokens), list(sampled.loss_mask)
+    tokens[-1:-1], mask[-1:-1] = split, [1] * len(split)
+    sampled = replace(sampled, tokens=tokens, loss_mask=mask)
+    data = load_data(sft(), model, {"data": dataset(tmp_path, [sampled])}, tmp_path)
     assert data.sequences[0].tokens == sampled.tokens
     assert data.sequences[0].loss_mask == sampled.loss_mask
 
@@ -124,7 +131,7 @@ def test_a_share_of_thinking_samples_comes_again_without_thinking(model: Path, t
     asked = {n: replace(problem(f"{n}+30", thinking=True), id=f"p/{n}") for n in range(10, 18)}
     rows = [row(chat, each, ANSWER) for each in asked.values()]
     rows += [row(chat, problem("color of ant"), (Message("assistant", "red"),))]
-    data = load_data(sft(nothink_share=0.25), model, {"data": dataset(tmp_path, rows)})
+    data = load_data(sft(nothink_share=0.25), model, {"data": dataset(tmp_path, rows)}, tmp_path)
     assert (len(data.sequences), data.without_thinking) == (11, 2)
     for sequence in data.sequences[-2:]:
         text = chat.decode(sequence.tokens)
@@ -143,7 +150,7 @@ def test_a_conversation_that_cannot_be_rendered_without_thinking_is_left_out_alo
     rows = [row(chat, replace(problem(thinking=True), id=f"p/{n}"), ANSWER) for n in range(3)]
     rows[1] = replace(rows[1], turns=UNFINISHED)
     spec, inputs = sft(nothink_share=1.0), {"data": dataset(tmp_path, rows)}
-    data = load_data(spec, model, inputs)
+    data = load_data(spec, model, inputs, tmp_path)
     assert [s.tokens for s in data.sequences[:3]] == [r.tokens for r in rows]
     assert (len(data.sequences), data.without_thinking) == (5, 2)
     (said,) = data.unrendered
@@ -176,24 +183,24 @@ class SomeUnfinished:
 
 @pytest.mark.parametrize("finished", [1, 0])
 def test_demonstrations_that_cannot_be_rendered_are_left_out_unless_all_are(
-    model: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
 ):
     monkeypatch.setattr("curricula.registry.build", lambda *_: SomeUnfinished(finished))
     written = {**sft(demonstrations=3).model_dump(), "curriculum": {"name": "reasoning"}}
     spec = SftSpec.model_validate(written)
     if finished:
-        data = load_data(spec, model, {})
+        data = load_data(spec, model, {}, tmp_path)
         assert (len(data.sequences), len(data.unrendered)) == (1, 2)
     else:
         with pytest.raises(InputError, match=r"3 conversations cannot be rendered.*problem p/0"):
-            load_data(spec, model, {})
+            load_data(spec, model, {}, tmp_path)
 
 
 def test_a_rollout_of_several_branches_comes_again_once(model: Path, tmp_path: Path):
     chat = Chat.load(model)
     whole = [row(chat, replace(problem(thinking=True), id=f"p/{n}"), ANSWER) for n in range(2)]
     branches = [replace(r, tokens=[*r.tokens]) for r in whole for _ in range(3)]
-    data = load_data(sft(nothink_share=1.0), model, {"data": dataset(tmp_path, branches)})
+    data = load_data(sft(nothink_share=1.0), model, {"data": dataset(tmp_path, branches)}, tmp_path)
     assert (len(data.sequences), data.without_thinking) == (8, 2)
 
 
@@ -203,17 +210,17 @@ def test_sequences_longer_than_the_models_context_are_counted_and_left_out(
     chat = Chat.load(model)
     long = row(chat, problem("9" * 600), (Message("assistant", "red"),))
     short = row(chat, problem(), (Message("assistant", "red"),))
-    data = load_data(sft(), model, {"data": dataset(tmp_path, [long, short])})
+    data = load_data(sft(), model, {"data": dataset(tmp_path, [long, short])}, tmp_path)
     assert (len(data.sequences), data.too_long) == (1, 1)
     with pytest.raises(InputError, match="no sequence to train on: 1 were made, 1 of them longer"):
-        load_data(sft(), model, {"data": dataset(tmp_path, [long])})
+        load_data(sft(), model, {"data": dataset(tmp_path, [long])}, tmp_path)
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(model: Path, tmp_path: Path):
     foreign = row(Chat.load(model), problem(), (Message("assistant", "red"),))
-    foreign.tokens[0] += 1
+    foreign = replace(foreign, tokens=[foreign.tokens[0] + 1, *foreign.tokens[1:]])
     with pytest.raises(InputError, match=r"another tokenizer or chat template.*p/1"):
-        load_data(sft(), model, {"data": dataset(tmp_path, [foreign])})
+        load_data(sft(), model, {"data": dataset(tmp_path, [foreign])}, tmp_path)
 
 
 def test_a_row_may_begin_with_a_prompt_of_its_driver_if_its_chat_was_the_same(
@@ -224,9 +231,11 @@ def test_a_row_may_begin_with_a_prompt_of_its_driver_if_its_chat_was_the_same(
     own = replace(asked, messages=(Message("system", "rules of the program"), *asked.messages))
     of_harness = replace(row(chat, own, (Message("assistant", "red"),)), problem=asked)
     same = dataset(tmp_path, [of_harness], {"reasoning-rl": chat.format_checksum})
-    assert load_data(sft(), model, {"data": same}).sequences[0].tokens == of_harness.tokens
+    assert (
+        load_data(sft(), model, {"data": same}, tmp_path).sequences[0].tokens == of_harness.tokens
+    )
     with pytest.raises(InputError, match=r"the prompt of p/1 differs"):
-        load_data(sft(), model, {"data": dataset(tmp_path, [of_harness])})
+        load_data(sft(), model, {"data": dataset(tmp_path, [of_harness])}, tmp_path)
 
 
 def test_a_dataset_of_another_chat_is_refused_whatever_its_rows_begin_with(
@@ -236,7 +245,7 @@ def test_a_dataset_of_another_chat_is_refused_whatever_its_rows_begin_with(
     other = Chat.load(chat_folder(tmp_path / "other", LLAMA, LLAMA_TOKENS, "<|eot|>"))
     folder = dataset(tmp_path, [sampled], {"reasoning-rl": other.format_checksum})
     with pytest.raises(InputError, match=r"expert reasoning-rl were made with another tokenizer"):
-        load_data(sft(), model, {"data": folder})
+        load_data(sft(), model, {"data": folder}, tmp_path)
 
 
 def test_the_checksum_of_a_chat_follows_its_tokenizer_and_template(tmp_path: Path):
@@ -252,4 +261,25 @@ def test_the_checksum_of_a_chat_follows_its_tokenizer_and_template(tmp_path: Pat
 
 def test_an_empty_dataset_is_refused(model: Path, tmp_path: Path):
     with pytest.raises(InputError, match="no sequence to train on"):
-        load_data(sft(), model, {"data": dataset(tmp_path, [])})
+        load_data(sft(), model, {"data": dataset(tmp_path, [])}, tmp_path)
+
+
+def test_eight_times_the_data_take_no_more_memory_and_give_the_same_order(
+    model: Path, tmp_path: Path
+):
+    chat = Chat.load(model)
+    long = row(chat, problem("9" * 150), (Message("assistant", "red " * 150),))
+    peaks: list[int] = []
+    for rows in (40, 320):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        checksum = {"reasoning-rl": chat.format_checksum}
+        dataset(folder, [replace(long, sample_index=n) for n in range(rows)], checksum)
+        load_data(sft(), model, {"data": folder}, tmp_path)
+        tracemalloc.start()
+        data = load_data(sft(), model, {"data": folder}, tmp_path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (len(data.sequences), data.sequences.tokens) == (rows, rows * len(long.tokens))
+        assert data.sequences[rows - 1].tokens == list(long.tokens)
+    assert peaks[1] < 1.3 * peaks[0] + 100_000

@@ -22,13 +22,19 @@ from engines.rollout.consumer import StepResult
 from engines.rollout.drivers.session_host import End, SessionHost
 from engines.rollout.metrics import first_samples, step_metrics
 from engines.rollout.producer import Sampled
-from engines.rollout.records.dataset import DATA_FILE, read_dataset, write_dataset
+from engines.rollout.records.dataset import (
+    DATA_FILE,
+    DatasetWriter,
+    read_dataset,
+    read_formats,
+    write_dataset,
+)
 from engines.rollout.records.filters import sift
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts, sample_rollouts
 from engines.types import Group, Message, Problem, Rollout, Sample, Status
 from infra.errors import EngineError
-from tasks.distill.body import _row
+from tasks.distill.body import _keep, _row  # pyright: ignore[reportPrivateUsage]
 from tests.parts.rollout_parts import Judge, Policy, domain, ids, roller
 
 pytestmark = pytest.mark.unit
@@ -202,8 +208,42 @@ async def test_a_dataset_has_a_row_for_each_sample(tmp_path: Path) -> None:
     assert [(r.problem_id, r.branch) for r in (kept[0].samples + kept[1].samples)] == [
         ("d/rl/0", 0), ("d/rl/0", 1), ("d/rl/1", 0), ("d/rl/1", 1),
     ]  # fmt: skip
-    assert found == rows
+    assert found == [
+        replace(row, tokens=list(row.tokens), loss_mask=list(row.loss_mask)) for row in rows
+    ]
     assert [sum(r.loss_mask) for r in found] == [2, 4, 2, 4]
+
+
+async def test_rows_are_written_in_the_order_of_the_experts_whichever_is_filtered_first(
+    tmp_path: Path,
+) -> None:
+    rollouts = [r for group in await rolled(policy(), Notes()) for r in group]
+    settings = SimpleNamespace(min_tokens=1, min_outcome=1.0, near_duplicate=0.95)
+    context = SimpleNamespace(input_records={})
+    dataset, may_begin = DatasetWriter(tmp_path / DATA_FILE, {"a": "1"}), asyncio.Event()
+
+    async def late() -> dict[str, int]:
+        await may_begin.wait()
+        return {}
+
+    tasks = [asyncio.create_task(late())]
+    for role in ("a", "b"):
+        work = _keep(
+            SimpleNamespace(settings=settings),  # type: ignore[arg-type]
+            context,  # type: ignore[arg-type]
+            role,
+            rollouts,
+            tasks[-1:],
+            dataset,
+        )
+        tasks.append(asyncio.create_task(work))
+    await asyncio.sleep(0.05)
+    assert dataset.num_rows == 0
+    may_begin.set()
+    assert [counts.get("kept") for counts in await asyncio.gather(*tasks)] == [None, 2, 2]
+    dataset.close()
+    assert [row.expert for row in read_dataset(tmp_path)] == ["a"] * 4 + ["b"] * 4
+    assert read_formats(tmp_path) == {"a": "1"}
 
 
 async def roll(driver: object) -> Rollout:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -81,30 +80,30 @@ def _may_be_noise(fitted: Fitted) -> bool:
 
 
 def _apart(row: Growth, size: int) -> Measured:
-    """One size, in a fork of this process. Raises RuntimeError."""
+    """One size, in a fork of this process with a folder of its own. Raises RuntimeError."""
     forks = multiprocessing.get_context("fork")
     ours, theirs = forks.Pipe(duplex=False)
-    child = forks.Process(target=_measure, args=(row.name, size, theirs))
-    child.start()
-    theirs.close()
-    try:
-        if not ours.poll(SIZE_S):
-            raise RuntimeError(f"size {size} took longer than {SIZE_S:.0f} s")
-        told: dict[str, float] | str = ours.recv()
-    except EOFError:
-        raise RuntimeError(f"the process of size {size} ended without a word") from None
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
+    with tempfile.TemporaryDirectory(prefix="tr-growth-", ignore_cleanup_errors=True) as folder:
+        child = forks.Process(target=_measure, args=(row.name, size, Path(folder), theirs))
+        child.start()
+        theirs.close()
+        try:
+            if not ours.poll(SIZE_S):
+                raise RuntimeError(f"size {size} took longer than {SIZE_S:.0f} s")
+            told: dict[str, float] | str = ours.recv()
+        except EOFError:
+            raise RuntimeError(f"the process of size {size} ended without a word") from None
+        finally:
+            child.kill()
+            child.join()
+            ours.close()
     if isinstance(told, str):
         raise RuntimeError(told)
     return {Figure(name): value for name, value in told.items()}
 
 
-def _measure(name: str, size: int, answer: Connection) -> None:
-    """What the fork does: a home and a folder of its own, then the row."""
-    folder = Path(tempfile.mkdtemp(prefix="tr-growth-"))
+def _measure(name: str, size: int, folder: Path, answer: Connection) -> None:
+    """What the fork does: the row, in a home of its own."""
     os.environ["TRIBUTARY_HOME"] = str(folder / "home")
     try:
         meter = Meter(folder)
@@ -112,8 +111,6 @@ def _measure(name: str, size: int, answer: Connection) -> None:
         answer.send({str(figure): value for figure, value in meter.figures.items()})
     except Exception:
         answer.send(traceback.format_exc(limit=-4))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(found: Sequence[Fitted], seconds: float) -> None:

@@ -6,8 +6,8 @@
     state.json         where the stage stands: see `tasks.rl.record`, `tasks.sft.record`
     buffer.bin         groups that are sampled and not yet trained on: with `max_staleness` they are
                        of weights that no checkpoint has (rl)
-    tickets.json       which tickets were drawn, which of them are still to be rolled, and what a
-                       data source of its own was told (rl)
+    tickets.json       which tickets were drawn, which of them are still to be rolled, and how much
+                       a data source of its own was told (rl)
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
     timeline.json      what took place when, for the stage's trace (rl)
@@ -20,6 +20,8 @@
     trained/<s>/       beside the checkpoints: their rollouts, with `keep_rollouts` (rl)
     shown/<s>/         beside the checkpoints: rollouts to browse, of the steps up to s since the
                        checkpoint before it (rl)
+    told/<k>/          beside the checkpoints: what a data source of its own was told after its
+                       first k results, up to the next checkpoint (rl)
 
 An attribute is either in one of these, or is made again from the spec, or needs nothing because it
 is empty when a checkpoint is taken. `test_checkpoint_contents.py` reads the sources and fails when
@@ -199,10 +201,15 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
         "next": "tickets.json",
         "_picked": "tickets.json",
         "_in_order": "tickets.json",
-        "_results": "tickets.json",
+        "_results": "handle",
         "_source": "spec",
         "_by_name": "spec",
         "_limit": "spec",
+    },
+    "engines/rollout/sources/told_results.py:ToldResults": {
+        "count": "tickets.json",
+        "_unsaved": "notes",
+        "_notes": "handle",
     },
     "engines/rollout/sources/weighted.py:Weighted": {
         "_names": "spec",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -116,11 +116,13 @@ class BackgroundSampler:
         """The first ticket whose rollouts may still be needed from the journal."""
         return min([*self._open, *self._rolling, self.producer.source.next])
 
-    def save(self, folder: Path) -> None:
-        """Write into a checkpoint's folder which tickets have to be rolled."""
+    def save(self, folder: Path) -> Callable[[], None]:
+        """Write into a checkpoint's folder which tickets have to be rolled. -> what writes, in a
+        thread, what the data source needs besides."""
         state = self.producer.source.state(self.first_open)
         state["open"] = sorted([*self._open, *self._rolling])
         (folder / _FILE).write_text(json.dumps(state))
+        return self.producer.source.take_unsaved()
 
     def restore(self, folder: Path) -> None:
         """Take up a checkpoint's tickets."""

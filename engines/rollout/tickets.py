@@ -8,7 +8,7 @@ of domain n mod D and has its problem n div D, counted from `start`. A data sour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,10 @@ class TicketSource:
     def state(self, first_open: int) -> dict[str, Any]:
         """What a checkpoint holds of it; tickets below `first_open` are never asked for again."""
         return {"next": self.next}
+
+    def take_unsaved(self) -> Callable[[], None]:
+        """-> what writes, in a thread, the rest of what a checkpoint needs of it: here nothing."""
+        return lambda: None
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""

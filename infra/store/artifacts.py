@@ -8,6 +8,7 @@
                                        takes/<s>/a<n>-<i>      what step s was trained on
                                        trained/<s>/a<n>-<i>    the rollouts of it, if kept
                                        shown/<s>/a<n>-<i>      rollouts to browse up to step s
+                                       told/<k>/a<n>-<i>       what a data source was told then
 
 An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
 the others read its artifact. Checkpoints belong to a stage, not to an attempt, and go with it.

@@ -178,7 +178,7 @@ def _loop(
     wanted = settings.problems_per_step
     buffer = live_parts.buffer(spec, policy)
     producer = Producer(
-        source=live_parts.data_source(spec, domains),
+        source=live_parts.data_source(spec, domains, context.checkpoints),
         admission=Admission(
             groups_per_step=wanted,
             oversample=settings.oversample if settings.drops_groups else 1.0,
@@ -216,7 +216,7 @@ async def _resume(
         _, folder = latest
         record.restore(folder)
         loop.buffer.restore(folder)
-        loop.sampler.restore(folder)
+        await asyncio.to_thread(loop.sampler.restore, folder)
         timeline.restore(folder)
         async with devices.keeping():
             await roles.load(folder)
@@ -296,9 +296,8 @@ def _snapshot(
 ) -> Coroutine[Any, Any, Written]:
     """Record, groups, tickets and times as they are now; the ranks stay as they are until the next
     update."""
-    later = [record.save(folder), timeline.save(folder)]
+    later = [record.save(folder), timeline.save(folder), loop.sampler.save(folder)]
     loop.buffer.save(folder)
-    loop.sampler.save(folder)
 
     async def copy_roles() -> Written:
         async with devices.keeping():

@@ -12,12 +12,13 @@ from engines.rollout.filters.registry import build as build_filter
 from engines.rollout.filters.verdict import AskFilter, ProcessFilter, in_process
 from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.protocols import PolicyVersion
+from engines.rollout.records.notes import Notes
 from engines.rollout.sources.registry import build as build_source
 from engines.rollout.tickets import TicketSource
 from tasks.rl.spec import RlSettings, RlSpec
 
 
-def data_source(spec: RlSpec, domains: Sequence[LiveDomain]) -> TicketSource:
+def data_source(spec: RlSpec, domains: Sequence[LiveDomain], notes: Notes) -> TicketSource:
     """Raises InputError."""
     named = spec.settings.data_source
     return build_source(
@@ -29,6 +30,7 @@ def data_source(spec: RlSpec, domains: Sequence[LiveDomain]) -> TicketSource:
         start=spec.start,
         limit=spec.settings.most_problems,
         is_beside_training=spec.samples_beside_training,
+        notes=notes,
     )
 
 

@@ -23,8 +23,6 @@ from engines.rollout.group_buffer import GroupBuffer
 from engines.rollout.producer import Producer
 from engines.rollout.protocols import PolicyVersion
 from engines.rollout.roller import Roller
-from engines.rollout.sources.chosen_tickets import ChosenTickets
-from engines.rollout.sources.data_source import DataSource
 from engines.rollout.tickets import TicketSource
 from engines.types import (
     AssistantTurn,
@@ -197,7 +195,6 @@ def producer_of(
     seed: int = 0,
     needs_spread: bool = True,
     rule: TakeRule | None = None,
-    data_source: DataSource | None = None,
     **more: Any,
 ) -> tuple[Producer, GroupBuffer]:
     """As a stage has one, with the buffer that it fills."""
@@ -205,10 +202,6 @@ def producer_of(
     sizes = {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "policy": policy}
     buffer = ChoosingBuffer(rule, **sizes, seed=seed) if rule else GroupBuffer(**sizes)
     source = TicketSource(domains, split="rl", seed=seed)
-    if data_source is not None:
-        source = ChosenTickets(
-            domains, split="rl", seed=seed, start=0, source=data_source, limit=10**6
-        )
     admission = Admission(groups_per_step, oversample, waves, max_staleness)
     producer = Producer(
         source=source,

@@ -1,19 +1,20 @@
 """ChosenTickets: tickets whose problems a data source picks.
 
-What was picked is kept for as long as a ticket may be rolled again; what a learning source was told
-is kept for good, so that a resumed stage can tell it to a new one. Both are in the checkpoint.
+What was picked is kept for as long as a ticket may be rolled again, in the checkpoint. What a
+learning source was told is kept for good, so that a resumed stage can tell it to a new one: in
+notes beside the checkpoints (`told_results.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
 from engines.draws import draw_problems
 from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.records.notes import Notes
 from engines.rollout.sources.data_source import (
     DataSource,
     LearningSource,
@@ -21,6 +22,7 @@ from engines.rollout.sources.data_source import (
     TicketResult,
     result_of,
 )
+from engines.rollout.sources.told_results import ToldResults
 from engines.rollout.tickets import Ticket, TicketSource
 from engines.types import Group, Split
 from infra.errors import InputError
@@ -38,6 +40,7 @@ class ChosenTickets(TicketSource):
         start: int,
         source: DataSource,
         limit: int,
+        notes: Notes,
     ) -> None:
         """`limit`: positions below it are the stage's; a later stage has those from there on."""
         super().__init__(domains, split=split, seed=seed, start=start)
@@ -48,7 +51,7 @@ class ChosenTickets(TicketSource):
         """domain and position, by ticket"""
         self._in_order: defaultdict[str, int] = defaultdict(int)
         """problems that were picked as the next one, by domain"""
-        self._results: list[TicketResult] = []
+        self._results = ToldResults(notes)
 
     def draw(self, count: int) -> list[Ticket]:
         numbers = range(self.next, self.next + count)
@@ -64,7 +67,7 @@ class ChosenTickets(TicketSource):
     def tell(self, groups: Sequence[Group]) -> None:
         if isinstance(self._source, LearningSource):
             results = [result_of(group, *self._picked[group.ticket]) for group in groups]
-            self._results += results
+            self._results.add(results)
             self._teach(self._source, results)
 
     def state(self, first_open: int) -> dict[str, Any]:
@@ -73,16 +76,19 @@ class ChosenTickets(TicketSource):
             **super().state(first_open),
             "picked": [[n, *picked] for n, picked in self._picked.items()],
             "in_order": dict(self._in_order),
-            "results": [astuple(result) for result in self._results],
+            "told": self._results.count,
         }
+
+    def take_unsaved(self) -> Callable[[], None]:
+        return self._results.take_unsaved()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._picked = {n: (domain, position) for n, domain, position in state["picked"]}
         self._in_order.update(state["in_order"])
-        self._results = [TicketResult(*values) for values in state["results"]]
+        results = self._results.read(state["told"])
         if isinstance(self._source, LearningSource):
-            self._teach(self._source, self._results)
+            self._teach(self._source, results)
 
     def _teach(self, source: LearningSource, results: Sequence[TicketResult]) -> None:
         for result in results:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engines.rollout.drivers.live_domain import LiveDomain
+from engines.rollout.records.notes import Notes
 from engines.rollout.sources.built_in import BUILT_IN
 from engines.rollout.sources.chosen_tickets import ChosenTickets
 from engines.rollout.sources.data_source import DataSource, LearningSource
@@ -27,6 +28,7 @@ def build(
     start: int,
     limit: int,
     is_beside_training: bool,
+    notes: Notes,
 ) -> TicketSource:
     """The tickets of a stage, with the problems that the source `name` picks; `limit`: of each
     domain's problems from `start` on.
@@ -38,7 +40,9 @@ def build(
     if source is None:
         return TicketSource(domains, split=split, seed=seed, start=start)
     require_can_learn(name, source, is_beside_training)
-    return ChosenTickets(domains, split=split, seed=seed, start=start, source=source, limit=limit)
+    return ChosenTickets(
+        domains, split=split, seed=seed, start=start, source=source, limit=limit, notes=notes
+    )
 
 
 def build_source(

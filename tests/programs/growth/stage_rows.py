@@ -223,13 +223,16 @@ class _Learner:
 def learning_source(size: int, meter: Meter) -> None:
     parts: list[Any] = [domain("d", float)]
     source = ChosenTickets(
-        parts, split="rl", seed=1, start=0, source=_Learner(), limit=10**9
+        parts, split="rl", seed=1, start=0, source=_Learner(), limit=10**9,
+        notes=checkpoints_in(meter.folder),
     )  # fmt: skip
     _tell(source, size - 64)
     source.state(source.next)  # the checkpoint before
+    source.take_unsaved()()
     _tell(source, 64)
     with meter.counting():
         state = json.dumps(source.state(source.next))
+        source.take_unsaved()()
     meter.count(Figure.BYTES, len(state))
 
 

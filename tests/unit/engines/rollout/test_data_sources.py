@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from engines.rollout.sources.chosen_tickets import ChosenTickets
 from engines.rollout.sources.data_source import Pick
 from engines.rollout.sources.registry import build, build_source
 from engines.rollout.sources.weighted import Weighted
-from infra.errors import InputError
+from infra.errors import CorruptArtifact, InputError
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import domain
 
@@ -25,8 +26,11 @@ def domains():
     return [domain(name, float) for name in NAMES]
 
 
-def tickets(source, *, start=0, limit=1000):
-    return ChosenTickets(domains(), split="rl", seed=3, start=start, source=source, limit=limit)
+def tickets(source, *, start=0, limit=1000, notes=None):
+    return ChosenTickets(
+        domains(), split="rl", seed=3, start=start, source=source, limit=limit,
+        notes=notes or Notes(),
+    )  # fmt: skip
 
 
 def ids(drawn):
@@ -125,10 +129,15 @@ def by_seed(_, sampling):
 
 
 def attempt(notes, version=0):
-    return Parts(
-        by_seed, domains=only_b_is_hard(), data_source=Struggling(), oversample=1.5, waves=3,
+    made = Parts(
+        by_seed, domains=only_b_is_hard(), oversample=1.5, waves=3,
         journal=RolloutJournal(notes), notes=notes, version=version,
     )  # fmt: skip
+    made.producer.source = ChosenTickets(
+        only_b_is_hard(), split="rl", seed=0, start=0, source=Struggling(), limit=10**6,
+        notes=notes,
+    )  # fmt: skip
+    return made
 
 
 def sampled_in(results):
@@ -145,7 +154,7 @@ async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tm
         told.append(result)
         if result.step == 3:
             first.buffer.save(tmp_path)
-            first.sampler.save(tmp_path)
+            first.sampler.save(tmp_path)()
         return result.step == 6
 
     await first.loop.run(first=1, last=9, after_step=after_step)
@@ -170,7 +179,7 @@ async def test_a_source_learns_after_each_wave_and_a_resumed_stage_repeats_it(tm
 def built(name, options=None, is_beside_training=False):
     return build(
         name, options or {}, domains(), split="rl", seed=0, start=0, limit=100,
-        is_beside_training=is_beside_training,
+        is_beside_training=is_beside_training, notes=Notes(),
     )  # fmt: skip
 
 
@@ -206,3 +215,58 @@ def test_what_can_be_built():
         len(built("weighted", {"weights": {"a": 1, "b": 1}}, is_beside_training=True).draw(3)) == 3
     )
     assert isinstance(build_source(f"{__name__}:Struggling", {}, NAMES, 0), Struggling)
+
+
+def groups_of(numbers):
+    return [SimpleNamespace(ticket=number, samples=[]) for number in numbers]
+
+
+class Told(Repeats):
+    def __init__(self):
+        self.numbers = []
+
+    def told(self, result):
+        self.numbers.append(result.number)
+
+
+def test_a_checkpoint_says_how_much_a_source_was_told_and_each_result_is_written_once():
+    notes = Notes()
+    source = tickets(Told(), notes=notes)
+    sizes = []
+    for _ in range(20):
+        source.tell(groups_of(t.number for t in source.draw(50)))
+        sizes.append(len(json.dumps(source.state(source.next))))
+        source.take_unsaved()()
+    assert max(sizes) - min(sizes) <= 4, "digits of the counts"
+    written = [len(data) for _, data in notes.kept["told"]]
+    assert len(written) == 20
+    assert max(written) < 1.5 * min(written)
+
+
+def test_an_attempt_that_went_on_from_an_earlier_checkpoint_is_told_what_it_made_of_it():
+    """The second attempt continues after 4 results, with another size of waves, and the first one's
+    checkpoint after 8 is damaged; the third continues after 10."""
+    notes = Notes()
+    first = tickets(Told(), notes=notes)
+    states = []
+    for _ in range(2):
+        first.tell(groups_of(t.number for t in first.draw(4)))
+        states.append(first.state(first.next))
+        first.take_unsaved()()
+    second = tickets(Told(), notes=notes)
+    second.restore(states[0])
+    assert second._source.numbers == [0, 1, 2, 3]
+    for wave in (3, 3):
+        second.tell(groups_of(t.number for t in second.draw(wave)))
+        state = second.state(second.next)
+        second.take_unsaved()()
+    third = tickets(Told(), notes=notes)
+    third.restore(state)
+    assert third._source.numbers == list(range(10))
+
+
+def test_results_that_are_missing_are_named():
+    source = tickets(Told())
+    state = source.state(0) | {"told": 3}
+    with pytest.raises(CorruptArtifact, match="0 of 3 results that the data source was told"):
+        source.restore(state)

@@ -355,6 +355,7 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
 }
 
 WITHIN_A_STEP = (
+    "engines/rollout/records/dataset.py:DatasetWriter",
     "engines/rollout/records/parquet_rows.py:ParquetRows",
     "engines/rollout/consumer.py:StepResult",
     "engines/rollout/producer.py:Sampled",

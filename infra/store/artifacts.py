@@ -6,8 +6,7 @@
                                        rollouts/<n>/a<n>-<i>   finished rollouts since then
                                        turns/<n>/a<n>-<i>      turns of unfinished ones
                                        takes/<s>/a<n>-<i>      what step s was trained on
-                                       trained/<s>/a<n>-<i>    the rollouts of it, if kept
-                                       shown/<s>/a<n>-<i>      rollouts to browse up to step s
+                                       trained/<s>/..., shown/<s>/...   rollouts kept, to browse
                                        told/<k>/a<n>-<i>       what a data source was told then
 
 An artifact never changes. Of several attempts that finish, the one that creates the manifest wins;
@@ -313,8 +312,8 @@ class StageCheckpoints:
     def note(self, kind: NoteKind, number: int, data: bytes) -> None:
         """Store a piece of work now; rollouts stay while a kept checkpoint needs them."""
         self._notes += 1
-        name = f"a{self._attempt:04d}-{self._notes:06d}"
-        self._store.write(f"{self._place}/{kind}/{number:08d}/{name}", data)
+        name = f"{number:08d}/a{self._attempt:04d}-{self._notes:06d}"
+        self._store.write(f"{self._place}/{kind}/{name}", data)
 
     def notes(self, kind: NoteKind, first: int, last: int | None = None) -> list[bytes]:
         """All that attempts noted under these numbers, in the order in which they did."""

@@ -18,7 +18,7 @@ class StandInRank:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.gpu = int(environment.get("CUDA_VISIBLE_DEVICES") or -1)
-        assert ("OMP_NUM_THREADS" in environment) == (self.gpu < 0), "CPU ranks have one thread"
+        assert self.gpu >= 0 or environment["OMP_NUM_THREADS"] == "1", "CPU ranks have one thread"
         self.job: TrainerJob | None = None
         self.rank = -1
         self.asked = 0

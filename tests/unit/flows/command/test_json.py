@@ -36,6 +36,7 @@ IS_TEXT = {"completion", "logs"}
 CALLS: dict[str, list[str]] = {
     "artifacts": [],
     "cancel": [],
+    "clean": [],
     "check": ["cpu-smoke", "--set", "seed=1"],
     "compare": ["first", "first"],
     "diff": ["cpu-smoke", "cpu-demo"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def command_lines(secret_holders: dict[str, set[str]]) -> Iterator[set[str]]:
+def command_lines(secret_holders: dict[str, set[tuple[str, str]]]) -> Iterator[set[str]]:
     """Grows by the arguments of every process that runs meanwhile."""
     seen: set[str] = set()
     over = threading.Event()
@@ -120,9 +121,10 @@ def command_lines(secret_holders: dict[str, set[str]]) -> Iterator[set[str]]:
                     if _parent(process) == os.getpid():
                         continue  # a test gave it what it has
                     environment = _words(process / "environ")
+                    home = re.search(r"(?:^| )TRIBUTARY_HOME=(\S+)", environment)
                     for name, secret in SECRETS.items():
                         if secret in environment:
-                            secret_holders[name].add(line)
+                            secret_holders[name].add((home[1] if home else "", line))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -134,9 +136,9 @@ def command_lines(secret_holders: dict[str, set[str]]) -> Iterator[set[str]]:
 
 
 @pytest.fixture(scope="session")
-def secret_holders() -> dict[str, set[str]]:
-    """By planted secret the arguments of processes that were started with it in their environment,
-    as `command_lines` sees them."""
+def secret_holders() -> dict[str, set[tuple[str, str]]]:
+    """By planted secret the homes and arguments of processes that were started with it in their
+    environment, as `command_lines` sees them."""
     return {name: set() for name in SECRETS}
 
 

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
 Answer: TypeAlias = Callable[[str, dict[str, Any]], tuple[int, Any]]
-"""status and content for a path and a body, which is empty if the request has none"""
+"""status and content for a path and a body, which is empty if the request has none; bytes are sent
+as they are"""
 
 
 @contextmanager
@@ -28,7 +29,8 @@ def json_server(answer: Answer) -> Generator[int]:
         def _send(self, status: int, content: Any) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
+            sent = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.wfile.write(sent)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

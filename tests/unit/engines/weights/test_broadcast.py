@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import gc
-import json
 import math
 import pickle
-import threading
 import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,7 @@ from engines.weights.model_folder import WholeTensor
 from engines.weights.transport import Target
 from engines.weights.update import Servers, finish
 from infra.errors import EngineError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -43,28 +41,14 @@ def _server(
 ) -> Generator[Target]:
     """One that answers so, and joins no group. One of ours confirms that it is in none at first."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asks_whose = self.path == arrivals.LEAVE
-            if not asks_whose:
-                time.sleep(after_s)
-            self.send_response(404 if asks_whose and not is_ours else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"success": True} if asks_whose else answer).encode())
+    def reply(path: str, _: dict[str, Any]) -> tuple[int, Any]:
+        if path == arrivals.LEAVE:
+            return 200 if is_ours else 404, {"success": True}
+        time.sleep(after_s)
+        return 200, answer
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Target(f"http://127.0.0.1:{server.server_port}", 1, "0")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(reply) as port:
+        yield Target(f"http://127.0.0.1:{port}", 1, "0")
 
 
 @pytest.mark.parametrize("is_ours", [False, True], ids=["of others", "ours"])
@@ -218,27 +202,13 @@ def _lazy_server(steps: list[str]) -> Generator[tuple[Target, dict[str, torch.Te
 
     do = {"/init_weights_update_group": join, "/update_weights_from_distributed": take}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            steps.append(self.path)
-            do.get(self.path, lambda _: None)(body)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"success": True}).encode())
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        steps.append(path)
+        do.get(path, lambda _: None)(body)
+        return 200, {"success": True}
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Target(f"http://127.0.0.1:{server.server_port}", 1, "0"), taken
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(answer) as port:
+        yield Target(f"http://127.0.0.1:{port}", 1, "0"), taken
 
 
 def test_a_trainer_meets_servers_that_connect_at_the_first_bucket() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import pickle
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from engines.weights.model_folder import WholeTensor
 from engines.weights.shared_memory import SharedMemory
 from engines.weights.transport import Target
 from infra.errors import EngineError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
@@ -57,46 +56,24 @@ class _Weights:
 
 @contextmanager
 def _server(held: _Weights) -> Generator[Target]:
-    class Handler(BaseHTTPRequestHandler):
-        version = ""
+    version = ""
 
-        def _answer(self, body: dict[str, Any]) -> bytes:
-            if self.path == "/update_weights_from_tensor":
-                (told,) = body["serialized_named_tensors"]
-                held.take(pickle.loads(base64.b64decode(told)))
-            if self.path == "/update_weight_version":
-                Handler.version = body["new_version"]
-            if self.path == "/flush_cache":
-                return b"Cache flushed."
-            answer: dict[str, Any] = {"success": True, "weight_version": Handler.version}
-            if self.path == "/weights_checker":
-                answer["per_engine_checksum"] = held.checksum()
-            return json.dumps(answer).encode()
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        nonlocal version
+        if path == "/update_weights_from_tensor":
+            (told,) = body["serialized_named_tensors"]
+            held.take(pickle.loads(base64.b64decode(told)))
+        if path == "/update_weight_version":
+            version = body["new_version"]
+        if path == "/flush_cache":
+            return 200, b"Cache flushed."
+        said: dict[str, Any] = {"success": True, "weight_version": version}
+        if path == "/weights_checker":
+            said["per_engine_checksum"] = held.checksum()
+        return 200, said
 
-        def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = self._answer(json.loads(data or b"{}"))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(self._answer({}))
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Target(f"http://127.0.0.1:{server.server_port}", 1, "0")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(answer) as port:
+        yield Target(f"http://127.0.0.1:{port}", 1, "0")
 
 
 @pytest.mark.parametrize("answers_first", [False, True], ids=["waits", "races"])

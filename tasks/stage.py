@@ -265,9 +265,11 @@ class Results(Protocol):
     (digests by role) are those of a stage of this part alone; the result goes with `model`, one of
     the inputs."""
 
-    def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> bytes | None: ...
+    def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> Any: ...
 
-    def keep(self, spec: StageSpec, inputs: Mapping[str, str], model: str, data: bytes) -> None: ...
+    def keep(
+        self, spec: StageSpec, inputs: Mapping[str, str], model: str, results: Any
+    ) -> None: ...
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ ROOT/results/<model's digest12>/<digest12>.json     goes with the model's artifa
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from infra.code.identity import CodeIdentity
 from infra.store.removal import RESULTS
@@ -25,18 +25,19 @@ class StoredResults:
     store: Store
     code: CodeIdentity
 
-    def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> bytes | None:
+    def read(self, spec: StageSpec, inputs: Mapping[str, str], model: str) -> Any:
         """None where there is none, and where it is damaged: it is made again."""
         digest = self._digest(spec, inputs)
         try:
             found = json.loads(unseal(self.store.read(_path(model, digest))))
         except (FileNotFoundError, ValueError):
             return None
-        return base64.b64decode(found["data"]) if found["digest"] == digest else None
+        return found["results"] if found["digest"] == digest else None
 
-    def keep(self, spec: StageSpec, inputs: Mapping[str, str], model: str, data: bytes) -> None:
+    def keep(self, spec: StageSpec, inputs: Mapping[str, str], model: str, results: Any) -> None:
+        """`results`: anything that JSON can write."""
         digest = self._digest(spec, inputs)
-        text = json.dumps({"digest": digest, "data": base64.b64encode(data).decode()})
+        text = json.dumps({"digest": digest, "results": results})
         self.store.write(_path(model, digest), seal(text))
 
     def _digest(self, spec: StageSpec, inputs: Mapping[str, str]) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from engines.rollout.records.gallery import relabelled
 from tasks.evaluate.cells import CellResult, renamed
@@ -33,15 +33,14 @@ class ModelResults:
     rows: bytes
     """of rollouts to browse, as a gallery encodes them"""
 
-    def encoded(self, name: str) -> bytes:
+    def encoded(self, name: str) -> dict[str, Any]:
         cells = [asdict(cell) for cell in self.cells]
         rows = base64.b64encode(self.rows).decode()
-        return json.dumps({"name": name, "cells": cells, "rows": rows}).encode()
+        return {"name": name, "cells": cells, "rows": rows}
 
     @classmethod
-    def decoded(cls, data: bytes, name: str) -> ModelResults:
+    def decoded(cls, kept: Mapping[str, Any], name: str) -> ModelResults:
         """What was kept, perhaps under another name."""
-        kept = json.loads(data)
         cells = [CellResult(**cell) for cell in kept["cells"]]
         kinds = ("score", "greedy")
         names = {kept["name"]: name, kept["name"] + NOTHINK: name + NOTHINK}

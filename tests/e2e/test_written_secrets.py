@@ -11,8 +11,15 @@ import pytest
 from infra.home import runtime_dir
 from tests.parts.machine import BUCKET, SECRETS, Machine, settings
 
-STARTERS = ("bin/tributary ", "prefect worker", "bin/prefect ", "prefect.runner", "prefect.engine")
-"""in the arguments of commands, of the worker, and of flows"""
+STARTERS = (
+    "bin/tributary ",
+    "prefect worker",
+    "bin/prefect ",
+    "prefect.runner",
+    "prefect/runner/",
+    "prefect.engine",
+)
+"""in the arguments of commands, of the worker, and of flows with their hooks"""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -58,6 +65,7 @@ def test_only_what_starts_jobs_has_secrets_that_jobs_do_not_all_need(
         holders = [line for home, line in found if home == own]
         if name.startswith("AWS_"):
             others = [line for line in holders if "uvicorn" in line or "mlflow" in line]
+            assert [line for line in holders if "ray::" in line], "Ray's workers were looked at"
         else:
             others = [line for line in holders if not any(part in line for part in STARTERS)]
         assert holders, f"{name}: nobody was started with it while we looked"

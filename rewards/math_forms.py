@@ -23,6 +23,7 @@ _NAME = re.compile(
 _LABEL = re.compile(r"(?:\\text\{)?[A-Za-z][A-Za-z ]{0,60}?(?::| is|=)\s*\}?\s*(?=\S)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN = re.compile(r"(?:(?i:option|choice|answer) ?)?\(?([A-Z])(?:\)?$|\)|[.:] )")
+_RATIO = re.compile(r"^(?:\\frac\{([\d.]+)\}\{([\d.]+)\}|([\d.]+)/([\d.]+))$")
 _RELATION = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<|>")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?![^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 """that parts two sides: not one in braces, as in `\\sum_{k=1}^n`"""
@@ -72,7 +73,7 @@ def same(gold: str, answer: str, judge: Judge) -> bool:
     if same_words(gold, answer):
         return True
     if re.fullmatch(r"[\d.]+(?::[\d.]+)+", gold):  # a time or a ratio
-        return False
+        return gold == _RATIO.sub(lambda found: ":".join(filter(None, found.groups())), answer)
     number = read_number(gold)
     if number is not None:
         return _is_number(number, answer)

@@ -198,7 +198,7 @@ def _with_unit(
 ) -> Number | None:
     rest = text[found.end() :]
     if re.match(r"[\d.,_!(\\^]", rest) and not re.match(
-        r"\\text\{|\^\\circ|\\cdot *\\text|\(in |\( ?[a-z]", rest
+        r"(?:\\frac\{)?\\text\{|\^\\circ|\\cdot *\\text|\(in |\( ?[a-z]", rest
     ):
         return None
     read = read_unit(rest)

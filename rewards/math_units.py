@@ -37,6 +37,7 @@ _NO_UNITS = re.compile(
 )
 """words after a number that make another of it"""
 _TOKEN = re.compile(r"[A-Za-z]+|[¤€£¥₹%/*]|\^\{?-?\d\}?")
+_FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 
 
@@ -45,7 +46,7 @@ def read_unit(text: str) -> tuple[str, Fraction] | None:
 
     Example: `\\text{ million dollars}` -> ("¤", 1000000)
     """
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", _FRACTION.sub(r"\1/\2", text))
     text = text.replace(r"^\circ", " degree ").replace(r"\cdot", "*").replace("per cent", "%")
     text = re.sub(r"\bmph\b", "mi/h", re.sub(r"(?i)\bk(?:m?ph|mh)\b", "km/h", text))
     text = re.sub(r"(?i)\bu\.?s\.? dollars?\b", "dollars", text.replace("percentage points", "%"))

@@ -44,31 +44,59 @@ def _answer(gold: str, answer: str, parse: Any, verify: Any) -> bool:
 def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
     import sympy
 
-    golds, answers = (
-        [
-            sympy.nsimplify(named, rational=True) if isinstance(named, sympy.Expr) else named
-            for found in parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # its alarm is off
-            for named in [_named(found)]
-        ]
-        for text in (gold, answer)
-    )
+    golds, answers = (_read(text, parse) for text in (gold, answer))
     if not golds or not answers:
         return False
+    golds, answers = _one_kind(golds, answers)
     first, second = golds[0], answers[0]
     if all(isinstance(each, sympy.Expr) and not each.free_symbols for each in (first, second)):
         return _same_constant(first.doit(), second.doit(), answer)
     return bool(verify(golds, answers, timeout_seconds=None)) and _holds(first, second)
 
 
-def _named(found: Any) -> Any:
-    """With a name for each derivative: sympy takes that of `y` by `x` for 0."""
+def _read(text: str, parse: Any) -> list[Any]:
+    """Units are our own matter: math-verify takes the letters of `2ab` for one and leaves them out."""
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+
+    writing = NormalizationConfig(malformed_operators=True, nits=True)
+    forms = [LatexExtractionConfig(normalization_config=writing), ExprExtractionConfig()]
+    found = parse(f"\\boxed{{{text}}}", forms, parsing_timeout=None)  # its alarm is off
+    named = [_named(each) if isinstance(each, sympy.Basic) else each for each in found]
+    return [
+        sympy.nsimplify(each, rational=True) if isinstance(each, sympy.Expr) else each
+        for each in named
+    ]
+
+
+def _one_kind(*sides: list[Any]) -> list[list[Any]]:
+    """Names that math-verify takes for real on one side only are so on neither."""
     import sympy
 
-    if not isinstance(found, sympy.Basic):
-        return found
-    return found.replace(
+    parts = [part for side in sides for part in side if isinstance(part, sympy.Basic)]
+    symbols = {symbol for part in parts for symbol in part.atoms(sympy.Symbol)}
+    names = [symbol.name for symbol in symbols]
+    change = {each: sympy.Symbol(each.name) for each in symbols if names.count(each.name) > 1}
+    return [
+        [part.xreplace(change) if isinstance(part, sympy.Basic) else part for part in side]
+        for side in sides
+    ]
+
+
+def _named(found: Any) -> Any:
+    """With a name for each derivative, as sympy takes that of `y` by `x` for 0; with the imaginary
+    unit for a free `i`; and without factors of 1, which sympy keeps as they were written."""
+    import sympy
+
+    named = found.replace(
         lambda part: isinstance(part, sympy.Derivative),
         lambda part: sympy.Symbol(f"derivative {part}", real=True),
+    )
+    units = {each: sympy.I for each in named.free_symbols if each.name == "i"}
+    return named.xreplace(units).replace(
+        lambda part: isinstance(part, (sympy.Add, sympy.Mul, sympy.Pow)),
+        lambda part: part.func(*part.args),
     )
 
 
@@ -93,7 +121,7 @@ def _holds(gold: Any, answer: Any) -> bool:
     """Whether two expressions are equal at points as well; what is no expression is not tried."""
     import sympy
 
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+    if gold == answer or not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return True
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     for shift in range(3):

@@ -55,7 +55,7 @@ def _is_equal(gold: str, answer: str, parse: Any, verify: Any) -> bool:
 
 
 def _read(text: str, parse: Any) -> list[Any]:
-    """Units are our own matter: math-verify takes the letters of `2ab` for one and leaves them out."""
+    """Units were read before: math-verify would take the letters of `2ab` for one and drop them."""
     import sympy
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig

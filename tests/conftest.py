@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.processes.leftovers import leftovers_of_dead, remove_leftovers
 from infra.processes.ports import free_ports
-from tests.parts.machine import BUCKET, SECRETS, until
+from tests.parts.machine import BUCKET, until
 
 # A shell's background job ignores Ctrl-C, and so would every command that a test starts and stops.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,8 +33,8 @@ if hypothesis.settings.get_current_profile_name() == "default":
 
 _STARTED_FIRST = (
     "tests/e2e/",
-    "tests/integration/stages/",
     "tests/e2e/test_keyed_stack.py",
+    "tests/integration/stages/",
     "tests/integration/sglang/test_fleet.py",
     "tests/integration/sglang/test_server_traces.py",
     "tests/integration/sglang/",
@@ -59,6 +56,14 @@ def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         patch.setenv("TRIBUTARY_HOME", str(tmp_path_factory.mktemp("home-of-tests")))
         yield
         remove_leftovers(leftovers_of_dead())
+
+
+class Folder(pytest.Package):
+    """A folder with a conftest: what that shares in the scope `package` ends with the folder's last
+    test. In folders that are no packages pytest would keep it until the last test of all."""
+
+    def setup(self) -> None:
+        """Nothing: there is no `__init__.py` to run."""
 
 
 class WholeFiles(LoadScopeScheduling):
@@ -83,6 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _group(item.nodeid))
 
 
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return Folder.from_parent(parent, path=path) if (path / "conftest.py").exists() else None
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles:
     return WholeFiles(config, log)
 
@@ -104,56 +113,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
         server.wait(20)
         log.close()
-
-
-@pytest.fixture(scope="session")
-def command_lines(secret_holders: dict[str, set[tuple[str, str]]]) -> Iterator[set[str]]:
-    """Grows by the arguments of every process that runs meanwhile."""
-    seen: set[str] = set()
-    over = threading.Event()
-    tests = {os.getpid(), os.getppid()}  # and the other worker's, which has the same parent
-
-    def watch() -> None:
-        while not over.wait(1.0):
-            for process in Path("/proc").glob("[0-9]*"):
-                with suppress(OSError):  # it ended meanwhile
-                    line = _words(process / "cmdline")
-                    seen.add(line)
-                    if not line or tests & _ancestors(int(process.name)):
-                        continue  # between two programs; or a test gave it what it has
-                    environment = _words(process / "environ")
-                    home = re.search(r"(?:^| )TRIBUTARY_HOME=(\S+)", environment)
-                    for name, secret in SECRETS.items():
-                        if secret in environment:
-                            secret_holders[name].add((home[1] if home else "", line))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
-
-
-@pytest.fixture(scope="session")
-def secret_holders() -> dict[str, set[tuple[str, str]]]:
-    """By planted secret the homes and arguments of processes that were started with it in their
-    environment, as `command_lines` sees them."""
-    return {name: set() for name in SECRETS}
-
-
-def _ancestors(process: int) -> set[int]:
-    found: set[int] = set()
-    while process > 1:
-        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        process = int(words[1])
-        found.add(process)
-    return found
-
-
-def _words(file: Path) -> str:
-    return file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def _answers(url: str) -> bool:

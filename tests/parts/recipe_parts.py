@@ -1,9 +1,12 @@
-"""What tests say of a recipe's paths."""
+"""Changes of recipes, and places that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
+
+import pytest
+from s3fs import S3FileSystem
 
 from flows.path import PathStage
 from flows.recipe import Expert
@@ -34,3 +37,13 @@ def domain_of(expert: Expert) -> Domain:
     """That of an expert that has one."""
     assert expert.domain is not None
     return expert.domain
+
+
+def unreachable_s3(patch: pytest.MonkeyPatch) -> None:
+    """S3 is at a port where nobody answers, and is asked once."""
+    patch.delenv("AWS_PROFILE", raising=False)
+    patch.setenv("AWS_ACCESS_KEY_ID", "a")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    patch.setenv("AWS_MAX_ATTEMPTS", "1")
+    S3FileSystem.clear_instance_cache()  # another test may have opened one with other settings

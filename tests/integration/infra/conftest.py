@@ -10,7 +10,7 @@ import pytest
 from tests.parts.mlflow_server import MlflowServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     made = MlflowServer(tmp_path_factory.mktemp("mlflow"))
     try:

@@ -243,7 +243,7 @@ def test_a_job_that_hangs_before_its_first_heartbeat_is_tried_again(
 
     place, seen = bench.place("run"), Seen()
     bench.launchers.append(Freezing())
-    bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=15.0), seen)
+    bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=10.0), seen)
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
 
 

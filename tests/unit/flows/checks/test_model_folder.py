@@ -14,7 +14,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from s3fs import S3FileSystem
 from safetensors.numpy import load_file, save_file
 
 from flows.checks.recipe import cautions, check_recipe
@@ -26,6 +25,7 @@ from infra.home import SOURCE_ROOT
 from tasks.base.import_folder import import_model
 from tasks.model_folder.report import report_model
 from tests.parts.chat_parts import LLAMA_TOKENS, NOT_A_PREFIX, chat_folder, random_base
+from tests.parts.recipe_parts import unreachable_s3
 
 pytestmark = pytest.mark.unit
 
@@ -290,11 +290,7 @@ def test_a_kind_of_store_that_is_not_known_is_refused() -> None:
 
 
 def test_a_folder_out_of_reach_is_left_to_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    S3FileSystem.clear_instance_cache()  # another test opened one with other settings
+    unreachable_s3(monkeypatch)
     recipe = _recipe("s3://bucket/out-of-reach")
     plan = plan_post_train(recipe)
     check_recipe(recipe, plan)

@@ -8,6 +8,7 @@ from flows.checks.recipe import check_recipe
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError
+from tests.parts.recipe_parts import unreachable_s3
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +48,10 @@ def test_what_cannot_take_turns_is_refused(changes: list[str], said: str) -> Non
 # reasoning-gym warns when Python compiles it for the first time.
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("name", ["one-gpu", "eight-gpus", "cluster", "cluster-shared"])
-def test_the_shipped_recipes_for_gpus_start_from_a_hub_and_can_run(name: str) -> None:
+def test_the_shipped_recipes_for_gpus_start_from_a_hub_and_can_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable_s3(monkeypatch)
     folder = str(load_recipe(name).base.folder)
     assert folder.startswith("hf:Qwen/")
     out_of_reach = folder.replace("hf:Qwen/", "s3://models/")

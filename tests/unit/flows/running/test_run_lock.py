@@ -152,6 +152,7 @@ def test_a_run_whose_flow_prefect_gave_up_is_started_though_its_process_lives(
     api: Api, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.flow_state = "CRASHED"
+    monkeypatch.setattr("flows.command.run.LOST_SECONDS", 0.5)
     with working_on(record.run), pytest.raises(StageFailed):
         continue_run(record.run, Console(quiet=True))
     assert record.state().flow_run == "started"

@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 export DO_NOT_TRACK ?= 1
 
-.PHONY: install demo test lint bench scale growth month gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh lock clients down clean
+.PHONY: install demo test lint bench scale growth month gpu hosts hosts-chaos chaos figures rounds soak proof sandbox layouts mutants fresh fresh-cuda lock clients down clean
 
 install: $(STAMP)
 
@@ -105,6 +105,10 @@ mutants: install
 # Installs and runs cpu-smoke in a minimal Debian, with and without a local torch wheel. Needs root.
 fresh: install
 	$(BIN)/python -m tests.programs.fresh
+
+# Installs the CUDA lock beside, on a machine without a GPU: 11 GB, removed at the end unless KEEP=1.
+fresh-cuda: install
+	$(BIN)/python -m tests.programs.fresh_cuda
 
 # Resolves locks/*.toml into locks/*.txt for Python 3.11 to 3.13; versions that still fit are kept.
 lock: install

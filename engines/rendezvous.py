@@ -26,6 +26,14 @@ def use_interface_of(address: str) -> None:
                 os.environ.setdefault(variable, name)
 
 
+def interfaces() -> str:
+    """Which network interfaces gloo and NCCL of this process use, for an error's words.
+
+    Example: "GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0"
+    """
+    return ", ".join(f"{name}={os.environ.get(name, '')}" for name in _INTERFACE_VARIABLES)
+
+
 def listen(host: str, port: int = 0, backlog: int = 128) -> socket.socket:
     """A socket on which rank 0 can serve its store; without a port, on a free one.
 

@@ -28,10 +28,13 @@ class ServerNeeds:
     tp: int
     context_length: int
     max_total_tokens: int
+    """of the cache; with `fills_device` at least"""
     options: Mapping[str, Any]
     """`fleet.sglang`"""
     device_bytes: int | None = None
     """of a GPU; None: a CPU, where nothing is set aside"""
+    fills_device: bool = False
+    """whether the cache takes all that is free of a GPU"""
 
 
 @dataclass(frozen=True, slots=True)

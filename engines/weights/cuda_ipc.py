@@ -55,9 +55,9 @@ class CudaIpc:
             return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
         # A server of one rank lets go of a bucket, and waits for its copies, before it answers:
-        # torch does so when a tensor that it opened is freed. So a bucket's memory may be used
-        # again then. One of several ranks answers when its first rank is done, and the others'
-        # copies may only be queued: those are refused above.
+        # torch does so when a tensor that it opened is freed, and `mapped_weights` in each rank. So
+        # a bucket's memory may be used again then. Servers of several ranks are refused above: they
+        # are on several GPUs, and would open the memory of one from the others.
         memory = OwnMemory(device)
         try:
             return checked_stream(self.name, weights, targets, version, memory, send, fresh)

@@ -23,7 +23,9 @@ def memory_table(roles: Sequence[RoleMemory]) -> Table:
     for role in roles:
         parts = parts_of(role)
         sizes = [size_text(parts[name]) if parts.get(name) else "" for name in PARTS]
-        row = (role.role, str(role.num_devices), *sizes, size_text(role.total))
+        if role.filled:
+            sizes[PARTS.index("KV cache")] += f", {role.cached_tokens:,} tokens"
+        row = (role.role, str(role.num_devices), *sizes, size_text(role.total + role.filled))
         rows.setdefault(row, []).append(role.stage)
     for row, stages in rows.items():
         table.add_row(", ".join(stages), *row)
@@ -38,7 +40,8 @@ def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
             "role": role.role,
             "devices": role.num_devices,
             "parts": dict(parts_of(role)),
-            "total": role.total,
+            "total": role.total + role.filled,
+            "cached_tokens": role.cached_tokens,
         }
         for role in roles
     ]

@@ -21,7 +21,7 @@ from engines.sglang.servers.host import prepare_environment, prepare_memory_save
 from infra.access import required_key
 from infra.cuda import has_cuda
 
-_PRELOADED = (
+PRELOADED = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.managers.detokenizer_manager",
@@ -51,7 +51,7 @@ def prepare() -> None:
 def preload() -> None:
     """Import what a server needs, so that a fork of this process starts at once."""
     prepare()
-    for name in _PRELOADED:
+    for name in PRELOADED:
         importlib.import_module(name)
 
 

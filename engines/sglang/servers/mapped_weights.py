@@ -1,5 +1,6 @@
 """Memory that a publish was read from stays mapped in the server: to map it anew takes as long as
-to copy it, and a trainer sends from the same memory each time."""
+to copy it, and a trainer sends from the same memory each time. What lies in a GPU's memory has been
+copied when a rank is done with it."""
 
 from __future__ import annotations
 
@@ -30,4 +31,11 @@ def _keeping(
     storage = flat.untyped_storage()
     if flat.device.type == "cpu" and all(s.data_ptr() != storage.data_ptr() for s in _mapped):
         _mapped.append(storage)
-    return stock(updater, flattened_tensor_bucket_dict=flattened_tensor_bucket_dict)
+    done = stock(updater, flattened_tensor_bucket_dict=flattened_tensor_bucket_dict)
+    if flat.device.type == "cuda":
+        import torch
+
+        # Copies are only queued. Each rank waits for its own, then SGLang's ranks wait for each
+        # other, and only then the first one answers: the bucket's memory may be used again.
+        torch.cuda.current_stream().synchronize()
+    return done

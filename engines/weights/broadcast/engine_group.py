@@ -4,15 +4,16 @@ are paused: between GPUs, and for servers that are not ours."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from engines.devices.waiting_time import transfer_bound_s
-from engines.rendezvous import listen, store_at, use_interface_of
+from engines.rendezvous import interfaces, listen, store_at, use_interface_of
 from engines.sglang.http import order
 from engines.weight_versions import BROKEN_WEIGHTS
 from engines.weights.broadcast.failure import JOIN_S, failed
@@ -20,11 +21,15 @@ from engines.weights.broadcast.joining import join_all
 from engines.weights.buckets import TAKE_S, Bucket
 from engines.weights.reach import address_towards
 from engines.weights.transport import CONTROL_S, Target
-from engines.weights.update import Servers
+from engines.weights.update import Servers, finish
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
+
+CONNECT_S = 60.0
+"""what the ranks of a group may take to connect; NCCL's own calls would wait for ever"""
 
 
 class EngineGroup:
@@ -35,7 +40,10 @@ class EngineGroup:
         # A server takes each name once in its life.
         self._name = name = f"tributary-{uuid4().hex}"
         self._urls = [target.url for target in targets]
-        host = address_towards(self._urls[0])
+        self._is_connected = False
+        self._is_stuck = False
+        """whether a call of its library never came back"""
+        self._host = host = address_towards(self._urls[0])
         use_interface_of(host)
         listener = listen(host)
         address, port = f"tcp://{host}:{listener.getsockname()[1]}", listener.getsockname()[1]
@@ -65,8 +73,29 @@ class EngineGroup:
 
     def send(self, servers: Servers, bucket: Bucket) -> list[Future[Any]]:
         """The whole bucket in one broadcast; servers cut it up as they are told."""
-        from torch.distributed import distributed_c10d as c10d
+        if not self._is_connected:
+            self._connect(servers, bucket)
+        bound_s = transfer_bound_s(bucket.flat.nbytes, TAKE_S)
+        what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
+        return self._sent(servers, bucket, bound_s, what)
 
+    def _connect(self, servers: Servers, bucket: Bucket) -> None:
+        """Send one small tensor by itself, which comes again with its bucket: ranks connect at
+        their first broadcast, and those that cannot are told apart from a slow network."""
+        name, tensor = min(bucket.tensors, key=lambda named: named[1].nbytes)
+        unit = bucket.flat.element_size()
+        begin = (tensor.data_ptr() - bucket.flat.data_ptr()) // unit
+        small = Bucket(bucket.flat[begin : begin + tensor.nbytes // unit], [(name, tensor)])
+        what = (
+            f"did not all connect to the trainer at {self._host} ({interfaces()}; another network"
+            " interface can be set by these variables where the stack starts)"
+        )
+        finish(self._sent(servers, small, CONNECT_S, what))
+        self._is_connected = True
+
+    def _sent(
+        self, servers: Servers, bucket: Bucket, bound_s: float, what: str
+    ) -> list[Future[Any]]:
         body = {
             "names": [name for name, _ in bucket.tensors],
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket.tensors],
@@ -77,19 +106,26 @@ class EngineGroup:
             "weight_version": BROKEN_WEIGHTS,
         }
         path = "/update_weights_from_distributed"
-        bound_s = transfer_bound_s(bucket.flat.nbytes, TAKE_S)
         taking = servers.start(lambda url: order(url, path, body, timeout=bound_s))
+        try:
+            if self._is_connected:
+                self._broadcast(bucket.flat, bound_s)
+            else:
+                _within(bound_s, lambda: self._broadcast(bucket.flat, bound_s))
+        except (RuntimeError, TimeoutError) as error:
+            self._is_stuck = isinstance(error, TimeoutError)
+            raise failed(what, self._urls, taking, error, bound_s) from error
+        return taking
+
+    def _broadcast(self, flat: Tensor, bound_s: float) -> None:
+        from torch.distributed import distributed_c10d as c10d
+
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         # Told twice: by itself a wait for a GPU's broadcast returns at once, and its watchdog would
         # end this process instead of raising.
         options.timeout = limit = timedelta(seconds=bound_s)
-        try:
-            self._group.broadcast([bucket.flat], options).wait(limit)
-        except RuntimeError as error:
-            what = f"did not all receive a bucket of {bucket.flat.nbytes} bytes"
-            raise failed(what, self._urls, taking, error, bound_s) from error
-        return taking
+        self._group.broadcast([flat], options).wait(limit)
 
     def close(self) -> None:
         """Leave the group here and on every server that still answers."""
@@ -104,9 +140,30 @@ class EngineGroup:
 
         with Servers(self._urls) as servers:
             servers.each(leave)
+        if self._is_stuck:
+            return  # to end the group would wait for the call that never came back
         from torch.distributed import distributed_c10d as c10d
 
         c10d.destroy_process_group(group)
+
+
+def _within(bound_s: float, work: Callable[[], None]) -> None:
+    """Raises TimeoutError if `work`, which has no bound of its own, takes longer; it goes on."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    Thread(target=run, name="connect", daemon=True).start()
+    try:
+        done.result(bound_s)
+    except TimeoutError as error:
+        raise TimeoutError("no connection came to be") from error
 
 
 def _joined(

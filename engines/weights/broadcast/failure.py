@@ -18,12 +18,12 @@ def failed(
     what: str,
     urls: Sequence[str],
     asked: Sequence[Future[Any]],
-    error: RuntimeError,
+    error: RuntimeError | TimeoutError,
     within_s: float | None = None,
 ) -> EngineError:
     """With what each server says; one that refused is the cause, the others waited for it.
 
-    Torch raises nothing but RuntimeError for a group.
+    Torch raises nothing but RuntimeError for a group; TimeoutError is of a call that never ended.
     """
     wait(asked, timeout=ANSWER_S)
     told = [f"{url}: {_said(future)}" for url, future in zip(urls, asked, strict=True)]

@@ -11,7 +11,7 @@ from engines.memory.model_size import ModelSize
 from engines.memory.needs import TrainerNeeds
 from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import recompute_of
-from engines.memory.server import ServerMemory, ServerNeeds, server_memory
+from engines.memory.server import ServerMemory, ServerNeeds, server_memory, token_bytes
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from flows.checks.memory.base_model import BaseModel
 from flows.checks.memory.sharing import beside_server, beside_trainer
@@ -39,8 +39,24 @@ class RoleMemory:
 
     @property
     def total(self) -> int:
-        """Bytes on each device."""
+        """Bytes that it needs on each device."""
         return self.memory.total + self.beside
+
+    @property
+    def filled(self) -> int:
+        """Bytes on each device that a server's cache takes beyond what it needs: all that is free,
+        where the recipe does not say how large it is."""
+        needs = self.needs
+        if not isinstance(needs, ServerNeeds) or not needs.fills_device:
+            return 0
+        return max((needs.device_bytes or 0) - self.total, 0)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that a server's cache holds; 0 of a trainer."""
+        if not isinstance(self.needs, ServerNeeds):
+            return 0
+        return self.needs.max_total_tokens + self.filled // token_bytes(self.size, self.needs)
 
     @property
     def memory(self) -> Memory:
@@ -86,6 +102,7 @@ def _served(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> I
         max_total_tokens=fleet.least_tokens,
         options=fleet.sglang,
         device_bytes=device_bytes,
+        fills_device=fleet.max_total_tokens is None and device_bytes is not None,
     )
     num = resources.servers * resources.tp_per_server
     yield RoleMemory(stage.name, "server", base.size, needs, num)
@@ -138,8 +155,9 @@ def _frozen_models(stage: PlannedStage) -> int:
 
 
 def parts_of(role: RoleMemory) -> Mapping[str, int]:
-    """By what it is for, in bytes; the parts sum up to the total."""
-    return {**_own_parts(role.memory), "other side": role.beside}
+    """By what it is for, in bytes; the parts sum up to the total and what the cache fills."""
+    parts = {**_own_parts(role.memory), "other side": role.beside}
+    return parts | {"KV cache": parts["KV cache"] + role.filled} if role.filled else parts
 
 
 def _own_parts(memory: Memory) -> Mapping[str, int]:

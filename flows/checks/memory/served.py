@@ -22,12 +22,14 @@ def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
         if model is None:
             continue
         resources = stage.resources.of_role(name)
+        num_bytes = device_bytes(recipe.resources, resources.device)
         needs = ServerNeeds(
             tp=resources.tp_per_server,
             context_length=role.fleet.context_length or model.max_positions,
             max_total_tokens=role.fleet.least_tokens,
             options=role.fleet.sglang,
-            device_bytes=device_bytes(recipe.resources, resources.device),
+            device_bytes=num_bytes,
+            fills_device=role.fleet.max_total_tokens is None and num_bytes is not None,
         )
         # A head in place of the projection to the vocabulary is of no size.
         size = replace(model.size, is_tied=True) if role.has_head else model.size

@@ -6,6 +6,7 @@ import base64
 import gc
 import math
 import pickle
+import threading
 import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -159,9 +160,9 @@ def test_a_trainer_that_dies_while_a_bucket_is_on_its_way_is_said(
 class _LazyGroup(dist.ProcessGroup):
     """A group as NCCL's is: made at once, connected at its first broadcast. Over gloo here."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, within_s: float = 10.0) -> None:
         super().__init__(rank, size)  # type: ignore[reportCallIssue]
-        self._make = partial(dist.ProcessGroupGloo, store, rank, size, timedelta(seconds=10))
+        self._make = partial(dist.ProcessGroupGloo, store, rank, size, timedelta(seconds=within_s))
         self.connected: Any = None
 
     def _set_group_name(self, name: str) -> None:
@@ -180,9 +181,12 @@ class _LazyGroup(dist.ProcessGroup):
 
 
 @contextmanager
-def _lazy_server(steps: list[str]) -> Generator[tuple[Target, dict[str, torch.Tensor]]]:
+def _lazy_server(
+    steps: list[str], *, connects: bool = True, within_s: float = 10.0
+) -> Generator[tuple[Target, dict[str, torch.Tensor]]]:
     """One whose rank does what SGLang's does: it meets the trainer at the store, answers, and
-    connects when it is asked for the first bucket."""
+    connects when it is asked for the first bucket. Without `connects` it talks through an interface
+    that leads nowhere: it reaches the store, and no rank reaches it."""
     groups: dict[str, _LazyGroup] = {}
     taken: dict[str, torch.Tensor] = {}
 
@@ -192,9 +196,12 @@ def _lazy_server(steps: list[str]) -> Generator[tuple[Target, dict[str, torch.Te
         store: Store = store_at(address, rank, size, timedelta(seconds=10))
         for prefix in (name, f"{name}/", "cpu/"):  # as torch's own helper nests them
             store = PrefixStore(prefix, store)
-        groups[name] = _LazyGroup(store, rank, size)
+        groups[name] = _LazyGroup(store, rank, size, within_s)
 
     def take(body: dict[str, Any]) -> None:
+        if not connects:
+            time.sleep(1.5)
+            return
         flat = torch.empty(sum(math.prod(shape) for shape in body["shapes"]))
         groups[body["group_name"]].broadcast([flat], dist.BroadcastOptions()).wait()
         sizes = [math.prod(shape) for shape in body["shapes"]]
@@ -211,12 +218,19 @@ def _lazy_server(steps: list[str]) -> Generator[tuple[Target, dict[str, torch.Te
         yield Target(f"http://127.0.0.1:{port}", 1, "0"), taken
 
 
+def _register(name: str, within_s: float) -> None:
+    """A backend of groups that give up connecting by themselves after `within_s`."""
+    if not hasattr(dist.Backend, name.upper()):
+        dist.Backend.register_backend(
+            name,
+            lambda store, rank, size, _: _LazyGroup(store, rank, size, within_s),
+            devices=["cpu"],
+        )
+
+
 def test_a_trainer_meets_servers_that_connect_at_the_first_bucket() -> None:
     """The order of SGLang's ranks with NCCL: whoever connects while it joins waits for ever."""
-    if not hasattr(dist.Backend, "LAZY"):
-        dist.Backend.register_backend(
-            "lazy", lambda store, rank, size, _: _LazyGroup(store, rank, size), devices=["cpu"]
-        )
+    _register("lazy", 10.0)
     steps: list[str] = []
     with _lazy_server(steps) as (first, of_first), _lazy_server(steps) as (second, of_second):
         group = engine_group.EngineGroup([first, second], "lazy")
@@ -225,6 +239,42 @@ def test_a_trainer_meets_servers_that_connect_at_the_first_bucket() -> None:
         bucket = Bucket(values, [("a", values[:4].view(2, 2)), ("b", values[4:])])
         with Servers([first.url, second.url]) as servers:
             finish(group.send(servers, bucket))
+            assert len(steps) == 6, "a small tensor alone connects them, and comes again"
+            finish(group.send(servers, bucket))
         group.close()
     for taken in (of_first, of_second):
         assert torch.equal(torch.cat([taken["a"], taken["b"]]), values)
+    assert steps[6:8] == ["/update_weights_from_distributed"] * 2, "a second bucket is sent once"
+
+
+def test_ranks_that_meet_and_cannot_connect_are_told_from_a_slow_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong interface: the call that connects has no bound of its own, here one of 2 s."""
+    _register("lost", 2.0)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(variable, "lo")
+    monkeypatch.setattr(engine_group, "CONNECT_S", 0.5)
+    monkeypatch.setattr(failure, "ANSWER_S", 0.2)
+    values = torch.randn(1 << 20)
+    bucket = Bucket(values, [("small", values[:2]), ("large", values[2:])])
+    began = time.monotonic()
+    with (
+        _lazy_server([], within_s=2.0) as (near, _),
+        _lazy_server([], connects=False) as (lost, _),
+    ):
+        group = engine_group.EngineGroup([near, lost], "lost")
+        with Servers([near.url, lost.url]) as servers:
+            with pytest.raises(EngineError) as raised:
+                group.send(servers, bucket)
+            took = time.monotonic() - began
+        group.close()
+        for thread in threading.enumerate():
+            if thread.name == "connect" or "process_request" in thread.name:
+                thread.join(10)
+    assert took < 1.5, "the bound is that of a connection, whatever the bucket's size"
+    said = str(raised.value)
+    assert "servers did not all connect to the trainer at 127.0.0.1" in said
+    assert "NCCL_SOCKET_IFNAME=lo" in said
+    assert "within 0 s (no connection came to be)" in said
+    assert f"{lost.url}: " in said

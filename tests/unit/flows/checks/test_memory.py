@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from engines.megatron.spec import Parallel
 from engines.memory.known_models import known_sizes
@@ -15,7 +18,9 @@ from engines.memory.trainer import TrainerMemory, trainer_memory
 from flows.checks.memory.changes import Room, server_change, trainer_change
 from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
 from flows.checks.memory.machine import machine_cautions, side_by_side
+from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
+from flows.command.memory_table import memory_json, memory_table
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 
@@ -63,6 +68,34 @@ def test_a_server_that_does_not_fit_gets_a_smaller_cache() -> None:
     (said,) = problems("unified.path.rl.fleet.max_total_tokens=4000000")
     assert "stage unified-rl: its server needs" in said
     assert "fleet.max_total_tokens: 4000000 -> " in said
+
+
+def test_a_cache_without_a_size_takes_what_is_free_of_a_gpu() -> None:
+    """As SGLang does: the table says so, and that 16,384 tokens fit is enough."""
+    longest = "unified.path.rl.fleet={context_length: 16384}"
+
+    def server(*changes: str) -> RoleMemory:
+        recipe = load_recipe("cluster", ["base.folder=memory://nowhere/Qwen3-4B", *changes])
+        roles = {(r.stage, r.role): r for r in planned_memory(recipe, plan_post_train(recipe))}
+        return roles["unified-rl", "server"]
+
+    free, stated = server(longest), server()
+    assert sum(parts_of(free).values()) == 80 * GB
+    # 36 layers, 8 heads of 128 values in bf16 on two devices: 73,728 bytes a token and device
+    rest = 80 * GB - free.total
+    assert free.cached_tokens == 16384 + rest // 73_728
+    assert 600_000 < free.cached_tokens < 1_000_000
+    (row,) = memory_json([free])
+    assert (row["total"], row["cached_tokens"]) == (80 * GB, free.cached_tokens)
+    shown = Console(width=250, file=StringIO())
+    shown.print(memory_table([free]))
+    assert f"{free.cached_tokens:,} tokens" in cast("StringIO", shown.file).getvalue()
+    assert (stated.filled, stated.cached_tokens) == (0, 400_000)
+    on_cpu = server("resources.devices=null", longest)
+    assert (on_cpu.filled, on_cpu.cached_tokens) == (0, 16_384)
+    assert problems(longest) == []
+    found = problems(longest, "resources.devices.memory_gb=10")
+    assert any(line.startswith("stage unified-rl: its server needs") for line in found)
 
 
 def test_nothing_is_refused_on_a_host_without_gpus_unless_devices_are_stated() -> None:

@@ -241,7 +241,7 @@ def readable_paths() -> list[str]:
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     stdlib = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    devices = ["/dev/null", "/dev/zero", "/dev/urandom"]
+    devices = ["/dev/null", "/dev/urandom"]
     paths = [*system, *stdlib, *_interpreters_library(), *devices]
     return list(dict.fromkeys(path for path in paths if os.path.lexists(path)))
 

@@ -10,10 +10,18 @@ _WRITTEN = (
     "/proc/sys/vm/drop_caches", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger",
     "/proc/irq/default_smp_affinity", "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/power/state", "/etc/passwd", "/etc/ld.so.preload",
+    "/proc/self/uid_map", "/proc/self/setgroups", "/proc/1/oom_score_adj", "/proc/1/timerslack_ns",
+    "/proc/1/comm", "/proc/1/clear_refs", "/proc/1/coredump_filter", "/proc/pressure/memory",
+    "/proc/sys/net/ipv4/ip_forward", "/proc/sys/user/max_user_namespaces", "/proc/mtrr",
+    "/dev/shm/x", "/agent/infra/sandbox/inside/agent.py",
 )  # fmt: skip
 _READ = (
     "/proc/kcore", "/proc/kmsg", "/proc/keys", "/proc/timer_list", "/proc/1/mem",
     "/proc/1/environ", "/etc/shadow", "/dev/mem", "/dev/kmsg", "/dev/kvm",
+    "/proc/1/maps", "/proc/1/auxv", "/proc/1/syscall", "/proc/1/stack", "/proc/1/io",
+    "/proc/cmdline", "/proc/config.gz", "/proc/modules", "/proc/kallsyms", "/proc/interrupts",
+    "/proc/diskstats", "/proc/partitions", "/proc/key-users", "/proc/slabinfo", "/proc/kpagecount",
+    "/dev/tty", "/dev/fuse", "/dev/net/tun", "/dev/loop-control", "/dev/vda", "/dev/sda",
 )  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom")
 _CALLS = {
@@ -50,6 +58,38 @@ _CALLS = {
     "set the clock": (164, "(c.c_long*2)(1, 1)", "0"),
     "kernel's log": (103, "5", "0", "0"),
     "accounting": (163, "b'x'"),
+    "write memory of the agent": (311, "1", "0", "0", "0", "0", "0"),
+    "advise memory of the agent": (440, "fd", "0", "0", "0", "0"),
+    "ports": (172, "3"),
+    "one port": (173, "0x80", "1", "1"),
+    "hang up": (153,),
+    "unload a module": (176, "b'x'", "0"),
+    "load a module by descriptor": (313, "fd", "b''", "0"),
+    "kexec by descriptor": (320, "fd", "fd", "0", "b''", "0"),
+    "add a key": (248, "b'user'", "b'x'", "b'y'", "1", "-3"),
+    "ask for a key": (249, "b'user'", "b'x'", "0", "-3"),
+    "new mount": (430, "b'tmpfs'", "0"),
+    "open a tree": (428, "-100", "b'/'", "1"),
+    "open a tree with attributes": (467, "-100", "b'/'", "1", "0", "0"),
+    "attributes of a mount": (442, "-100", "b'/'", "0", "bytes(32)", "32"),
+    "clone into namespaces by structure": (435, "(c.c_uint64*11)(1 << 28, 0, 0, 0, 17)", "88"),
+    "quotas": (179, "0x80000100", "0", "0", "0"),
+    "quotas by descriptor": (443, "fd", "0x80000100", "0", "0"),
+    "adjust the clock": (305, "0", "(c.c_long*26)(1)"),
+    "segments": (154, "0", "c.create_string_buffer(64)", "64"),
+    "flush all disks": (162,),
+    "flush a disk": (306, "fd"),
+    "what others read": (451, "fd", "(c.c_uint64*2)()", "(c.c_uint64*5)()", "0"),
+    "domain name": (171, "b'x'", "1"),
+    "swap on a shown file": (167, "os.__file__.encode()", "0"),
+    "memory shared without a file": (9, "0", "1 << 20", "3", "0x21", "-1", "0"),
+    "memory shared and checked": (9, "0", "1 << 20", "3", "0x23", "-1", "0"),
+    "memory of huge pages": (9, "0", "1 << 21", "3", "0x40022", "-1", "0"),
+    "memory of /dev/zero": (9, "0", "1 << 20", "1", "1", "zero()", "0"),
+    "flags with high bits": (16, "fd", "(1 << 32) | 0x40086602", "c.byref(c.c_long(16))"),
+    "ambient capability": (157, "47", "2", "21", "0", "0"),
+    "keep capabilities": (157, "28", "1", "0", "0", "0"),
+    "own memory's layout": (157, "35", "1", "0", "0", "0"),
     "raw disk": (133, "b'disk'", "0o60666", "2048"),
 }
 _OTHERS = {
@@ -75,12 +115,48 @@ _OTHERS = {
     "kernel's ciphers": "socket.socket(38, socket.SOCK_SEQPACKET)",
     "another host": "socket.create_connection(('1.1.1.1', 53), 1)",
     "raise buffers": "raised()",
+    "lock a shown file": "locked()",
+    "be root for files": "os.setresuid(0, 0, 0) if os.getuid() else 1 / 0",
+    "the group of root": "os.setresgid(0, 0, 0) if os.getgid() else 1 / 0",
+    "dump memory": "resource.setrlimit(resource.RLIMIT_CORE, (9, 9))",
+    "more processes": "resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))",
+    "more time": "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
+    "larger files": "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
+    "real time": "os.sched_setscheduler(0, 1, os.sched_param(1))",
+    "never the one that ends": "write('/proc/self/oom_score_adj', b'-1000')",
+    "channel of the agent": "os.listdir('/proc/1/fd')",
+    "root of the agent": "os.stat('/proc/1/root/etc')",
+    "folder of the agent": "os.readlink('/proc/1/cwd')",
+    "network of the agent": "call(308, os.open('/proc/1/ns/net', 0), 0)",
+    "namespace above": "fcntl.ioctl(os.open('/proc/self/ns/user', 0), 0xB701)",
+    "device of one's own": "os.mknod('d', 0o20666, os.makedev(1, 5)); open('d', 'rb').read(1)[0]",
+    "memory device": "os.mknod('m', 0o20666, os.makedev(1, 1)); open('m', 'rb').read(1)[0]",
+    "link to a shown file": "os.link(os.__file__, 'h')",
+    "move a shown file": "os.rename(os.__file__, 'h')",
+    "file beside a library": "os.symlink('x', os.path.dirname(os.__file__) + '/json.py')",
+    "control group": "os.mkdir('/sys/fs/cgroup/x')",
+    "terminal": "os.openpty()",
+    "more randomness": "fcntl.ioctl(os.open('/dev/urandom', 2), 0x5207)",
+    "freeze a disk": "fcntl.ioctl(os.open('/usr', 0), 0xC0045877, 0)",
+    "trim a disk": "fcntl.ioctl(os.open('/usr', 0), 0xC0185879, bytearray(24))",
+    **{
+        f"netlink {kind}": f"socket.socket(16, 3, {kind})" for kind in (4, 6, 9, 12, 15, 16, 20, 21)
+    },
+    **{f"protocol {kind}": f"socket.socket(2, 1, {kind})" for kind in (132, 262)},
+    **{f"datagrams {kind}": f"socket.socket(2, 2, {kind})" for kind in (1, 115, 136)},
+    **{f"family {kind}": f"socket.socket({kind}, 3, 1)" for kind in (21, 29, 30, 31, 43, 44)},
 }
+
+
+AMONG_MANY = {"lock a shown file"}
+"""what a program of several can do, until its command ends: no kernel offers a way to refuse it"""
+IN_A_CONTAINER = {"memory of /dev/zero", *(f"read {path}" for path in _READ if "/proc/" in path)}
+"""what podman or docker decides: it counts all memory, and shows more of the machine's numbers"""
 
 
 def attacks() -> dict[str, str]:
     """Statements by the name of what they try; calls by number where they are x86-64's."""
-    found = {f"write {path}": f"open({path!r}, 'w').write('1')" for path in _WRITTEN}
+    found = {f"write {path}": f"write({path!r}, b'1')" for path in _WRITTEN}
     found |= {f"read {path}": f"open({path!r}, 'rb').read(1)[0]" for path in _READ}
     for path in _DEVICES:
         found[f"mode of {path}"] = f"os.chmod({path!r}, 0o600)"
@@ -98,6 +174,18 @@ libc = c.CDLL(None, use_errno=True)
 def call(number, *given):
     if libc.syscall(c.c_long(number), *[c.c_long(g) if type(g) is int else g for g in given]) < 0:
         raise OSError(c.get_errno(), 'refused')
+def write(path, content):
+    os.write(os.open(path, os.O_WRONLY | os.O_CREAT), content)
+def zero():
+    return os.open('/dev/zero', os.O_RDONLY)
+def locked():
+    one, other = os.open(os.__file__, 0), os.open(os.__file__, 0)
+    fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    raise OSError('locked twice, so not at all')
 def raised():
     one = socket.socket()
     before = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

@@ -79,7 +79,7 @@ def limit(order: dict[str, object]) -> None:
     bound(resource.RLIMIT_CPU, "cpu_seconds")
     bound(resource.RLIMIT_FSIZE, "file_size")
     bound(resource.RLIMIT_NOFILE, "open_files")
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 does not keep a handler away
 
 
 def run(code: str) -> None:

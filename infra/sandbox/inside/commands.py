@@ -1,18 +1,18 @@
-"""Runs one command as a child: within its limits, with all that it started ended after it."""
+"""Watches one command, a child: within its limits, with all that it started ended after it."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.sandbox.inside.messages import write_all
-from infra.sandbox.inside.programs import CONFINED, become
+from infra.sandbox.inside.programs import CONFINED
 from infra.sandbox.trees import used
 
 LOOK_SECONDS = 0.02
@@ -34,73 +34,101 @@ class Place:
     """the kernel does not bound the folder's files"""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One command, with `limits` as `infra.sandbox.limits.Limits` has them."""
+class Pipes:
+    """A program's output, its errors, and how far it came on its way to being one."""
 
-    command: Sequence[str]
-    stdin: bytes
-    environment: Mapping[str, str]
-    limits: Mapping[str, Any]
-    owner: int
-    """the descriptor that ends when the owner goes"""
+    def __init__(self) -> None:
+        pairs = [os.pipe() for _ in range(3)]
+        self.outputs, self.errors, self.report = (read for read, _ in pairs)
+        self.written = [write for _, write in pairs]
+        """the other ends of the three"""
+
+    def close_written(self) -> None:
+        for descriptor in self.written:
+            os.close(descriptor)
+
+    def close_read(self) -> None:
+        for descriptor in (self.outputs, self.errors, self.report):
+            os.close(descriptor)
 
 
 class OwnerGone(Exception):
     """The owner has closed its end while a command ran; the command is ended."""
 
 
-def run(place: Place, order: Order) -> tuple[dict[str, Any], bytes]:
-    """How it ended, and its output followed by its errors.
+@contextlib.contextmanager
+def watch(
+    place: Place, child: int, pipes: Pipes, limits: Mapping[str, Any], owner: int
+) -> Generator[tuple[dict[str, Any], list[memoryview]]]:
+    """How a child that becomes a program ended, its output and its errors, which are gone after.
 
-    Raises OSError where the command could not be confined, and OwnerGone.
+    `owner`: the descriptor that ends when the owner goes. Raises OSError where the command could
+    not be confined, and OwnerGone.
     """
-    source = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    write_all(source, order.stdin)
-    os.lseek(source, 0, os.SEEK_SET)
-    outputs, errors, report = os.pipe(), os.pipe(), os.pipe()
-    started, agent = time.monotonic(), os.getpid()
-    child = os.fork()
-    if child == 0:
-        streams = (source, outputs[1], errors[1], report[1])
-        become(order.command, streams, place.folder, order.environment, order.limits, agent)
-    for descriptor in (source, outputs[1], errors[1], report[1]):
-        os.close(descriptor)
-    watch = _Watch(place, child, (outputs[0], errors[0]), order)
+    started = time.monotonic()
+    watched = _Watch(place, child, pipes, limits, owner)
     try:
-        ending = watch.until_it_ends()
-        said = os.read(report[0], _CHUNK)
+        ending = watched.until_it_ends()
+        said = os.read(pipes.report, _CHUNK)
+        if said not in (CONFINED, b""):
+            why = said.decode(errors="replace")
+            raise OSError(f"the command could not be confined: {why}")
+        kept = [each.content() for each in watched.kept]
+        answer = {
+            "ending": ending,
+            "exit_code": watched.exit_code,
+            "cpu_seconds": watched.cpu_seconds,
+            "seconds": time.monotonic() - started,
+            "truncated": any(each.is_truncated for each in watched.kept),
+            "stdout": len(kept[0]),
+        }
+        yield answer, kept
     finally:
-        watch.close()
-        os.close(report[0])
-    if said not in (CONFINED, b""):
-        raise OSError(f"the command could not be confined: {said.decode(errors='replace')}")
-    out, err = (bytes(kept) for kept in watch.kept)
-    answer = {
-        "ending": ending,
-        "exit_code": watch.exit_code,
-        "cpu_seconds": watch.cpu_seconds,
-        "seconds": time.monotonic() - started,
-        "truncated": watch.truncated,
-        "stdout": len(out),
-    }
-    return answer, out + err
+        watched.close()
+
+
+class _Kept:
+    """The first bytes of an output, in memory of its own: later programs do not get it."""
+
+    def __init__(self, most: int) -> None:
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, most + _CHUNK, flags=private)
+        self._view = memoryview(self._memory)
+        self._most, self._size = most, 0
+        self.is_truncated = False
+
+    def read(self, descriptor: int) -> int:
+        """How much there was; what is more than fits is thrown away."""
+        got = os.readv(descriptor, [self._view[self._size : self._size + _CHUNK]])
+        self.is_truncated = self.is_truncated or self._size + got > self._most
+        self._size = min(self._size + got, self._most)
+        return got
+
+    def content(self) -> memoryview:
+        return self._view[: self._size]
+
+    def close(self) -> None:
+        """The memory goes with the last view of it."""
+        self._view.release()
+        with contextlib.suppress(BufferError):
+            self._memory.close()
 
 
 class _Watch:
     """Reads a child's outputs until it has ended, and ends it at its limits."""
 
-    def __init__(self, place: Place, child: int, outputs: tuple[int, int], order: Order) -> None:
-        self._place, self._child, self._limits = place, child, order.limits
-        self._deadline = time.monotonic() + order.limits["seconds"]
-        self.kept = (bytearray(), bytearray())
-        self.truncated = False
+    def __init__(
+        self, place: Place, child: int, pipes: Pipes, limits: Mapping[str, Any], owner: int
+    ) -> None:
+        self._place, self._child, self._limits = place, child, limits
+        self._deadline = time.monotonic() + limits["seconds"]
+        self.kept = (_Kept(limits["output"]), _Kept(limits["output"]))
         self.exit_code: int | None = None
         self.cpu_seconds = 0.0
-        self._owner, self._ended = order.owner, os.pidfd_open(child)
-        self._outputs = dict(zip(outputs, self.kept, strict=True))
+        self._owner, self._ended = owner, os.pidfd_open(child)
+        self._outputs = dict(zip((pipes.outputs, pipes.errors), self.kept, strict=True))
         self._selector = selectors.DefaultSelector()
-        for descriptor in outputs:
+        for descriptor in self._outputs:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ)
         for descriptor in (self._ended, self._owner):
@@ -132,25 +160,20 @@ class _Watch:
 
     def close(self) -> None:
         self._selector.close()
-        for descriptor in (self._ended, *self._outputs):
-            os.close(descriptor)
+        os.close(self._ended)
+        for kept in self.kept:
+            kept.close()
 
     def _read(self, descriptor: int) -> bool:
         """Whether there was something to read; at its end an output is no longer watched."""
         try:
-            chunk = os.read(descriptor, _CHUNK)
+            got = self._outputs[descriptor].read(descriptor)
         except BlockingIOError:
             return False
-        if not chunk:
+        if not got:
             self._selector.unregister(descriptor)
             del self._outputs[descriptor]
-            os.close(descriptor)
-            return False
-        kept = self._outputs[descriptor]
-        room = self._limits["output"] - len(kept)
-        self.truncated = self.truncated or len(chunk) > room
-        kept += chunk[: max(room, 0)]
-        return True
+        return bool(got)
 
     def _is_over_quota(self) -> bool:
         if self._place.watch_disk and used(self._place.folder) > self._limits["disk"]:

@@ -20,8 +20,13 @@ Header = dict[str, Any]
 
 
 def encode(header: Header, body: bytes = b"") -> bytes:
+    return beginning(header, len(body)) + body
+
+
+def beginning(header: Header, size: int) -> bytes:
+    """What comes before a body of this size."""
     text = json.dumps(header).encode()
-    return LENGTHS.pack(len(text), len(body)) + text + body
+    return LENGTHS.pack(len(text), size) + text
 
 
 def receive(read: Callable[[int], bytes], most: int = MOST_BODY) -> tuple[Header, bytes]:
@@ -47,7 +52,7 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     return bytes(parts)
 
 
-def write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

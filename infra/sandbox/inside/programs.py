@@ -77,7 +77,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, "open_files"),
     ):
         resource.setrlimit(kind, (limits[name], limits[name]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 does not keep a handler away
     # Counted by user. It does not bind where root started the sandbox: see `commands.py`.
     if limits["processes"] > 1 and _has_users_of_its_own():
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"] + 8,) * 2)

@@ -35,9 +35,24 @@ PROGRAM = "bwrap"
 SANDBOX_CODE = Path(__file__).parent.parent
 CODE_INSIDE = "/agent/infra/sandbox"
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/alternatives")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_READ_ONLY = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/proc/acpi")
-_HIDDEN = ("/proc/sysrq-trigger", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg")
+_DEVICES = {
+    **{name: name for name in ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")},
+    "/dev/zero": "/dev/full",
+}
+"""what each name is on this machine. Of /dev/zero one can have memory that no limit counts"""
+_READ_ONLY = tuple(
+    f"/proc/{name}" for name in ("sys", "irq", "bus", "fs", "scsi", "acpi", "pressure")
+)
+_HIDDEN = tuple(
+    f"/proc/{name}"
+    for name in (
+        *("sysrq-trigger", "kcore", "keys", "key-users", "timer_list", "kmsg", "kallsyms"),
+        *("cmdline", "config.gz", "interrupts", "softirqs", "diskstats", "partitions", "swaps"),
+        *("slabinfo", "vmallocinfo", "iomem", "ioports", "locks", "sched_debug", "latency_stats"),
+        *("kpagecount", "kpageflags", "kpagecgroup", "pagetypeinfo", "schedstat", "modules"),
+    )
+)
+"""of the machine, not of the sandbox"""
 _CHILD = re.compile(rb'"child-pid": (\d+)\b')
 _USERS = f"sandbox:x:{NOBODY}:{NOBODY}::{WORK}:/bin/sh\n"
 """the sandbox's /etc/passwd: some programs end where their user has no name"""
@@ -212,8 +227,8 @@ def _command(
             continue
         is_link = os.path.islink(path)
         mounts += ["--symlink", os.readlink(path), path] if is_link else ["--ro-bind", path, path]
-    for device in _DEVICES:
-        mounts += ["--dev-bind", device, device]
+    for name, device in _DEVICES.items():
+        mounts += ["--dev-bind", device, name]
     if has_processes:
         mounts += ["--proc", "/proc", "--symlink", "/proc/self/fd", "/dev/fd"]
         for name in filter(os.path.exists, _READ_ONLY):

@@ -21,7 +21,7 @@ from infra.sandbox.contract import SandboxRefused, Snapshot
 from infra.sandbox.kinds import bubblewrap, process
 from infra.sandbox.limits import Limits
 from tests.parts.machine import until
-from tests.parts.sandbox_attacks import PROGRAM, attacks
+from tests.parts.sandbox_attacks import AMONG_MANY, IN_A_CONTAINER, PROGRAM, attacks
 from tests.parts.sandbox_kinds import KINDS, starting
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 def test_none_of_many_attacks_works(kind: str) -> None:
     """Tried by one process, and where the kind allows it by one of many; by root, where it runs the
     tests, who is nobody inside."""
-    assert len(attacks()) >= 60
+    assert len(attacks()) >= 190
     core, modes = Path("/proc/sys/kernel/core_pattern"), _modes()
     before = core.read_text()
     many = 64 if kind in ("bubblewrap", "container") else 1
@@ -42,7 +42,9 @@ def test_none_of_many_attacks_works(kind: str) -> None:
             told = sandbox.exec(["python", "-c", PROGRAM])
         finally:
             sandbox.stop()
-    assert (told.stdout, told.stderr) == ("tried\n", "")
+    known = (AMONG_MANY if many > 1 else set()) | (IN_A_CONTAINER if kind == "container" else set())
+    worked = {line.removeprefix("worked: ") for line in told.stdout.splitlines()} - known
+    assert (worked, told.stderr) == ({"tried"}, "")
     assert (core.read_text(), _modes()) == (before, modes)
 
 
@@ -66,7 +68,7 @@ def test_none_of_many_attacks_works_for_another_user(kind: str) -> None:
         "  start = bubblewrap.start if kind == 'bubblewrap' else process.start\n"
         "  with start(Limits(60.0, processes=many, memory=1 << 30)) as sandbox:\n"
         "    told = sandbox.exec(['python', '-c', program])\n"
-        "    print(many, told.stdout, told.stderr)\n"
+        "    print(many, *told.stdout.splitlines(), told.stderr)\n"
     )
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, 1234, 1234)
@@ -77,8 +79,9 @@ def test_none_of_many_attacks_works_for_another_user(kind: str) -> None:
         )  # fmt: skip
     if "No module named" in done.stderr:
         pytest.skip(f"{python} lacks a package: {done.stderr.strip().splitlines()[-1]}")
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    expected = ["1 tried", "64 tried"] if kind == "bubblewrap" else ["1 tried"]
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    many = " ".join(f"worked: {name}" for name in AMONG_MANY)
+    expected = ["1 tried", f"64 {many} tried"] if kind == "bubblewrap" else ["1 tried"]
     assert (lines, done.stderr) == (expected, "")
 
 
@@ -107,6 +110,82 @@ def _users_of_children(known: set[int]) -> set[int]:
     """Users on this machine of the processes that began since."""
     children = psutil.Process().children(True)
     return {child.uids().effective for child in children if child.pid not in known}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_memory_is_held_beyond_the_addresses_that_count(kind: str) -> None:
+    """Memory that is shared without a file stays while one page of it has an address, and was told
+    of nowhere: 1.7 GiB of a program that may have 256 MiB."""
+    many = 64 if kind in ("bubblewrap", "container") else 1
+    code = (
+        "import ctypes as c\nlibc = c.CDLL(None)\nlibc.mmap.restype = c.c_void_p\nheld = 0\n"
+        "for _ in range(10):\n"
+        "  address = libc.mmap(None, c.c_size_t(64 << 20), 3, 0x21, -1, c.c_long(0))\n"
+        "  if address == 2**64 - 1: break\n"
+        "  libc.madvise(c.c_void_p(address), c.c_size_t(64 << 20), 23)\n"
+        "  libc.munmap(c.c_void_p(address + 4096), c.c_size_t((64 << 20) - 4096))\n"
+        "  held += 64\n"
+        "print(held)"
+    )
+    with starting(kind) as start:
+        sandbox = start(Limits(10.0, processes=many, memory=256 << 20, resident=256 << 20))
+        try:
+            assert sandbox.exec(["python", "-c", code]).stdout == "0\n"
+            files = (
+                "import mmap\nwith open('x', 'w+b') as f:\n  f.write(b'1' * 4096)\n  f.flush()\n"
+            )
+            files += "  print(mmap.mmap(f.fileno(), 0)[:2], len(mmap.mmap(-1, 9, 0x22)))"
+            assert sandbox.exec(["python", "-c", files]).stdout == "b'11' 9\n"
+        finally:
+            sandbox.stop()
+
+
+_SCAN = """
+import ctypes as c, os, re
+libc = c.CDLL(None)
+libc.sbrk.restype = c.c_void_p
+near = [libc.sbrk(c.c_long(0)), id(object()), c.cast(libc.free, c.c_void_p).value]
+page, looked, found = os.open('page', os.O_RDWR | os.O_CREAT), 0, set()
+for address in near:
+    for number in range((address >> 12) - (64 << 8), (address >> 12) + (64 << 8)):
+        os.lseek(page, 0, 0)
+        if libc.write(page, c.c_void_p(number << 12), 4096) == 4096:
+            os.lseek(page, 0, 0)
+            content, looked = os.read(page, 4096), looked + 1
+            found |= set(re.findall(b'[A-Z]{4,}(?=-of-earlier)', content))
+print(looked > 100, sorted(found))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_command_s_memory_holds_nothing_of_earlier_ones(kind: str) -> None:
+    """A reward may have run hidden tests there before."""
+    with starting(kind) as start:
+        sandbox = start(Limits(20.0, disk=1 << 20))
+        try:
+            for _ in range(3):
+                sandbox.write("file", b"WRITTN-of-earlier" * 9)
+                assert b"WRITTN" in sandbox.read("file")
+                sandbox.restore(sandbox.snapshot())
+                code = "import sys; print(sys.stdin.read() + 'SAID-of-earlier' * 9)"
+                assert (
+                    "SAID" in sandbox.exec(["python", "-c", code], stdin=b"TYPED-of-earlier").stdout
+                )
+            sandbox.restore(Snapshot.of({}))
+            assert sandbox.exec(["python", "-c", _SCAN]).stdout == "True []\n"
+        finally:
+            sandbox.stop()
+
+
+def test_stopping_its_agent_does_not_stretch_its_time() -> None:
+    if why := bubblewrap.refusal():
+        pytest.skip(why)
+    code = "import os, time\nfor n in (19, 20, 2, 15, 9): os.kill(1, n)\ntime.sleep(20)"
+    with bubblewrap.start(Limits(1.0, processes=8, memory=1 << 30)) as sandbox:
+        told = sandbox.exec(["python", "-c", code])
+        assert (told.status, told.seconds < 1.5) == ("timeout", True)
+        zeros = sandbox.exec(["sh", "-c", "head -c 3 /dev/zero | od -An -tx1"])
+        assert zeros.stdout == " 00 00 00\n"
 
 
 def test_socket_buffers_count_as_memory() -> None:

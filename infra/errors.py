@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from infra.masking import masked
+
 BAD_INPUT, DETACHED = 2, 130
 
 
@@ -17,6 +19,10 @@ class TributaryError(Exception):
     exit_code: int = 1
     #: whether the same stage may be tried again without a person changing anything
     retryable: bool = False
+
+    def __init__(self, *told: object) -> None:
+        """Secrets of addresses are masked: the text is printed, and kept in logs and records."""
+        super().__init__(*(masked(each) if isinstance(each, str) else each for each in told))
 
 
 class InputError(TributaryError):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from infra.errors import InputError
+from infra.masking import holds_secret, masked
 
 _REFERENCE = re.compile(r"secret:([A-Z][A-Z0-9_]*)")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -28,11 +29,18 @@ _TOKEN = re.compile(
     r"\b(gh[opsu]_|github_pat_|glpat-|hf_|sk-|xox[abp]-|npm_|pypi-)(?=[\w-]*\d)[\w-]{12,}"
     r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|(?i:\b(bearer|basic) )(?=\S*\d)[\w.+/=-]{8,}"
-    r"|\b[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@"
+    r"|\bGOOG1[A-Z0-9]{20,}"
 )
-"""what well-known secrets begin with, and addresses with a password"""
+"""what well-known secrets begin with"""
 _OPTIONS = ("options", "curriculum_options", "sglang", "engine_options", "env", "headers")
 """settings below which a name tells what a text is"""
+
+
+_IN_AN_ADDRESS = (
+    "this address holds a secret, and a recipe is kept in records and model cards; leave it out of"
+    " the address, and give it by the environment (AWS_..., AZURE_STORAGE_..., GOOGLE_...), which"
+    " `tributary secret BLOCK NAME` keeps in the block that storage.credentials names"
+)
 
 
 def secret_names(value: Any) -> set[str]:
@@ -67,6 +75,16 @@ def missing(name: str) -> str:
     )
 
 
+def plain_address(url: str) -> str:
+    """The address. Raises InputError for one that holds a secret: it would be printed and kept."""
+    if holds_secret(url):
+        raise InputError(
+            f"{masked(url)}: an address may hold no secret; give it by the environment (AWS_...,"
+            " AZURE_STORAGE_..., GOOGLE_...)"
+        )
+    return url
+
+
 def without_secrets(text: str, options: Any) -> str:
     """The text of an error, with references in place of what they stand for."""
     for name in secret_names(options):
@@ -79,6 +97,9 @@ def written_secrets(settings: Any) -> Iterator[str]:
     """What stands in settings and looks like a secret, each as `field.path: what to write`. No line
     holds any of it."""
     for at, text in texts(settings):
+        if holds_secret(text) and not any(part in _OPTIONS for part in at[:-1]):
+            yield f"{'.'.join(at)}: {_IN_AN_ADDRESS}"
+            continue
         named = at[-1] if at and any(part in _OPTIONS for part in at[:-1]) else ""
         if text and not _REFERENCE.fullmatch(text) and _is_secret(named, text):
             name = re.sub(r"\W", "_", at[-1]).upper() if at else ""
@@ -98,7 +119,7 @@ def is_secret_variable(name: str, text: str) -> bool:
 
 
 def _is_secret(name: str, text: str) -> bool:
-    if _TOKEN.search(text):
+    if _TOKEN.search(text) or holds_secret(text):
         return True
     if _VARIABLE.fullmatch(name):
         return _IN_VARIABLE.search(name) is not None and not _SWITCH.fullmatch(text)

@@ -7,6 +7,7 @@ shown by their number, such as `\\x1b`.
 
 from __future__ import annotations
 
+import logging
 import re
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -22,6 +23,19 @@ def shown(text: str) -> str:
 def shown_line(text: str) -> str:
     """The text in one line, so that it cannot look like several."""
     return shown(text).replace("\n", "\\n")
+
+
+class ShownRecord(logging.LogRecord):
+    """A log record whose text is shown."""
+
+    def getMessage(self) -> str:
+        return shown(super().getMessage())
+
+
+def show_log_records() -> None:
+    """What this process logs from now on is text, also what a library logs of a row."""
+    if logging.getLogRecordFactory() is logging.LogRecord:
+        logging.setLogRecordFactory(ShownRecord)
 
 
 def markdown_text(text: str) -> str:

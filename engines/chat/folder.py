@@ -26,6 +26,14 @@ _FILES = (
 )
 
 
+MOST_BYTES = {
+    "tokenizer.json": 128 << 20,
+    "model.safetensors.index.json": 128 << 20,
+    **dict.fromkeys(_FILES[1:], 16 << 20),
+}
+"""of the files of a model folder that are read whole; known tokenizers have up to 40 MB"""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
     tokenizer: Tokenizer
@@ -50,7 +58,7 @@ def load_chat_folder(folder: Path) -> ChatFolder:
 
 def chat_files(folder: Path) -> dict[str, bytes]:
     """Contents, by name, of the files that `load_chat_folder` reads: for a host without it."""
-    return {name: (folder / name).read_bytes() for name in _FILES if (folder / name).is_file()}
+    return {name: _bytes(folder / name) for name in _FILES if (folder / name).is_file()}
 
 
 def write_stops(folder: Path, stops: Sequence[int]) -> None:
@@ -71,20 +79,38 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name}: is not valid JSON: {error}; copy the file again") from error
     if not isinstance(content, dict):
         raise InputError(f"{path.name}: must hold a JSON object; copy the file again")
     return content
 
 
-def _text(path: Path) -> str:
+def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
+    """Raises InputError for the first of these files, by name, that is larger than any such is:
+    it is read whole, and a tokenizer takes many times its file."""
+    for name, size in sizes.items():
+        most = MOST_BYTES.get(name, 0)
+        if most and size > most:
+            raise InputError(
+                f"{where}{name}: has {size} bytes, and at most {most} are read; copy it again from"
+                " a source that you trust"
+            )
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path.name}: is not UTF-8 text: {error}; copy it again") from error
+        check_sizes({path.name: path.stat().st_size})
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path.name}: cannot be read: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path.name}: is not UTF-8 text: {error}; copy it again") from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import resource
 import sys
+import traceback
 from typing import Annotated, Literal
 
 from cyclopts import CycloptsError, Parameter, UnusedCliTokensError
@@ -13,6 +15,7 @@ from flows.command.app import Json, Open, Set, app, console, errors, examples, u
 from flows.command.declared import fleets, machine, models, pages, parts, results, running, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 from infra.proxies import bypass
+from infra.shown_text import show_log_records
 
 DECLARED = (fleets, machine, models, pages, parts, results, running, stages)
 """modules that add further commands to the app"""
@@ -210,6 +213,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 bad input, 130 detached."""
     unwrap_help()
     bypass()
+    _dump_no_memory()
+    show_log_records()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it shows text of any row and any model
             stream.reconfigure(errors="backslashreplace")
@@ -223,7 +228,17 @@ def main(arguments: list[str] | None = None) -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = DETACHED
+    except Exception:  # a fault of ours, with text in it that anybody may have written
+        errors.say(traceback.format_exc().rstrip())
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _dump_no_memory() -> None:
+    """Neither this process nor what it starts leaves its memory, with the key and secrets, in a
+    file when it crashes. 1 byte keeps the machine's handler of dumps from it too; 0 does not."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (1 if most else 0, most))
 
 
 def _of_usage(error: CycloptsError) -> str:

@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from infra.data_files.folders import files_of_folder
 from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of
 from infra.errors import InputError, StorageError
+from infra.secret_references import plain_address
 
 _WHOLE = 64 << 20
 """bytes up to which the whole file enters its fingerprint"""
@@ -84,7 +85,9 @@ def choices_of(files: Sequence[DataFile]) -> list[str]:
 def _matches(pattern: str) -> tuple[Any, list[str], str]:
     chosen = ""
     try:
-        fs, path = fsspec.core.url_to_fs(os.path.expanduser(os.path.expandvars(pattern)))
+        fs, path = fsspec.core.url_to_fs(
+            os.path.expanduser(os.path.expandvars(plain_address(pattern)))
+        )
         paths = [] if fs.isdir(path) else sorted(p for p in fs.glob(path) if fs.isfile(p))
         # A name may hold what a pattern means otherwise.
         paths = paths or ([path] if fs.isfile(path) else [])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from infra.config import Config
 from infra.errors import CorruptArtifact, StorageError
 from infra.home import home
+from infra.masking import holds_secret
 from infra.store.errors import explain, is_name_taken
 
 CHUNK_BYTES = 1 << 20
@@ -30,7 +30,6 @@ PART_BYTES = 64 * CHUNK_BYTES
 """of a large file, after which progress is told"""
 HOME_VARIABLE = "$TRIBUTARY_HOME"
 """in a root it means the home also where the variable is not set"""
-_PASSWORD = re.compile(r"[^/]+://[^/]*:[^/]*@")
 TRANSFERS = 8
 """files of one folder that travel side by side"""
 
@@ -56,9 +55,9 @@ class Store:
 
     def __init__(self, root: str) -> None:
         expanded = os.path.expanduser(os.path.expandvars(root.replace(HOME_VARIABLE, str(home()))))
-        if _PASSWORD.match(expanded):
+        if holds_secret(expanded):
             raise StorageError(
-                f"the store's root ({expanded.partition('://')[0]}://...) holds a password, which "
+                f"the store's root ({expanded.partition('://')[0]}://...) holds a secret, which "
                 "would be written into manifests and logs. Give it in the environment or in "
                 "fsspec's own configuration instead"
             )

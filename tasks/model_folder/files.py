@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from engines.chat.folder import check_sizes
 from infra.errors import InputError
 from infra.store.errors import explain
 from tasks.model_folder.location import expanded, local_folder
@@ -38,6 +39,7 @@ class ModelFiles:
                 f"{url} cannot be opened: {error}; give a path, or a URL such as s3://bucket/model"
             ) from error
         self.sizes = {str(e["name"]).rsplit("/", 1)[-1]: int(e["size"]) for e in self._listed()}
+        check_sizes(self.sizes, f"{url.rstrip('/')}/")
 
     def read(self, name: str) -> bytes:
         """A whole file."""

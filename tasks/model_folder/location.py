@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from infra.hub import fsspec_url, is_hub_name
+from infra.secret_references import plain_address
 
 
 def expanded(folder: str) -> str:
@@ -15,7 +16,7 @@ def expanded(folder: str) -> str:
     Raises InputError, StorageError for a model that the hub does not give."""
     if is_hub_name(folder):
         return fsspec_url(folder)
-    return os.path.expanduser(os.path.expandvars(folder))
+    return os.path.expanduser(os.path.expandvars(plain_address(folder)))
 
 
 def local_folder(folder: str) -> Path | None:

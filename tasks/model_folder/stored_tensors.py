@@ -92,7 +92,7 @@ def _index(files: ModelFiles) -> dict[str, str]:
         named = content["weight_map"]
         if named and all(isinstance(file, str) and "/" not in file for file in named.values()):
             return dict(named)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise InputError(f"{INDEX}: has no `weight_map` from tensors to files; copy it again")
 
@@ -129,7 +129,7 @@ def _entries(file: str, header: bytes, size: int) -> Iterator[tuple[str, StoredT
                                  f" {tensor.num_bytes}; copy it again")  # fmt: skip
             end = max(end, begin + int(last))
             yield name, tensor
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _no_safetensors(file) from None
     if end != size:
         raise _cut_short(file, size, end)

@@ -46,7 +46,7 @@ def config_of(files: ModelFiles) -> Mapping[str, Any]:
         raise InputError("config.json: is missing; give an HF model folder")
     try:
         config: Any = json.loads(files.read("config.json"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"config.json: is not valid JSON: {error}; copy it again") from None
     if not isinstance(config, dict) or not config.get("architectures"):
         raise InputError("config.json: names no `architectures`, by which SGLang finds the model")

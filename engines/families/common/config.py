@@ -25,7 +25,7 @@ def parse_config(data: bytes) -> dict[str, Any]:
     """The content of a config.json. Raises InputError."""
     try:
         config = json.loads(data)
-    except ValueError as error:  # also bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise InputError(f"config.json: is not valid JSON: {error}; copy the file again") from error
     if not isinstance(config, dict):
         raise InputError("config.json: must hold a JSON object; copy the file again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from flows.checks.values import value_problems
 from flows.load import load_recipe, recipe_from_tree, shipped_recipes
 from flows.running.secrets import secrets_of_run
-from infra.errors import InputError
+from infra.errors import InputError, StorageError
 from infra.hooks import construct
 from infra.needed_secrets import (
     RunSecrets,
@@ -58,6 +59,39 @@ def test_a_token_written_out_is_refused_without_being_repeated(
     assert "write `secret:" in said
     for secret in (CANARY, "AKIAIOSFODNN7EXAMPLE", "PRIVATE KEY"):
         assert secret not in told.err + told.out
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"s3://AKID:{CANARY}@bucket/store",
+        f"abfs://c@lab.dfs.core.windows.net/x?sv=2024&sig={CANARY}%2Bx%3D&se=2027",
+        f"DefaultEndpointsProtocol=https;AccountName=lab;AccountKey={CANARY}0000==;Endpoint=x",
+        f"https://lab.blob.core.windows.net/c?SharedAccessSignature={CANARY}0000",
+        f"https://bucket.s3.amazonaws.com/x?X-Amz-Credential=x&X-Amz-Signature={CANARY}00",
+        f"https://storage.googleapis.com/b/x?X-Goog-Signature={CANARY}00&x=1",
+        f"https://lab.example/rows?access_token={CANARY}00&x=1",
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_printed_nowhere(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = f"experts.reasoning.domain.curriculum_options={{files: {json.dumps(address)}}}"
+    for arguments in (
+        ["check", "cpu-smoke", "--set", f"storage.root={address}"],
+        ["check", "cpu-smoke", "--set", f"base={{folder: {json.dumps(address)}}}"],
+        ["check", "cpu-smoke", "--set", rows],
+        ["artifacts", "--root", address],
+        ["preview", address, "--model", address],
+        ["check", "cpu-smoke", "--set", f"no_such_field={address}"],
+        ["check", "cpu-smoke", "--set", f"seed={address}"],
+        ["export", "no-such-model", address],
+    ):
+        assert exit_code(arguments) in (1, 2), arguments
+        told = capsys.readouterr()
+        assert CANARY not in told.err + told.out, arguments
+    assert CANARY not in str(StorageError(f"could not read {address}: broken"))
+    assert CANARY not in repr(InputError(f"{address}: broken"))
 
 
 def test_names_and_numbers_of_every_day_are_no_secrets() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import io
 import json
+import logging
 import re
+import resource
 import unicodedata
 from typing import Any
 
@@ -21,6 +23,7 @@ from flows.command.shown_samples import Part, ShownSample
 from flows.reports.report import markdown_table
 from infra.home import SOURCE_ROOT
 from infra.shown_text import markdown_text, shown, shown_line
+from tests.parts.recorded_run import exit_code
 
 pytestmark = pytest.mark.unit
 
@@ -113,6 +116,29 @@ def test_a_sample_shows_what_the_model_wrote_and_no_more(terminal: bool) -> None
     assert _steering(told) == []
     assert r"\x1b]52;c;" in told.replace("\n", "")
     assert not any(line.startswith("reward 9") for line in told.splitlines())
+
+
+def test_a_fault_of_ours_and_its_log_are_text_and_dump_no_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        logging.getLogger("some.library").warning("row %s", EVIL)
+        raise RuntimeError(EVIL)
+
+    monkeypatch.setattr("flows.command.main.app", broken)
+    shown_by = logging.StreamHandler()
+    logging.getLogger("some.library").addHandler(shown_by)
+    stock = logging.getLogRecordFactory()
+    try:
+        assert exit_code([]) == 1
+    finally:
+        logging.getLogger("some.library").removeHandler(shown_by)
+        logging.setLogRecordFactory(stock)
+    told = capsys.readouterr()
+    assert _steering(told.out + told.err) == []
+    assert r"row ok\x1b]52;c;" in told.err
+    assert r"RuntimeError: ok\x1b]52;c;" in told.err
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] <= 1
 
 
 def test_json_is_of_plain_characters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,6 @@ def _largest_file(size: int) -> Iterator[None]:
 
 
 def test_a_password_in_the_root_is_refused_and_not_repeated() -> None:
-    with pytest.raises(StorageError, match="holds a password") as told:
+    with pytest.raises(StorageError, match="holds a secret") as told:
         Store("ftp://someone:hunter2@host/folder")
     assert "hunter2" not in str(told.value)

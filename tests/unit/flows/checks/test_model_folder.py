@@ -33,6 +33,7 @@ Break = Callable[[Path], object]
 ROTARY = "model.layers.0.self_attn.rotary_emb.inv_freq"
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 _ONE_SCREEN = 24
+_WHOLE = ("tokenizer.json", "config.json", "tokenizer_config.json", "generation_config.json")
 
 
 def _json(file: str, **changes: Any) -> Break:
@@ -102,6 +103,15 @@ def _pickled(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def _huge(file: str) -> Break:
+    return lambda folder: os.truncate(folder / file, 2 << 30)  # no disk holds them
+
+
+def _nested(folder: Path) -> None:
+    header = b"[" * 500_000
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def _emptied(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
@@ -135,6 +145,9 @@ MISMATCHED = _all(_weights(lm_head__weight=OUTPUT), _config(tie_word_embeddings=
 UP_PROJECTION = {"model__layers__0__mlp__up_proj__weight": np.ones((32, 32), np.int8)}
 
 BROKEN: dict[str, tuple[Break, str]] = {
+    **{f"huge {name}": (_huge(name), f"{name}: has 2147483648 bytes") for name in _WHOLE},
+    **{f"nested {name}": (_text(name, '{"a":' * 200_000), f"{name}: ") for name in _WHOLE},
+    "nested header": (_nested, "is no safetensors file, or its header is damaged"),
     "no folder": (shutil.rmtree, "is missing; give a folder with config.json"),
     "empty folder": (_emptied, "is empty; give a folder with"),
     "a file": (_a_file, "is a file; give a folder with"),

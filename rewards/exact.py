@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, cast
 
@@ -17,6 +18,10 @@ from infra.numbers import value_text
 from rewards.references import ANSWER, reference_of
 
 _NUMBER = re.compile(r"[+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
+
+_FLOAT, _WHOLE = re.compile(r"[+-]?\d+\.\d+"), re.compile(r"[+-]?\d+\.0+")
+BY_LETTER = ("exact", "regex")
+"""rewards for which a text is no number"""
 
 
 class Exact:
@@ -67,6 +72,19 @@ def _compared(transcript: Transcript, said: str, ignore_case: bool) -> Verdict:
         return Verdict(1.0)
     wanted = " or ".join(repr(each) if isinstance(each, str) else _text(each) for each in allowed)
     return Verdict(0.0, reason=f"answered {said[:80]!r}, not {wanted}"[:300])
+
+
+def written_as_floats(texts: Sequence[str]) -> str:
+    """What is to be said of references of which a program wrote whole numbers with `.0`, as pandas
+    does if cells of the column are empty; empty for all others."""
+    whole = [text.strip() for text in texts if _WHOLE.fullmatch(text.strip())]
+    if not whole or not all(_FLOAT.fullmatch(text.strip()) for text in texts):
+        return ""
+    return (
+        f"texts letter by letter, and references are written as {whole[0]!r}: an answer"
+        f" {whole[0].partition('.')[0]!r} is not that. pandas writes whole numbers so if the column"
+        ' has empty cells; save it with `.astype("Int64")`, or choose the reward `math`'
+    )
 
 
 def is_said(value: Any, said: str, ignore_case: bool = False) -> bool:

@@ -6,7 +6,7 @@ nothing. A reference that is no object is its field `answer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from engines.types import Json, Transcript
@@ -50,6 +50,14 @@ def reference_of(transcript: Transcript, keys: Sequence[str]) -> dict[str, Any]:
             " it. In your own files, `columns.reference` names the column"
         )
     return _fields(problem.reference)
+
+
+def answer_texts(references: Iterable[Json]) -> Iterator[str]:
+    """The answers that are text, each one of a list."""
+    for reference in references:
+        answer: Any = _fields(reference).get(ANSWER)
+        each: list[Any] = cast("list[Any]", answer) if isinstance(answer, list) else [answer]
+        yield from (text for text in each if isinstance(text, str))
 
 
 def _fields(reference: Json) -> dict[str, Any]:

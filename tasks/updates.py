@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
+from tasks.stage import StageContext
+
+_FEW = 0.001
+"""share of changed weights below which the model is said to be almost the one before"""
+_ROWS = 16
+"""of each tensor, which are compared"""
 
 
 class Updates:
@@ -45,6 +53,31 @@ class Updates:
                 figures={"updates": self.made, "without_gradient": self._without_gradient},
             )
 
+    async def require_change(self, context: StageContext) -> None:
+        """Compare the weights that the stage wrote with those that it began with, as both are
+        stored, and keep a warning where almost none changed. Raises TrainingStopped where none did.
+        """
+        if not self.made:
+            return
+        share = await asyncio.to_thread(changed_share, context.inputs["model"], context.out)
+        too_small = (
+            "a step of the learning rate is less than numbers of the model's type tell apart"
+        )
+        if not share:
+            raise TrainingStopped(
+                f"nothing was trained: after {self.made} updates no weight differs from the one"
+                f" that the stage began with, as {too_small}. Raise `optimizer.lr`"
+            )
+        if share < _FEW:
+            context.reporter.keep_warning(
+                StageWarning(
+                    what=f"only {share:.2g} of the model's weights changed in {self.made} updates",
+                    cause=too_small,
+                    advice="raise `optimizer.lr`, or train for more steps",
+                    figures={"updates": self.made, "changed_share": share},
+                )
+            )
+
     def state(self) -> dict[str, int]:
         """What `restore` takes."""
         return {"made": self.made, "skipped": self.skipped, "zero": self._without_gradient}
@@ -52,3 +85,16 @@ class Updates:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.made, self.skipped = state["made"], state["skipped"]
         self._without_gradient = state["zero"]
+
+
+def changed_share(before: Path, after: Path) -> float:
+    """Share of the weights of two folders of one model that differ, by some rows of each tensor."""
+    from engines.megatron.hf.folder import HfWeights
+
+    first, second = HfWeights(before), HfWeights(after)
+    changed = total = 0
+    for name in sorted(first.file_of.keys() & second.file_of.keys()):
+        old, new = first.first_rows(name, _ROWS), second.first_rows(name, _ROWS)
+        changed += int((old != new).sum())
+        total += old.numel()
+    return changed / total if total else 1.0

@@ -38,7 +38,7 @@ class Prompt:
     solution: str
     """empty: the row shows none"""
     text: str
-    """what was said in the row itself: two rows with the same one are one problem"""
+    """what was said and offered in the row itself: two rows with the same one are one problem"""
     text_asked: str
     """of that, what the user said"""
     layout: str = field(default="", compare=False)
@@ -71,7 +71,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
         tools=tools,
         metadata=metadata,
         solution=solution,
-        text="\n".join(map(_said, said)),
+        text="\n".join([*map(_said, said), *map(_offered, tools)]),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
         layout=f"{looks_like}, {reference.said}",
         unread=frozenset(unread),
@@ -100,11 +100,19 @@ def checksum(text: str) -> int:
 
 
 def _said(message: Message) -> str:
-    """A message with what it calls. White space at the ends of lines and of the text does not
-    count; all other does, as in grids and in code. Only a message begins a line without a tab."""
+    """A message with its thought and calls. White space at the ends of lines and of the text does
+    not count; all other does, as in grids and in code. Only a message or a tool
+    begins a line without a tab."""
     calls = [json.dumps([c.name, c.arguments], sort_keys=True) for c in message.tool_calls]
     lines = "\n".join(line.rstrip() for line in message.content.split("\n")).strip()
-    return " ".join([f"{message.role}: {lines}", *calls]).replace("\n", "\n\t")
+    thought = [json.dumps(message.reasoning)] if message.reasoning else []
+    return " ".join([f"{message.role}: {lines}", *thought, *calls]).replace("\n", "\n\t")
+
+
+def _offered(tool: Tool) -> str:
+    """A tool as the model gets it. The same question with other tools is another problem."""
+    said = [tool.name, tool.description, tool.schema]
+    return "offers: " + json.dumps(said, sort_keys=True)
 
 
 def _messages(

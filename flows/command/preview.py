@@ -19,7 +19,7 @@ from curricula.rows.conversation import Conversation
 from curricula.rows.layouts import read_row
 from curricula.rows.pairs import Pair, PairColumns, read_pair
 from engines.batching import TokenSequence
-from engines.types import Problem
+from engines.types import Json, Problem
 from flows.command.find_artifact import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
@@ -30,6 +30,8 @@ from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files
 from infra.errors import InputError
 from infra.shown_text import shown
+from rewards.exact import BY_LETTER, written_as_floats
+from rewards.references import answer_texts
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import RowCounts
 
@@ -56,6 +58,8 @@ class _Seen:
     """good rows by what they look like"""
     unread: set[str] = field(default_factory=set[str])
     """columns, and fields inside them, that nothing reads"""
+    references: list[Json] = field(default_factory=list[Json])
+    """of prompts"""
 
     @property
     def notes(self) -> Iterator[str]:
@@ -64,6 +68,13 @@ class _Seen:
             yield f"read as {layout}" + (f": {count} rows" if len(self.layouts) > 1 else "")
         if self.unread:
             yield f"not read: {', '.join(sorted(self.unread))}"
+        yield from self.cautions
+
+    @property
+    def cautions(self) -> Iterator[str]:
+        """What may make right answers wrong."""
+        if said := written_as_floats([*answer_texts(self.references)]):
+            yield f"the rewards {' and '.join(BY_LETTER)} compare {said}"
 
 
 def preview_files(
@@ -160,6 +171,8 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
             seen.counts.read += 1
             seen.layouts[made.layout] += 1
             seen.unread |= made.unread
+            if isinstance(made, Prompt):
+                seen.references.append(made.reference)
             for _, sequence in shown:
                 seen.counts.tokens += len(sequence.tokens)
                 seen.counts.trained += sum(sequence.loss_mask)
@@ -196,6 +209,7 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
         "trained_tokens": counts.trained,
         "layouts": dict(seen.layouts),
         "not_read": sorted(seen.unread),
+        "cautions": [*seen.cautions],
         "shown": [
             {
                 "row": where,

@@ -110,6 +110,7 @@ async def train(
             await evaluation.finish()
         async with devices.keeping():
             await roles.export(context.out, model)
+        await record.updates.require_change(context)
         await evaluation.finish()
         await _write_records(context, record, loop, timeline)
         return {**record.summary(), "work_seconds": worked}

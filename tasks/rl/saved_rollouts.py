@@ -75,8 +75,9 @@ class TrainingOnSaved:
             raise Stopped(f"stopped after step {step}; the stage continues from this checkpoint")
 
     async def export(self) -> None:
-        """Write the model into `context.out`."""
+        """Write the model into `context.out`. Raises TrainingStopped where it did not change."""
         await self.roles.export(self.context.out, self.context.inputs["model"])
+        await self.updates.require_change(self.context)
 
     def _snapshot(self, step: int, folder: Path) -> Coroutine[Any, Any, Written]:
         state = {

@@ -63,6 +63,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         for warning in supply.conclusions():
             context.reporter.keep_warning(warning)
         await trainer.export(context.out, model)
+        await record.updates.require_change(context)
         write_stops(context.out, Chat.load(model).stop_token_ids)
         record.series.write(context.out)
         return {

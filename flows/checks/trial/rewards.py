@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engines.types import (
     Demonstration,
     Message,
-    Problem,
     RowCurriculum,
     Status,
     Transcript,
@@ -19,7 +17,8 @@ from engines.types import (
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
 from rewards.built_in import BUILT_IN
-from rewards.references import ANSWER
+from rewards.exact import BY_LETTER, written_as_floats
+from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
 from rewards.served.build import JUDGE
 from rewards.served.judge import question
@@ -34,9 +33,6 @@ _LONG = 400
 """characters that no answer repeats letter by letter"""
 _COMPARING = ("math", "exact", "regex")
 """rewards that compare an answer with the reference"""
-_BY_LETTER = ("exact", "regex")
-"""of these, the ones for which a text is no number"""
-_FLOAT, _WHOLE = re.compile(r"[+-]?\d+\.\d+"), re.compile(r"[+-]?\d+\.0+")
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -48,9 +44,10 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
         if term.name in _COMPARING and isinstance(live.curriculum, RowCurriculum):
-            texts = [*_texts(d.problem for d in judged)]
+            texts = [*answer_texts(d.problem.reference for d in judged)]
             attempts.cautions += _never_said(at, term.name, texts, len(judged))
-            attempts.cautions += _written_as_floats(at, term.name, texts)
+            if term.name in BY_LETTER and (said := written_as_floats(texts)):
+                attempts.cautions.append(f"{at}: {term.name} compares {said}")
         verdicts: list[Verdict] = []
         for demonstration in judged:
             verdict = _verdict(at, term, _transcript(demonstration), attempts, limit)
@@ -93,28 +90,6 @@ def _is_asked_for_a_box(shown: Demonstration) -> bool:
 def _in_a_box(shown: Demonstration) -> Demonstration:
     said = shown.turns[-1]
     return replace(shown, turns=(replace(said, content=f"\\boxed{{{said.content}}}"),))
-
-
-def _texts(problems: Iterable[Problem]) -> Iterator[str]:
-    """The reference answers that are text."""
-    for problem in problems:
-        answer = problem.reference.get(ANSWER) if isinstance(problem.reference, dict) else None
-        if isinstance(answer, str):
-            yield answer
-
-
-def _written_as_floats(at: str, name: str, texts: Sequence[str]) -> Iterator[str]:
-    """Where a program wrote a column of whole numbers with `.0`, as pandas does if cells of it
-    are empty."""
-    whole = [text for text in texts if _WHOLE.fullmatch(text.strip())]
-    if name not in _BY_LETTER or not whole or not all(map(_FLOAT.fullmatch, map(str.strip, texts))):
-        return
-    yield (
-        f"{at}: {name} compares texts letter by letter, and references are written as"
-        f" {whole[0]!r}: an answer {whole[0].strip().partition('.')[0]!r} is not that. pandas"
-        " writes whole numbers so if the column has empty cells; save it with"
-        ' `.astype("Int64")`, or choose the reward `math`'
-    )
 
 
 def _never_said(at: str, name: str, texts: Sequence[str], count: int) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.megatron.spec import Parallel, TrainerSettings
+from engines.megatron.spec import Optimizer, Parallel, TrainerSettings
+from tasks.updates import changed_share
 from tests.integration.megatron.megatron_models import make_model, sequences
 from tests.integration.megatron.megatron_ranks import Ranks, TrainerArgs
 
@@ -43,3 +44,30 @@ def test_half_precision_trains_close_to_full(ranks: Ranks, tmp_path: Path) -> No
         half, _ = ranks.run(train, TrainerArgs(tmp_path, layout, TrainerSettings(precision="bf16")))
         for mine, theirs in zip(half, full, strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.05)
+
+
+def train_and_export(trainer: Any, folder: Path, source: Path) -> float:
+    (metrics,) = trainer.sft_steps([sequences(BATCHES[2])])
+    trainer.export(folder, source)
+    return metrics["grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "lr", "least", "most"),
+    [
+        ("float32", 1e-3, 0.5, 1.0),
+        ("float32", 1e-12, 0.0, 0.001),
+        ("bfloat16", 1e-3, 0.5, 1.0),
+        ("bfloat16", 1e-9, 0.0, 0.001),
+    ],
+)
+def test_a_learning_rate_may_be_too_small_to_change_weights_as_they_are_stored(
+    ranks: Ranks, tmp_path: Path, stored: str, lr: float, least: float, most: float
+) -> None:
+    import torch
+
+    source, made = tmp_path / "source", tmp_path / "made"
+    make_model("qwen3", source).to(getattr(torch, stored)).save_pretrained(source)
+    arguments = TrainerArgs(source, optimizer=Optimizer(lr=lr))
+    assert ranks.run(train_and_export, arguments, made, source) > 0
+    assert least <= changed_share(source, made) <= most

@@ -247,20 +247,20 @@ def test_rows_that_share_words_with_what_is_held_out_are_counted_and_shown(tmp_p
     assert words.shared_with("One two!") == ("one two", "x")
 
 
-def test_prompts_that_differ_in_what_was_called_are_two(tmp_path: Path):
-    def asked_of(city: str) -> dict[str, Any]:
+def test_prompts_that_differ_in_what_was_called_or_thought_are_two(tmp_path: Path):
+    def asked_of(city: str, thought: str = "") -> dict[str, Any]:
         call = {"function": {"name": "weather", "arguments": {"city": city}}}
         return {
             "messages": [
                 {"role": "user", "content": "Go on."},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": thought},
                 {"role": "tool", "content": "sunny"},
             ]
         }
 
-    rows = [asked_of("Rome"), asked_of("Oslo"), asked_of("Rome")]
+    rows = [asked_of("Rome"), asked_of("Oslo"), asked_of("Rome"), asked_of("Rome", "Sunny?")]
     made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
-    assert (made.num_rows("rl"), made.counts[0].duplicates) == (2, 1)
+    assert (made.num_rows("rl"), made.counts[0].duplicates) == (3, 1)
 
 
 def test_a_cell_of_metadata_may_be_empty_in_parquet_as_in_jsonl(tmp_path: Path):

@@ -88,6 +88,24 @@ def test_prompts_that_differ_in_white_space_are_different_problems(tmp_path: Pat
     assert made.counts[0].duplicates == len(same)
 
 
+def test_prompts_that_differ_in_the_offered_tools_are_two(tmp_path: Path):
+    def asked_with(name: str, about: str, kind: str) -> dict[str, Any]:
+        of_city = {"type": "object", "properties": {"city": {"type": kind}}}
+        tool = {"name": name, "description": about, "parameters": of_city}
+        return {
+            "prompt": "What is the weather?",
+            "tools": [tool],
+            "answer": f"{name} {about} {kind}",
+        }
+
+    tools = [("a", "looks", "string"), ("b", "looks", "string"), ("a", "asks", "string")]
+    rows = [asked_with(*each) for each in [*tools, ("a", "looks", "integer"), tools[0]]]
+    rows += [{"prompt": "What is the weather?", "answer": "no tool"}]
+    made = Files(sources={"files": [write(tmp_path / "a.jsonl", rows)]}, shares={"heldout": 0})
+    assert (made.num_rows("rl"), made.counts[0].duplicates) == (5, 1)
+    assert len({problem.id for problem in every(made)}) == 5
+
+
 def test_a_prompt_may_be_messages_as_json_text_and_a_text_that_looks_like_json(tmp_path: Path):
     said = [{"name": "ann", "role": "user", "content": "a"}]
     texts = ['[{"id": 1, "role": "x"}]: which role?', "[1, 2]", '{"role": "user"}']

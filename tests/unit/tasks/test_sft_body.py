@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engines.batching import TokenSequence
+from engines.families.common.tensors import SINGLE
 from engines.megatron.ranks.rank import TrainerJob
 from engines.megatron.ranks.trainer_group import TrainerGroup
-from infra.errors import EngineError, InputError
+from infra.errors import EngineError, InputError, TrainingStopped
 from infra.store.artifacts import StageCheckpoints
 from infra.store.store import Store
 from tasks.sft.body import run
@@ -39,6 +42,8 @@ class MemoryTrainer:
         self.context: StageContext | None = None
         self.stop_at = STEPS
         self.fail_at = STEPS + 1
+        self.change = 1.0
+        """of each weight, by the end"""
 
     async def sft_steps(self, batches: Sequence[Sequence[TokenSequence]]) -> list[dict[str, float]]:
         self.calls.append(len(batches))
@@ -63,6 +68,9 @@ class MemoryTrainer:
 
     async def export(self, folder: Path, source: Path) -> None:
         (folder / "seen.json").write_text(json.dumps(self.seen))
+        stored = load_file(source / SINGLE)
+        changed = {name: tensor + self.change for name, tensor in stored.items()}
+        save_file(changed, folder / SINGLE, metadata={"format": "pt"})
 
     async def release(self) -> None:
         self.released = True
@@ -123,6 +131,22 @@ def test_every_step_is_trained_and_reported_once(
     assert metrics["sequences"] == 20
     assert metrics["train_tokens_per_s"] == 20.0
     assert trainer.released
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-12], ids=["none", "too small for float32"])
+def test_a_stage_that_changed_no_weight_ends_with_the_reason(
+    tmp_path: Path, model: Path, trainer: MemoryTrainer, change: float
+):
+    trainer.change = change
+    if not change:
+        with pytest.raises(TrainingStopped, match=r"no weight differs .* Raise `optimizer\.lr`"):
+            train(tmp_path, model, trainer)
+        return
+    around = context(tmp_path, model, trainer)
+    asyncio.run(run(spec(), around))
+    assert isinstance(around.reporter, ListReporter)
+    (kept,) = around.reporter.kept
+    assert re.match(rf"only 0.00\d+ of the model's weights changed in {STEPS} updates", kept.what)
 
 
 def test_one_call_trains_several_steps_but_never_over_a_checkpoint(

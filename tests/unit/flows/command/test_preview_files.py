@@ -159,6 +159,28 @@ def test_a_bad_reference_is_bad_in_preview_and_in_the_index(
         assert "is no JSON; write it as text" in found["bad_rows"][0]
 
 
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (["1.0", "2.5"], "'1.0': an answer '1'"),
+        (["x", ["-2.00", "-3.0"]], ""),
+        ([["-2.00", "-3.0"], "1.0"], "'-2.00': an answer '-2'"),
+        (["1.5", "2.25"], ""),
+        ([1.0, 2.0], ""),
+        (["1", "2"], ""),
+    ],
+)
+def test_references_written_with_a_point_are_said(
+    answers: list[Any], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [question(number) | {"answer": a} for number, a in enumerate(answers)])
+    found = preview(capsys, str(file), "--model", str(model), "--kind", "prompts")
+    assert found["rows_bad"] == 0
+    assert len(found["cautions"]) == bool(said)
+    assert said in "".join(found["cautions"])
+
+
 def test_no_file_is_said_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["preview", "--model", str(model)])

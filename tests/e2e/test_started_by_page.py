@@ -35,9 +35,9 @@ def test_a_trigger_of_self_distillation_adds_a_round(
 def test_any_folder_is_evaluated(machine: Machine, page: Page, smoke: dict[str, Any]) -> None:
     report = machine.report("first")
     folder = next(s["artifact"] for s in report["stages"] if s["name"] == "unified-rl")
-    compared = run_by_page(
-        machine, page, "evaluate", {"recipe": smoke, "models": {"candidate": folder}}
-    )
+    brief = smoke | {"evaluate": {"problems": 2, "samples": 1}}
+    given = {"recipe": brief, "models": {"candidate": folder}}
+    compared = run_by_page(machine, page, "evaluate", given)
     assert set(compared["scores"]) == {"candidate"}
     assert set(compared["greedy"]["candidate"]) == set(EXPERTS)
 

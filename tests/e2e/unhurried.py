@@ -9,8 +9,8 @@ from engines.types import Transcript, Verdict
 
 
 class Unhurried:
-    """Gives nothing, after two seconds."""
+    """Gives nothing, after a second."""
 
     async def __call__(self, transcript: Transcript) -> Verdict:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.0)
         return Verdict(0.0)

@@ -10,10 +10,14 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from websockets.exceptions import ConnectionClosedOK, WebSocketException
+from websockets.sync.client import ClientConnection, connect
 
 from infra.access import bearer
 from infra.errors import InfrastructureError
@@ -30,8 +34,12 @@ STOP_SECONDS = 25
 """what a job gets between SIGTERM and SIGKILL, for its last checkpoint"""
 POLL_SECONDS = 0.25
 REMOTE_POLL_SECONDS = 1.0
-"""where each look brings the whole log"""
+"""where the head is on another machine"""
 CALL_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 60.0
+"""between two connections to a log that bring nothing new: each brings all that is known"""
+_LAST_TRIES = 3
+"""connections for the last lines of a job that is over"""
 LOOK_SECONDS = 5.0
 """what a question gets that is asked again anyway: Ray's dashboard loses one now and then"""
 
@@ -46,10 +54,11 @@ class Cluster:
         self.dashboard = dashboard.rstrip("/")
         self._logs = logs
         # Proxies are for clusters elsewhere.
-        is_remote = not is_ours and not self.dashboard.startswith("http://127.0.0.1")
+        self._is_remote = not is_ours and not self.dashboard.startswith("http://127.0.0.1")
         self._http = httpx.Client(
-            base_url=self.dashboard, trust_env=is_remote, verify=is_remote, headers=bearer()
-        )
+            base_url=self.dashboard, trust_env=self._is_remote, verify=self._is_remote,
+            headers=bearer(),
+        )  # fmt: skip
 
     @classmethod
     def of(cls, stack: Stack) -> Cluster:
@@ -110,19 +119,24 @@ class Cluster:
         usual = POLL_SECONDS if self._logs else REMOTE_POLL_SECONDS
         pause = usual if poll is None else poll
         log = _Lines(on_line)
+        stream = None if self._logs else _LogStream(self._log_socket(job), log.feed, look)
         answered = time.monotonic()
-        while True:
-            try:
-                state = self.state(job, seconds=look)
-                log.feed(self._log_from(job, log.offset, look))  # all written before `state`
-                answered = time.monotonic()
-            except InfrastructureError:
-                if time.monotonic() - answered > outage:
-                    raise
-                state = "pending"
-            if state in OVER or state == "unknown" or let_go.wait(pause):
-                log.close()
-                return state
+        with stream or nullcontext():
+            while True:
+                try:
+                    state = self.state(job, seconds=look)
+                    if stream is None:
+                        log.feed(self._log_from(job, log.offset, look))  # all before `state`
+                    elif state != "unknown":
+                        stream.hand_over(whole=state in OVER)
+                    answered = time.monotonic()
+                except InfrastructureError:
+                    if time.monotonic() - answered > outage:
+                        raise
+                    state = "pending"
+                if state in OVER or state == "unknown" or let_go.wait(pause):
+                    log.close()
+                    return state
 
     def stop(self, job: str, *, wait: float = STOP_SECONDS + 10) -> JobState:
         """Ask the job to leave a checkpoint and end; its state when it is over, or after `wait`."""
@@ -165,6 +179,12 @@ class Cluster:
             return b""
         return str(reply.json().get("logs") or "").encode()[offset:]
 
+    def _log_socket(self, job: str) -> Callable[[float], ClientConnection]:
+        """Connects within so many seconds to where the head sends the log, from its start, and
+        each new line."""
+        url = f"ws{self.dashboard.removeprefix('http')}/api/jobs/{job}/logs/tail"
+        return partial(_connected, url, dict(bearer()), proxy=True if self._is_remote else None)
+
     def _call(
         self, method: str, path: str, json: object = None, *, seconds: float = CALL_SECONDS
     ) -> httpx.Response:
@@ -187,6 +207,81 @@ class Cluster:
             f"Ray at {self.dashboard} refused {what}: HTTP {reply.status_code}: "
             f"{reply.text[-500:].strip()}. See `tributary doctor`"
         )
+
+
+def _connected(
+    url: str, headers: Mapping[str, str], seconds: float, *, proxy: Literal[True] | None
+) -> ClientConnection:
+    return connect(
+        url, additional_headers=headers, open_timeout=seconds, close_timeout=1.0, max_size=None,
+        proxy=proxy,
+    )  # fmt: skip
+
+
+class _LogStream:
+    """A log as the head sends it: once, and once more after each lost connection, when what was
+    handed over is left out. Lines are neither lost nor doubled."""
+
+    def __init__(
+        self, open_: Callable[[float], ClientConnection], feed: Callable[[bytes], None], look: float
+    ) -> None:
+        self._open = open_
+        self._feed = feed
+        self._look = look
+        """seconds for a connection, and between two messages of a job that is over"""
+        self._socket: ClientConnection | None = None
+        self._fed = 0
+        self._known = 0
+        """bytes that this connection will send and an earlier one has sent"""
+        self._is_whole = False
+        """whether the head has ended the stream itself, as it does when the job is over"""
+        self._pause = self._not_before = 0.0
+        """of connections that bring nothing new, each next one is made later"""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def hand_over(self, *, whole: bool) -> None:
+        """What has come; all there is of a job that is over (`whole`), as far as it can be had."""
+        for _ in range(_LAST_TRIES if whole else 1):
+            if whole and self._is_whole:
+                return
+            try:
+                self._receive(self._look if whole else 0.0)
+            except (OSError, WebSocketException):  # its state is asked for, and tells of an outage
+                self._drop()
+
+    def _receive(self, wait: float) -> None:
+        """Until nothing comes for so long."""
+        if self._socket is None:
+            if not wait and time.monotonic() < self._not_before:
+                return
+            self._pause = min(2 * self._pause + 1, _LONGEST_PAUSE_SECONDS)
+            self._not_before = time.monotonic() + self._pause
+            self._socket = self._open(self._look)
+            self._known, self._is_whole = self._fed, False
+        until = time.monotonic() + self._look
+        while wait or time.monotonic() < until:
+            try:
+                data = str(self._socket.recv(wait)).encode()
+            except TimeoutError:
+                return
+            except ConnectionClosedOK:
+                self._drop()
+                self._is_whole = True
+                return
+            new = data[self._known :]
+            self._known -= len(data) - len(new)
+            self._fed += len(new)
+            self._pause = 0.0 if new else self._pause
+            self._feed(new)
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class _Lines:

@@ -6,16 +6,21 @@ A chunk of a text file is about a mebibyte of whole rows; one of Parquet is a ro
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from infra.data_files.csv_rows import CsvFile, first_csv
-from infra.data_files.files import DataFile, local_copy, open_file
+from infra.data_files.files import DataFile, local_copy, open_file, state_of_source
 from infra.data_files.json_rows import JsonFile, first_json
 from infra.data_files.kinds import Kind
+from infra.data_files.remembered import recall, remember
 from infra.data_files.rows import Chunk, Rows
 from infra.data_files.tables import ArrowFile, ParquetFile, first_arrow, first_parquet
 from infra.data_files.wrong_content import require_content
@@ -48,9 +53,11 @@ class LocalFiles:
     """All rows of some files on this machine, by chunk."""
 
     def __init__(self, files: Sequence[DataFile], scratch: Path) -> None:
-        """Reads every text file once, to find its rows; of Parquet only what it says of itself.
-        Raises InputError for a file that cannot be read, StorageError."""
+        """Reads every text file once, to find its rows, and not again before it changes; of Parquet
+        only what it says of itself. Raises InputError for a file that cannot be read,
+        StorageError."""
         self.names = [file.name for file in files]
+        self._sources = list(files)
         self._files = [self._opened(file, scratch) for file in files]
         self.chunks = [c for number in range(len(files)) for c in self._chunks_of(number)]
         self.num_rows = sum(chunk.num_rows for chunk in self.chunks)
@@ -69,7 +76,33 @@ class LocalFiles:
 
     def _chunks_of(self, number: int) -> Iterator[Chunk]:
         with _readable(self.names[number]):
-            yield from self._files[number].chunks(number, CHUNK_BYTES)
+            source, found = self._sources[number], self._files[number].chunks(number, CHUNK_BYTES)
+            is_read_whole = source.kind in ("json", "csv")
+            yield from _known_chunks(number, source, found) if is_read_whole else found
+
+
+def _known_chunks(number: int, source: DataFile, read: Iterator[Chunk]) -> Sequence[Chunk]:
+    """Those that were found when this file was read last; else those that `read` finds."""
+    import numpy as np
+
+    what = f"chunks {CHUNK_BYTES} {_code_of(source.kind)}"
+    name, state = source.fs.unstrip_protocol(source.path), state_of_source(source)
+    told = recall(what, name, state) if state else None
+    if told is not None:
+        rows = np.frombuffer(base64.b64decode(told), "<i8").reshape(-1, 4).tolist()
+        return [Chunk(number, *row) for row in rows]
+    found = list(read)
+    if state and state_of_source(source) == state:
+        rows = [(c.start, c.num_bytes, c.first_row, c.num_rows) for c in found]
+        remember(what, name, state, base64.b64encode(np.array(rows, "<i8").tobytes()).decode())
+    return found
+
+
+@cache
+def _code_of(kind: Kind) -> str:
+    """The code that cuts files of this kind: another version of it may cut them elsewhere."""
+    code = sys.modules[_READERS[kind].__module__].__file__
+    return hashlib.sha256(Path(str(code)).read_bytes()).hexdigest()
 
 
 def first_rows(file: DataFile, most: int) -> tuple[Rows, bool]:

@@ -8,9 +8,8 @@ import os
 import posixpath
 import secrets
 import shutil
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from infra.data_files.folders import files_of_folder
 from infra.data_files.kinds import KINDS_READ, Kind, compression_of, kind_of
+from infra.data_files.remembered import forget_unused, recall, remember, state_of
 from infra.errors import InputError, StorageError
 from infra.secret_references import plain_address
 
@@ -28,10 +28,9 @@ _WHOLE = 64 << 20
 _EDGE = 1 << 20
 """bytes of either end of a larger file that do"""
 _BLOCK = 1 << 20
-_UNUSED_S = 30 * 24 * 3600.0
-"""a copy that nobody read for so long is removed"""
-_FRESH_NS = 2 * 10**9
-"""a file that was written so lately may be written again without a later time"""
+_HASH = f"size and sha256, whole up to {_WHOLE}, else of both ends of {_EDGE}"
+_WORTH_KEEPING = 1 << 20
+"""bytes of a file below which its hash is found as quickly as what is kept of it"""
 _known: dict[tuple[str, str], list[Any]] = {}
 """what `_hashed` found, by a file's URL and its state then: each stage of a plan asks for it"""
 
@@ -144,24 +143,25 @@ def _numbered(patterns: Sequence[str]) -> Iterator[tuple[int, DataFile]]:
 
 def _hashed(file: DataFile) -> list[Any]:
     url = file.fs.unstrip_protocol(file.path)
-    state = _state_of(file)
+    state = state_of_source(file)
     if state and (url, state) in _known:
         return _known[url, state]
-    found = _read_hash(file)
+    found = recall(_HASH, url, state) if state else None
+    if found is None:
+        found = _read_hash(file)
+        if state and found[0] >= _WORTH_KEEPING:
+            remember(_HASH, url, state, found)
     if state:
         _known[url, state] = found
     return found
 
 
-def _state_of(file: DataFile) -> str:
+def state_of_source(file: DataFile) -> str:
     """Another one after each change of the file; empty where nothing tells of changes."""
     try:
         if not isinstance(file.fs, LocalFileSystem):
             return str(file.fs.info(file.path).get("ETag", ""))
-        found = os.stat(file.path)
-        is_fresh = time.time_ns() - found.st_mtime_ns < _FRESH_NS
-        times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
-        return "" if is_fresh else f"{found.st_ino} {found.st_size} {times}"
+        return state_of(file.path)
     except Exception as error:  # each file system has errors of its own
         raise StorageError(f"files: {file.path} cannot be read: {error}") from error
 
@@ -197,7 +197,7 @@ def local_copy(file: DataFile, folder: Path) -> Path:
         os.utime(copy)
         return copy
     folder.mkdir(parents=True, exist_ok=True)
-    _forget_unused(folder)
+    forget_unused(folder)
     draft = copy.with_name(f".{copy.name}.{secrets.token_hex(6)}")  # two stages may begin at once
     try:
         with open_file(file) as source, draft.open("wb") as target:
@@ -208,14 +208,6 @@ def local_copy(file: DataFile, folder: Path) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return copy
-
-
-def _forget_unused(folder: Path) -> None:
-    for old in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process was first
-            found = old.stat()
-            if time.time() - max(found.st_mtime, found.st_atime) > _UNUSED_S:
-                old.unlink()
 
 
 def open_file(file: DataFile) -> Any:

@@ -24,35 +24,63 @@ from tasks.resources import context_length, lease_fleet, unless_stopped
 from tasks.stage import StageContext
 
 _END_S = 10.0
+_ANY = "model"
+"""what a model is called in an evaluation of it alone"""
 
 
 async def run(spec: LmEvalSpec, context: StageContext) -> dict[str, float]:
     """Score every input model on every task. Raises EngineError, InputError, Stopped."""
     _check_version(spec)
-    models = list(context.inputs.items())
-    known = _known(context)
-    found: dict[str, dict[str, Any]] = {}
-    async with AsyncExitStack() as stack:
-        fleet = await lease_fleet(stack, context, spec.settings.fleet, models[0][1])
-        began = time.monotonic()
-        for number, (name, folder) in enumerate(models):
-            twin = _twin(name, context.input_records, found)
-            if twin:
-                found[name] = found[twin]
-            elif number in known:
-                found[name] = known[number]
-            else:
+    noted = _noted(context)
+    found = await _earlier(spec, context) | noted
+    twins = _twins(context)
+    new = [name for name in context.inputs if name not in found and name not in twins]
+    began = time.monotonic()
+    if new:
+        async with AsyncExitStack() as stack:
+            fleet = await lease_fleet(stack, context, spec.settings.fleet, context.inputs[new[0]])
+            began = time.monotonic()
+            for number, name in enumerate(new):
+                folder = context.inputs[name]
                 if number > 0:
                     await fleet.load(folder, number)
                 order = _order(spec, context, folder, fleet.router_url)
                 found[name] = await unless_stopped(context, ordered(order, name, context))
-                context.checkpoints.note("rollouts", number, _note(number, found[name]))
-            context.reporter.progress(number + 1, len(models), f"evaluated {name}")
-        worked = time.monotonic() - began
+                context.checkpoints.note("rollouts", len(found), _note(name, found[name]))
+                await _keep(spec, context, name, found[name])
+                done = len(context.inputs) - len(new) + number + 1
+                context.reporter.progress(done, len(context.inputs), f"evaluated {name}")
+    worked = time.monotonic() - began
+    # in the inputs' order: the artifact is the same whatever was known before
+    found = {name: found[twins.get(name, name)] for name in context.inputs}
     scores = {name: scores_of(each) for name, each in found.items()}
     (context.out / TASK_SCORES_FILE).write_text(json.dumps(scores_file(scores), indent=1))
     _write_answers(context.out / ANSWERS_FILE, found)
-    return _metrics(scores) | {"models_recovered": float(len(known)), "work_seconds": worked}
+    return _metrics(scores) | {"models_recovered": float(len(noted)), "work_seconds": worked}
+
+
+async def _earlier(spec: LmEvalSpec, context: StageContext) -> dict[str, dict[str, Any]]:
+    """What stages of the same settings and code found earlier, by model: it depends on that model
+    alone, so a further round asks its own model only."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in context.inputs:
+        digest = _digest(context, name)
+        if context.results is not None and digest:
+            one = await asyncio.to_thread(context.results.read, spec, {_ANY: digest}, digest)
+            if one is not None:
+                found[name] = one
+    if found:
+        print(f"{len(found)} models were evaluated before: {', '.join(found)}", flush=True)
+    return found
+
+
+async def _keep(
+    spec: LmEvalSpec, context: StageContext, name: str, found: Mapping[str, Any]
+) -> None:
+    """For later stages."""
+    digest = _digest(context, name)
+    if context.results is not None and digest:
+        await asyncio.to_thread(context.results.keep, spec, {_ANY: digest}, digest, found)
 
 
 def _check_version(spec: LmEvalSpec) -> None:
@@ -109,23 +137,30 @@ async def ordered(order: Order, name: str, context: StageContext) -> dict[str, A
     return json.loads(Path(order.results).read_text())
 
 
-def _twin(
-    name: str, records: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]
-) -> str:  # fmt: skip
-    """A model that was asked already and is the same artifact; empty if there is none."""
-    own = records.get(name, {}).get("digest")
-    twins = [other for other in found if own and records.get(other, {}).get("digest") == own]
-    return twins[0] if twins else ""
+def _digest(context: StageContext, name: str) -> str:
+    """Of an input model; empty where it is not known."""
+    return str(context.input_records.get(name, {}).get("digest", ""))
 
 
-def _note(number: int, found: Mapping[str, Any]) -> bytes:
-    return json.dumps({"number": number, "found": found}).encode()
+def _twins(context: StageContext) -> dict[str, str]:
+    """Models that are the same artifact as one before them, which is asked in their place."""
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for name in context.inputs:
+        digest = _digest(context, name)
+        if digest and first.setdefault(digest, name) != name:
+            found[name] = first[digest]
+    return found
 
 
-def _known(context: StageContext) -> dict[int, dict[str, Any]]:
-    """What earlier attempts found, by the number of the model."""
+def _note(name: str, found: Mapping[str, Any]) -> bytes:
+    return json.dumps({"name": name, "found": found}).encode()
+
+
+def _noted(context: StageContext) -> dict[str, dict[str, Any]]:
+    """What earlier attempts found, by model."""
     notes = [json.loads(note) for note in context.checkpoints.notes("rollouts", 0)]
-    return {note["number"]: note["found"] for note in notes}
+    return {note["name"]: note["found"] for note in notes}
 
 
 def _write_answers(file: Path, found: Mapping[str, Mapping[str, Any]]) -> None:

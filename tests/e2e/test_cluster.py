@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +14,7 @@ from infra.cluster import Cluster
 from infra.errors import InfrastructureError
 from infra.processes.ports import free_ports
 from infra.stack import Stack
+from tests.parts.ray_head import RayHead, ray_head
 
 pytestmark = pytest.mark.integration
 
@@ -99,46 +97,52 @@ def test_a_head_that_is_down_is_explained_after_the_window() -> None:
 
 
 def test_a_question_that_the_head_loses_is_asked_again_soon() -> None:
-    with lossy_head(loses=2) as (url, asked):
+    with ray_head(RayHead("the only line\n", loses=2)) as head:
         began = time.monotonic()
         lines: list[str] = []
-        assert Cluster(url).follow("x", lines.append, NEVER, look=0.2) == "succeeded"
+        assert Cluster(head.url).follow("x", lines.append, NEVER, look=0.2) == "succeeded"
     assert lines == ["the only line"]
-    assert asked[:3] == ["/api/jobs/x"] * 3
+    assert head.asked[:3] == ["/api/jobs/x"] * 3
     assert time.monotonic() - began < 10
 
 
-@contextmanager
-def lossy_head(loses: int) -> Iterator[tuple[str, list[str]]]:
-    """A job API that never answers its first questions, as Ray's was seen to do; what was asked."""
-    asked: list[str] = []
-    end = threading.Event()
+LINES = ["first", "", "ümläut " * 300, "x" * 2500, "last"]
+LOG = "".join(f"{line}\n" for line in LINES)
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            if len(asked) <= loses:
-                end.wait(60)
-                return
-            is_log = self.path.endswith("/logs")
-            body = {"logs": "the only line\n"} if is_log else {"status": "SUCCEEDED"}
-            data = json.dumps(body).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            del format, arguments
+@pytest.mark.parametrize(
+    "cuts", [[], [0], [3], [6, 1], [1000, 999, 3000], [len(LOG)], [2600, 2600]]
+)
+def test_a_log_that_is_sent_over_several_connections_is_handed_over_once(cuts: list[int]) -> None:
+    lines: list[str] = []
+    with (
+        patch("infra.cluster._LONGEST_PAUSE_SECONDS", 0.01),
+        ray_head(RayHead(LOG, cuts=cuts)) as head,
+    ):
+        assert Cluster(head.url).follow("x", lines.append, NEVER, poll=0.0) == "succeeded"
+    assert lines == LINES
+    assert head.connections == len(cuts) + 1
+    assert head.sent == len(LOG) + sum(min(cut, len(LOG)) for cut in cuts), "no connection more"
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        end.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+@pytest.mark.parametrize(("cuts", "found"), [([], LINES), ([3], LINES), ([3] * 9, ["fir"])])
+def test_the_end_of_a_job_does_not_wait_for_lines_that_cannot_be_had(
+    cuts: list[int], found: list[str]
+) -> None:
+    lines: list[str] = []
+    with ray_head(RayHead(LOG, cuts=cuts, over=1)) as head:
+        began = time.monotonic()
+        assert Cluster(head.url).follow("x", lines.append, NEVER, poll=0.0) == "succeeded"
+    assert lines == found
+    assert time.monotonic() - began < 5
+
+
+def test_a_log_that_breaks_at_the_same_place_is_not_sent_each_second() -> None:
+    """Ray's stream ends at a byte that is no UTF-8."""
+    lines: list[str] = []
+    let_go = threading.Event()
+    threading.Timer(1.5, let_go.set).start()
+    with ray_head(RayHead(LOG, cuts=[1000] * 99)) as head:
+        Cluster(head.url).follow("x", lines.append, let_go, poll=0.01)
+    assert head.connections <= 3
+    assert LOG[:1000].startswith("\n".join(lines))

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
+from infra.code.identity import CodeIdentity
 from infra.errors import InputError
+from infra.store.store import Store
+from tasks.durable.stored_results import StoredResults
 from tasks.lm_eval.body import ordered, run
 from tasks.lm_eval.harness import Order
 from tasks.lm_eval.scores import scores_of
 from tasks.lm_eval.spec import LmEvalSpec, installed_version
+from tasks.stage import StageContext
 from tests.integration.conftest import SglangPair
 from tests.parts.lm_eval_tasks import ROWS, write_tasks
 from tests.parts.stage_parts import ListReporter, stage_context
 
 pytest.importorskip("lm_eval", reason="the optional extra lm-eval is not installed")
 pytestmark = pytest.mark.integration
+NO_CODE = CodeIdentity(hash="c", files={}, hooks={}, version="", commit="", dirty=False)
 
 
 async def test_its_scores_are_those_of_the_models_own_probabilities(
@@ -57,13 +62,15 @@ async def test_its_scores_are_those_of_the_models_own_probabilities(
 
 
 async def test_the_stage_scores_every_model_once(external_pair: SglangPair, tmp_path: Path) -> None:
-    """On servers that are not ours, which need no Ray; a second attempt asks nothing again."""
+    """On servers that are not ours, which need no Ray; a second attempt asks nothing again, and a
+    further round its own model only."""
     inputs = {
         "base": external_pair.model,
         "twin": external_pair.model,
         "other": external_pair.other_model,
     }
-    records = {"base": {"digest": "b"}, "twin": {"digest": "b"}, "other": {"digest": "o"}}
+    base = {"digest": "b"}
+    records = {"base": base, "twin": base, "other": {"digest": "o"}}
     asked = {"tasks": ["own_answer"], "folder": str(write_tasks(tmp_path / "own")), "chat": True}
     settings = {**asked, "fleet": {"external": external_pair.urls}}
     spec = LmEvalSpec.model_validate({"settings": settings, "version": installed_version()})
@@ -81,6 +88,24 @@ async def test_the_stage_scores_every_model_once(external_pair: SglangPair, tmp_
     again = stage_context(tmp_path, "lm-eval", inputs, records=records)
     assert (await run(spec, again))["models_recovered"] == 2.0
     assert _said(again.out) == said
+
+    round_1 = stage_context(tmp_path, "1", {"first": inputs["base"]}, records={"first": base})
+    round_2 = stage_context(
+        tmp_path, "2", {"first": inputs["base"], "second": inputs["other"]},
+        records={"first": base, "second": records["other"]},
+    )  # fmt: skip
+    for a_round in (round_1, round_2):
+        a_round.results = StoredResults(Store(str(tmp_path / "store")), NO_CODE)
+        assert (await run(spec, a_round))["models_recovered"] == 0.0
+    assert _asked(round_1) == ["first"]
+    assert _asked(round_2) == ["second"], "the model of the round before is in the store"
+    assert _said(round_2.out) == {"first": said["base"], "second": said["other"]}
+
+
+def _asked(context: StageContext) -> list[str]:
+    """Models that the harness ran on."""
+    logs = sorted(context.scratch.glob("lm-eval-*.log"))
+    return [log.stem.removeprefix("lm-eval-") for log in logs]
 
 
 def _said(out: Path) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -130,6 +131,18 @@ def _stream(file: Path, scratch: Path) -> MessageStream:
 def messages_opened(size: int, meter: Meter) -> None:
     file = meter.folder / "rows.jsonl"
     meter.apart(lambda: _messages(size, file))
+    with meter.counting():
+        _stream(file, meter.folder / "scratch")
+
+
+@grows("JSONL of messages, opened again", "rows", (10_000, 40_000, 160_000), cpu_s=HISTORY,
+       memory=HISTORY)  # fmt: skip
+def messages_opened_again(size: int, meter: Meter) -> None:
+    """What the next attempt at a stage does, in a process of its own."""
+    file = meter.folder / "rows.jsonl"
+    meter.apart(lambda: _messages(size, file))
+    os.utime(file, (0, 0))
+    meter.apart(lambda: _stream(file, meter.folder / "scratch"))
     with meter.counting():
         _stream(file, meter.folder / "scratch")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from infra.tracking import spool
 from infra.tracking.refusals import Refusals
 from infra.tracking.rest import Metric
 from infra.tracking.spool import Delivery, Entry
+from tests.parts.ray_head import RayHead, ray_head
 from tests.programs.growth.meter import Figure, Meter, folder_bytes
 from tests.programs.growth.registry import HISTORY, WORK, grows
 
@@ -103,40 +102,13 @@ def mlflow_runs(size: int, meter: Meter) -> None:
             assert store.search_runs(["0"], wanted, ViewType.ACTIVE_ONLY, 1)
 
 
-class _Head(http.server.BaseHTTPRequestHandler):
-    """Ray's job API as the follower sees it: each look finds one more line in the log."""
-
-    lines: int
-    looks = sent = 0
-
-    def do_GET(self) -> None:
-        head = type(self)
-        if self.path.endswith("/logs"):
-            head.looks += 1
-            log = "".join(f"step {n}: {'x' * 1000}\n" for n in range(head.looks))
-            told = json.dumps({"logs": log}).encode()
-        else:
-            state = "SUCCEEDED" if head.looks >= head.lines else "RUNNING"
-            told = json.dumps({"status": state}).encode()
-        head.sent += len(told)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(told)))
-        self.end_headers()
-        self.wfile.write(told)
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
 @grows("a log that is followed from elsewhere", "lines", (40, 160, 640), bytes=WORK)
 def log_followed(size: int, meter: Meter) -> None:
-    """Bytes: what the head sends."""
-    head = type("Head", (_Head,), {"lines": size})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), head)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    """Bytes: what the head sends of a log that grows by a line a look, over one lost connection."""
+    lines = [f"step {n:4}: {'x' * 988}" for n in range(size)]
+    log = "".join(f"{line}\n" for line in lines)
     found: list[str] = []
-    with meter.counting():
-        cluster = Cluster(f"http://127.0.0.1:{server.server_port}")
-        cluster.follow("job", found.append, threading.Event(), poll=0.0)
-    server.shutdown()
-    assert len(found) >= size
+    with ray_head(RayHead(log, cuts=[len(log) // 2])) as head, meter.counting():
+        Cluster(head.url).follow("job", found.append, threading.Event(), poll=0.0)
+    assert found == lines
     meter.count(Figure.BYTES, head.sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+import infra.data_files.chunks as chunks_module
+import infra.data_files.files as files_module
 from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import LocalFiles, first_rows
+from infra.data_files.csv_rows import CsvFile
 from infra.data_files.files import choices_of, find_files, fingerprint, local_copy
+from infra.data_files.json_rows import JsonFile
 from infra.data_files.rows import Rows
 from infra.errors import InputError, StorageError
+from infra.home import home
 
 pytestmark = pytest.mark.unit
 
@@ -53,6 +59,60 @@ def test_a_file_is_read_once_for_its_fingerprint_until_it_changes(
     file.write_text('{"a": 2}\n')
     os.utime(file, (0, 0))
     assert fingerprint([str(file)]) != first
+
+    file.write_text('{"a": 3}\n' * 200_000)  # what takes long to read is known to later processes
+    os.utime(file, (0, 0))
+    first = fingerprint([str(file)])
+    reads.clear()
+    files_module._known.clear()
+    assert fingerprint([str(file)]) == first
+    assert not reads
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz", "array.json"])
+def test_rows_of_an_unchanged_file_are_not_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """Another process, with other copies of what is compressed, knows where they are."""
+    looked = list[str]()
+    for reader in (JsonFile, CsvFile):
+        chunks = reader.chunks
+
+        def counted(self: Any, number: int, size: int, find: Any = chunks) -> Any:
+            looked.append(name)
+            yield from find(self, number, size)
+
+        monkeypatch.setattr(reader, "chunks", counted)
+
+    def opened(scratch: str) -> list[Any]:
+        return rows_of(LocalFiles(find_files([str(file)]), tmp_path / scratch))
+
+    def write(word: str) -> None:
+        values = [{"a": f"{n} {word}", "b": "x" * 9000} for n in range(300)]
+        lines = [json.dumps(value) for value in values]
+        text = "\n".join(lines) if "jsonl" in name else f"[{', '.join(lines)}]"
+        if name == "a.csv":
+            text = "\n".join(["a,b", *(f"{v['a']},{v['b']}" for v in values)])
+        file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+        os.utime(file, (0, 0))
+
+    file = tmp_path / name
+    write("one")
+    first = opened("copies")
+    assert len(LocalFiles(find_files([str(file)]), tmp_path / "copies").chunks) > 1
+    assert opened("other copies") == first
+    assert len(looked) == 1
+    write("two")  # of the same size, and as old
+    changed = opened("copies")
+    assert [row["a"] for _, _, row in changed] == [f"{n} two" for n in range(300)]
+    assert len(looked) == 2
+    for kept in (home() / "cache" / "files-read").iterdir():
+        kept.write_bytes(kept.read_bytes().replace(b"AAAA", b"AAAB", 1))
+    assert opened("copies") == changed, "a flipped bit has the file read again"
+    assert len(looked) == 3
+    monkeypatch.setattr(chunks_module, "_code_of", lambda kind: "of a later version")
+    assert opened("copies") == changed
+    assert len(looked) == 4
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -11,9 +11,10 @@ a span and a mark cost nothing.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,9 +30,11 @@ LANES = (TRAINER, SERVERS, TICKETS, JUDGES, TAKES, EVALUATION, CHECKPOINTS)
 
 About: TypeAlias = Mapping[str, str | int | float | bool]
 
-_MOST = 4000
-"""events of a lane, and points of a count, that are kept"""
-_FILE = "timeline.json"
+_MOST = 2000
+"""events of a lane, and points of a count, that are kept: all together some 10 MB"""
+_FILE = "timeline.jsonl"
+_EVENT, _POINT = 0, 1
+_LINE = orjson.OPT_APPEND_NEWLINE
 _ZERO = time.time() - time.monotonic()
 
 
@@ -130,28 +133,42 @@ class Timeline:
 
     def save(self, folder: Path) -> Callable[[], None]:
         """-> what writes into a checkpoint's folder what is recorded by now, in a thread."""
-        state = {
-            "part": self.part,
-            "dropped": self.dropped,
-            "apart": dict(self._apart),
-            "events": [event for kept in self._events.values() for event in kept],
-            "points": {name: list(points) for name, points in self._points.items()},
-        }
-        return lambda: _write(folder / _FILE, state)
+        head = {"part": self.part, "dropped": self.dropped, "apart": dict(self._apart)}
+        events = [event for kept in self._events.values() for event in kept]
+        points = {name: list(points) for name, points in self._points.items()}
+        return lambda: _write(folder / _FILE, head, events, points)
 
     def restore(self, folder: Path) -> None:
         """Go on after what was recorded up to a checkpoint."""
-        state: dict[str, Any] = orjson.loads((folder / _FILE).read_bytes())
-        self.part, self.dropped = state["part"] + 1, state["dropped"]
-        self._apart.update(state["apart"])
-        for raw in state["events"]:
-            self._events.setdefault(raw["lane"], deque()).append(Event(**raw))
-        for name, points in state["points"].items():
-            self._points[name] = [Point(**raw) for raw in points]
+        with (folder / _FILE).open("rb") as file:
+            head: dict[str, Any] = orjson.loads(next(file))
+            self.part, self.dropped = head["part"] + 1, head["dropped"]
+            self._apart.update(head["apart"])
+            # Line by line: as one value it would be several times what stays of it.
+            for kind, name, *rest in map(orjson.loads, file):
+                name = sys.intern(name)
+                if kind == _EVENT:
+                    self._events.setdefault(name, deque()).append(Event(name, *rest))
+                else:
+                    self._points.setdefault(name, []).append(Point(*rest))
 
 
-def _write(file: Path, state: Mapping[str, Any]) -> None:
-    file.write_bytes(orjson.dumps(state))
+def _write(
+    path: Path,
+    head: Mapping[str, Any],
+    events: Sequence[Event],
+    points: Mapping[str, Sequence[Point]],
+) -> None:
+    """A line for each of them."""
+    with path.open("wb") as file:
+        file.write(orjson.dumps(head, option=_LINE))
+        for e in events:
+            row = (_EVENT, e.lane, e.name, e.began, e.seconds, e.part, e.about)
+            file.write(orjson.dumps(row, option=_LINE))
+        for name, kept in points.items():
+            for point in kept:
+                row = (_POINT, name, point.at, point.value, point.part)
+                file.write(orjson.dumps(row, option=_LINE))
 
 
 _recorded: ContextVar[Timeline | None] = ContextVar("timeline", default=None)

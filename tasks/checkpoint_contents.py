@@ -10,7 +10,7 @@
                        a data source of its own was told (rl)
     taken.json         which groups of buffer.bin were trained on and may be again (rl, with a
                        buffer of its own)
-    timeline.json      what took place when, for the stage's trace (rl)
+    timeline.jsonl     what took place when, for the stage's trace (rl)
     last_steps/        all rollouts of the last steps, to browse (rl)
     rollouts/<n>/      beside the checkpoints: every finished rollout since them, by ticket; it is
                        all that `distill` and `evaluate` keep, a number for each model
@@ -40,7 +40,7 @@ Where = Literal[
     "buffer.bin",
     "taken.json",
     "tickets.json",
-    "timeline.json",
+    "timeline.jsonl",
     "last_steps",
     "notes",
     "spec",
@@ -121,11 +121,11 @@ CONTENTS: Mapping[str, Mapping[str, Where]] = {
     },
     "infra/timeline.py:Timeline": {
         "most": "spec",
-        "part": "timeline.json",
-        "dropped": "timeline.json",
-        "_events": "timeline.json",
-        "_points": "timeline.json",
-        "_apart": "timeline.json",
+        "part": "timeline.jsonl",
+        "dropped": "timeline.jsonl",
+        "_events": "timeline.jsonl",
+        "_points": "timeline.jsonl",
+        "_apart": "timeline.jsonl",
         "_open": "empty",
     },
     "tasks/sft/record.py:SftRecord": {

@@ -212,9 +212,11 @@ class Cluster:
 def _connected(
     url: str, headers: Mapping[str, str], seconds: float, *, proxy: Literal[True] | None
 ) -> ClientConnection:
+    """Without compression: Ray's dashboard passes the offer on, and then ends the stream at the
+    first compressed message."""
     return connect(
         url, additional_headers=headers, open_timeout=seconds, close_timeout=1.0, max_size=None,
-        proxy=proxy,
+        compression=None, proxy=proxy,
     )  # fmt: skip
 
 

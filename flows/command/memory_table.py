@@ -1,4 +1,5 @@
-"""What each role of a plan holds on each of its devices, as `tributary check` shows it."""
+"""What each role of a plan holds on each of its devices, and what its stages take of the store,
+as `tributary check` shows it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from flows.checks.kept_bytes import KeptBytes
 from flows.checks.memory.roles import RoleMemory, parts_of
 
 PARTS = (
@@ -45,6 +47,18 @@ def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
         }
         for role in roles
     ]
+
+
+def kept_table(kept: Sequence[KeptBytes]) -> Table:
+    """What stages will take of the store and of MLflow, at most."""
+    table = Table(
+        "stage", "checkpoints, until it is done", "model", "rollouts", "curves in MLflow",
+        title="room that is needed, at most",
+    )  # fmt: skip
+    for each in kept:
+        sizes = (each.checkpoints, each.model, each.rollouts, each.mlflow)
+        table.add_row(each.stage, *map(size_text, sizes))
+    return table
 
 
 def size_text(num_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from infra.errors import TributaryError
 
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
+    from flows.checks.kept_bytes import kept_bytes
     from flows.checks.memory.fit import planned_memory
     from flows.checks.recipe import cautions, check_recipe, notes
-    from flows.command.memory_table import memory_json, memory_table
+    from flows.command.memory_table import kept_table, memory_json, memory_table
     from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)
@@ -36,7 +38,7 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     with contextlib.suppress(TributaryError):
         why = stage_reasons(recipe, plan)
     reasons, warnings = list(inexact(recipe, plan)), list(cautions(recipe, plan))
-    roles = planned_memory(recipe, plan)
+    roles, kept = planned_memory(recipe, plan), kept_bytes(recipe, plan)
     if json:
         stages = [_described(stage, why.get(stage.name)) for stage in plan]
         checked = {"recipe": recipe, "stages": stages, "exact": not reasons}
@@ -45,6 +47,7 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
             {
                 **checked,
                 "memory": memory,
+                "kept": [asdict(each) for each in kept],
                 "inexact": reasons,
                 "warnings": warnings,
                 "notes": list(notes(recipe, plan)),
@@ -62,6 +65,8 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     _print_reasons(why, console)
     if roles:
         console.print(memory_table(roles))
+    if kept:
+        console.print(kept_table(kept))
     promise = "bit-identical on hosts without a GPU" if not reasons else "close, not bit-identical"
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:

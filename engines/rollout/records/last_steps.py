@@ -17,7 +17,7 @@ from engines.rollout.records.shown import SHOWN_GROUPS, ShownSteps, best_and_wor
 from engines.types import Group
 
 _STEPS = 3
-_MOST_TOKENS = 2_000_000
+MOST_TOKENS = 2_000_000
 """of all rollouts of the last steps together, prompts included: some 30 MB with their text"""
 _FOLDER, _INDEX = "last_steps", "index.json"
 
@@ -47,7 +47,7 @@ class LastSteps:
 
     chat: ChatFormat
     steps: int = _STEPS
-    most_tokens: int = _MOST_TOKENS
+    most_tokens: int = MOST_TOKENS
     earlier: ShownSteps = field(default_factory=ShownSteps)
     """of the steps before the last"""
     _kept: deque[_Step] = field(default_factory=deque["_Step"])

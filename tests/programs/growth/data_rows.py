@@ -153,10 +153,16 @@ def messages_continued(size: int, meter: Meter) -> None:
     """Memory and the position in a checkpoint; the files are opened anew, see the row above."""
     file = meter.folder / "rows.jsonl"
     meter.apart(lambda: _messages(size, file))
-    stream = _stream(file, meter.folder / "scratch")
-    for _ in range(size // 2):
-        stream.take()
-    position = stream.position
+    left = meter.folder / "position.json"
+
+    def attempt_before() -> None:
+        stream = _stream(file, meter.folder / "scratch")
+        for _ in range(size // 2):
+            stream.take()
+        left.write_text(json.dumps(stream.position))
+
+    meter.apart(attempt_before)
+    position = json.loads(left.read_text())
     with meter.counting():
         again = _stream(file, meter.folder / "scratch")
         again.continue_from(position)

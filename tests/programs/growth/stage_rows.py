@@ -105,12 +105,15 @@ def end_of_stage(size: int, meter: Meter) -> None:
         record.write_rollouts(new_folder(meter.folder / "out"))
 
 
-@grows("rollouts.parquet of long steps", "steps", (50, 150, 450), bytes=HISTORY)
+@grows("rollouts.parquet of long steps", "steps", (30, 120, 240), bytes=HISTORY)
 def rollouts_kept(size: int, meter: Meter) -> None:
+    """65,536 tokens a step are shown, so the bound on all of them is reached after 61 steps. Then
+    every second one is kept, or fourth: the two larger sizes have as many since the last thinning.
+    """
     record = record_of(checkpoints_in(meter.folder), size)
     out = new_folder(meter.folder / "out")
     for step in range(1, size + 1):
-        _observed(record, 1, tokens=4096)
+        _observed(record, 1, tokens=16_384)
         if step % 10 == 0:
             _saved(record, meter.folder / f"c{step}")
     record.write_rollouts(out)

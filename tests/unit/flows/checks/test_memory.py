@@ -15,6 +15,7 @@ from engines.memory.needs import TrainerNeeds
 from engines.memory.recompute import Recompute
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
+from flows.checks.kept_bytes import KeptBytes, kept_bytes
 from flows.checks.memory.changes import Room, server_change, trainer_change
 from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
 from flows.checks.memory.machine import machine_cautions, side_by_side
@@ -54,6 +55,35 @@ def test_its_memory_is_known_by_the_models_name_where_the_folder_is_out_of_reach
     unknown = load_recipe("cluster", ["base.folder=memory://nowhere/model"])
     assert not planned_memory(unknown, plan_post_train(unknown))
     assert "no memory was computed" in next(memory_cautions(unknown, plan_post_train(unknown)))
+
+
+def kept(stage: str, *changes: str) -> KeptBytes:
+    recipe = load_recipe("cluster", ["base.folder=memory://nowhere/Qwen3-4B", *changes])
+    found = kept_bytes(recipe, plan_post_train(recipe))
+    return next(each for each in found if each.stage == stage)
+
+
+def test_the_room_that_a_stage_will_need_is_said_in_bytes() -> None:
+    weights, path = QWEN3_4B.num_weights, "experts.reasoning.path"
+    steps = [
+        "experts.reasoning.path.1.rl.steps=1000",
+        "experts.reasoning.path.1.rl.checkpoint_every=10",
+    ]
+    usual = kept("reasoning-rl", *steps)
+    assert usual.model == 2 * weights, "bf16"
+    assert usual.checkpoints == 3 * 14 * weights, "two kept and one that is written"
+    assert usual.mlflow == 1000 * 85 * 250
+    more = "resources.stages.reasoning-rl.checkpoints={last: 2, every: 100, best: true}"
+    assert kept("reasoning-rl", *steps, more).checkpoints == 14 * 14 * weights
+    few = kept("reasoning-rl", f"{path}.1.rl.steps=1")
+    assert few.checkpoints == 2 * 14 * weights
+    rollouts = ["problems_per_step=4", "group_size=8", "fleet.context_length=1000"]
+    sampled = [*steps, *(f"{path}.1.rl.{change}" for change in rollouts)]
+    least = kept("reasoning-rl", *sampled, f"{path}.1.rl.keep_rollouts=false").rollouts
+    most = kept("reasoning-rl", *sampled, f"{path}.1.rl.keep_rollouts=true").rollouts
+    assert most - least == 1000 * 4 * 8 * 1000 * 11
+    assert least in (18 * 6_000_000, 18 * 10_000_000), "bounded, with or without evaluations"
+    assert kept("reasoning-sft").rollouts == 0
 
 
 def test_a_trainer_that_does_not_fit_is_refused_with_a_change_that_does() -> None:

@@ -35,8 +35,10 @@ def packaged_toolkit() -> Path | None:
     """
     spec = importlib.util.find_spec("nvidia")
     places = (spec and spec.submodule_search_locations) or ()
-    found = [nvcc.parents[1] for place in places for nvcc in Path(place).glob("cu*/bin/nvcc")]
-    return max(found, default=None)
+    found = [
+        nvcc.parents[1] for place in places for nvcc in Path(place).glob("cu[0-9][0-9]/bin/nvcc")
+    ]
+    return max(found, key=lambda folder: int(folder.name[2:]), default=None)
 
 
 def toolkit() -> Path | None:

@@ -69,6 +69,7 @@ def test_a_host_that_cannot_compile_kernels_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(installed, "has_cuda", lambda: False)
+    monkeypatch.setattr(installed, "installed_lock", lambda: Path("cpu.txt"))
     assert installed.kernels().detail == "nothing is compiled on a CPU"
     monkeypatch.setattr(installed, "has_cuda", lambda: True)
     monkeypatch.setattr(installed, "compile_problem", lambda: "g++ is missing")

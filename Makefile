@@ -106,7 +106,7 @@ mutants: install
 fresh: install
 	$(BIN)/python -m tests.programs.fresh
 
-# Installs the CUDA lock beside, on a machine without a GPU: 11 GB, removed at the end unless KEEP=1.
+# Installs the CUDA lock beside, on a machine without a GPU: 12 GB, removed at the end unless KEEP=1.
 fresh-cuda: install
 	$(BIN)/python -m tests.programs.fresh_cuda
 

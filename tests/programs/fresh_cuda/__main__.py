@@ -1,6 +1,6 @@
 """`make fresh-cuda`: the CUDA lock on a machine without a GPU, up to a whole recipe on its torch.
 
-Usage: python -m tests.programs.fresh_cuda [STEP...]. The environment takes 11 GB in
+Usage: python -m tests.programs.fresh_cuda [STEP...]. The environment takes 12 GB in
 `build/fresh-cuda` and is removed at the end; with KEEP=1 it stays, and the next run goes on with
 it. Prints a table of the steps and writes `build/fresh-cuda.json`. It ends with the first step that
 fails, whose command and log it names.

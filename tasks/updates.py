@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
-from tasks.stage import StageContext
+from tasks.stage import Reporter
 
 _FEW = 0.001
 """share of changed weights below which the model is said to be almost the one before"""
@@ -53,23 +53,17 @@ class Updates:
                 figures={"updates": self.made, "without_gradient": self._without_gradient},
             )
 
-    async def require_change(self, context: StageContext) -> None:
-        """Compare the weights that the stage wrote with those that it began with, as both are
-        stored, and keep a warning where almost none changed. Raises TrainingStopped where none did.
-        """
-        if not self.made:
-            return
-        share = await asyncio.to_thread(changed_share, context.inputs["model"], context.out)
-        too_small = (
-            "a step of the learning rate is less than numbers of the model's type tell apart"
-        )
-        if not share:
+    def require_change(self, share: float, reporter: Reporter) -> None:
+        """Keep a warning where the stage changed almost no weight; `share` is `changed_share`.
+        Raises TrainingStopped where it changed none."""
+        too_small = "the learning rate is less than numbers of the model's type tell apart"
+        if self.made and not share:
             raise TrainingStopped(
                 f"nothing was trained: after {self.made} updates no weight differs from the one"
                 f" that the stage began with, as {too_small}. Raise `optimizer.lr`"
             )
-        if share < _FEW:
-            context.reporter.keep_warning(
+        if self.made and share < _FEW:
+            reporter.keep_warning(
                 StageWarning(
                     what=f"only {share:.2g} of the model's weights changed in {self.made} updates",
                     cause=too_small,
@@ -87,8 +81,13 @@ class Updates:
         self._without_gradient = state["zero"]
 
 
-def changed_share(before: Path, after: Path) -> float:
-    """Share of the weights of two folders of one model that differ, by some rows of each tensor."""
+async def changed_share(before: Path, after: Path) -> float:
+    """Share of the weights of two folders of one model that differ, by some rows of each tensor
+    as they are stored."""
+    return await asyncio.to_thread(_changed_share, before, after)
+
+
+def _changed_share(before: Path, after: Path) -> float:
     from engines.megatron.hf.folder import HfWeights
 
     first, second = HfWeights(before), HfWeights(after)

@@ -54,6 +54,7 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _REFUSED = (
     *MEDIA, "function_call", "function_calls", "functions", "tools", "refusal", "mask", "masked",
     "ignore", "tool_results", "train_detail", "training_detail",
+    "train_on_turn",
 )  # fmt: skip
 """what a model would say or see, or what is learned, in a form that nothing here reads"""
 _CHANNELS = {"channel": ("final",), "recipient": ("all", "user", "assistant")}

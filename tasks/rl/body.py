@@ -109,8 +109,8 @@ async def train(
         if devices.are_shared:
             await evaluation.finish()
         async with devices.keeping():
-            await roles.export(context.out, model)
-        await record.updates.require_change(context)
+            changed = await roles.export(context.out, model)
+        record.updates.require_change(changed, context.reporter)
         await evaluation.finish()
         await _write_records(context, record, loop, timeline)
         return {**record.summary(), "work_seconds": worked}

@@ -23,6 +23,7 @@ from tasks.rl.spec import RlSettings
 from tasks.saving import Written
 from tasks.stage import StageContext
 from tasks.trainers import lease_trainer
+from tasks.updates import changed_share
 
 _TRAINER_FOLDER = "trainer"
 CRITIC_FOLDER = "critic"
@@ -63,13 +64,14 @@ class Roles:
         if self.critic is not None:
             await self.critic.load(folder / CRITIC_FOLDER)
 
-    async def export(self, out: Path, model: Path) -> None:
+    async def export(self, out: Path, model: Path) -> float:
         """Write the policy as an HF folder like `model` that lists the stop tokens it was trained
-        with, and the critic into a folder in it."""
+        with, and the critic into a folder in it. -> the share of weights that changed."""
         await self.trainer.export(out, model)
         write_stops(out, Chat.load(model).stop_token_ids)
         if self.critic is not None:
             await self.critic.export(out / CRITIC_FOLDER, model)
+        return await changed_share(model, out)
 
 
 def consumer_of(

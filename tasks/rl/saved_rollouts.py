@@ -76,8 +76,9 @@ class TrainingOnSaved:
 
     async def export(self) -> None:
         """Write the model into `context.out`. Raises TrainingStopped where it did not change."""
-        await self.roles.export(self.context.out, self.context.inputs["model"])
-        await self.updates.require_change(self.context)
+        context = self.context
+        changed = await self.roles.export(context.out, context.inputs["model"])
+        self.updates.require_change(changed, context.reporter)
 
     def _snapshot(self, step: int, folder: Path) -> Coroutine[Any, Any, Written]:
         state = {

@@ -21,6 +21,7 @@ from tasks.sft.spec import SftSpec
 from tasks.sft.supply import Supply, open_supply
 from tasks.stage import StageContext, Stopped, require_inputs
 from tasks.trainers import lease_trainer
+from tasks.updates import changed_share
 
 _TRAINER_FOLDER = "trainer"
 _CALL_S = 1.0
@@ -63,7 +64,7 @@ async def run(spec: SftSpec, context: StageContext) -> dict[str, float]:
         for warning in supply.conclusions():
             context.reporter.keep_warning(warning)
         await trainer.export(context.out, model)
-        await record.updates.require_change(context)
+        record.updates.require_change(await changed_share(model, context.out), context.reporter)
         write_stops(context.out, Chat.load(model).stop_token_ids)
         record.series.write(context.out)
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,4 @@ def test_a_learning_rate_may_be_too_small_to_change_weights_as_they_are_stored(
     make_model("qwen3", source).to(getattr(torch, stored)).save_pretrained(source)
     arguments = TrainerArgs(source, optimizer=Optimizer(lr=lr))
     assert ranks.run(train_and_export, arguments, made, source) > 0
-    assert least <= changed_share(source, made) <= most
+    assert least <= asyncio.run(changed_share(source, made)) <= most

@@ -103,8 +103,9 @@ class MonthRoles:
     async def load(self, folder: Path) -> None:
         assert (folder / _WEIGHTS).stat().st_size == WEIGHT_BYTES
 
-    async def export(self, out: Path, model: Path) -> None:
+    async def export(self, out: Path, model: Path) -> float:
         _write_weights(out)
+        return 1.0
 
 
 def _write_weights(folder: Path) -> None:

@@ -182,6 +182,7 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
         (talk(ASK | {"image": "a.png"}, ANSWER), r"messages[0]: has `image`, which is not read"),
         (talk(ASK, ANSWER | {"mask": 1}), "messages[1]: has `mask`, which is not read"),
         (talk(ASK, ANSWER | {"train_detail": [{"train": False}]}), "has `train_detail`, which is"),
+        (talk(ASK, ANSWER | {"train_on_turn": False}), "has `train_on_turn`, which is not read"),
         (talk(ASK, ANSWER | {"function_call": {"name": "a"}}), "has `function_call`, which is not"),
         (talk(ASK | {"train": True}, ANSWER), "only what the assistant says is trained on"),
         (talk(ASK, ANSWER | {"train": True, "weight": 0}), "weight and train differ"),

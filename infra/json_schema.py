@@ -20,6 +20,8 @@ _KINDS: Mapping[str, ParameterKind] = {
     "array": "array",
     "object": "object",
 }
+_SHORT = {*_KINDS, "str", "int", "float", "bool", "list", "dict", "any"}
+"""how a type is written without a schema"""
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
 """what holds a schema for each name"""
 _ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref")
@@ -53,6 +55,30 @@ def kind_of_others(function: Any) -> ParameterKind | None:
     if given.get("patternProperties") or any(given.get(name) for name in _ELSEWHERE):
         return "any"
     return "any" if given.get("type") == "object" and "properties" not in given else None
+
+
+def schema_fault(function: Mapping[str, Any]) -> str:
+    """What keeps a function's `parameters` from naming what it is called with; empty for nothing.
+    No call would fit such a function."""
+    given = _object(function.get("parameters"))
+    properties, needed, kind = (given.get(name) for name in ("properties", "required", "type"))
+    if isinstance(kind, str) and kind in _KINDS and kind != "object":
+        return f"its parameters are of the type {kind}; a call has an object of them"
+    if properties is not None and not isinstance(properties, dict):
+        return "its `properties` are no object that has a schema for each name"
+    if not isinstance(needed, list | None):
+        return "its `required` is no list of names"
+    loose = [name for name, each in given.items() if isinstance(each, str) and each in _SHORT]
+    if "properties" not in given and loose and "type" not in given:
+        return (
+            f"its parameters are no JSON schema: write the type of {loose[0]} as `properties:"
+            f" {{{loose[0]}: {{type: ...}}}}`"
+        )
+    kinds, required = parameters_of(given)
+    unknown = [name for name in required if name not in kinds]
+    if unknown and kind_of_others(function) is None:
+        return f"it requires {', '.join(unknown)}, which is none of its `properties`"
+    return ""
 
 
 def _properties(schema: Any) -> Mapping[str, Any]:

@@ -61,11 +61,18 @@ def _found(row: Fields) -> str:
     """The column that holds a reference; empty for none."""
     if name := row.first(REFERENCES):
         return name
+    inside = _found_inside(row)
+    return inside[0] if inside else ""
+
+
+def _found_inside(row: Fields) -> tuple[str, Any] | None:
+    """Where a column of objects holds a reference, and the reference."""
     for name, field in _INSIDE.items():
         held = parsed_object(row.values.get(name))
-        if isinstance(held, Mapping) and not is_empty(cast("dict[str, Any]", held).get(field)):
-            return f"{name}.{field}"
-    return ""
+        value = cast("dict[str, Any]", held).get(field) if isinstance(held, Mapping) else None
+        if not is_empty(value):
+            return f"{name}.{field}", value
+    return None
 
 
 def _without_work(value: Any) -> Any:
@@ -77,6 +84,8 @@ def _without_work(value: Any) -> Any:
 def _refuse_two(row: Fields) -> None:
     """Raises BadRow where two columns say what an answer has to be, and differ."""
     there = {name: _without_work(row.values[name]) for name in _ONE_THING if row.has(name)}
+    if there and (inside := _found_inside(row)):
+        there[inside[0]] = inside[1]
     said = [value_text(v) if isinstance(v, str | int | float) else v for v in there.values()]
     if any(each != said[0] for each in said[1:]):
         raise BadRow(

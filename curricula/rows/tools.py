@@ -8,7 +8,7 @@ from curricula.rows.fields import Fields, is_empty
 from curricula.rows.texts import kind_of, parsed
 from engines.types import Tool, ToolCall
 from infra.data_files.bad_row import BadRow, Reason
-from infra.json_schema import schema_without_nulls
+from infra.json_schema import schema_fault, schema_without_nulls
 
 _ARGUMENTS = ("parameters", "input", "args", "kwargs", "params")
 """other names for what is called with, of which none is read"""
@@ -53,6 +53,8 @@ def _tool(value: Any, where: str) -> Tool:
     if "parameters" not in function and "input_schema" in function:
         function = {**function, "parameters": function["input_schema"]}
         del function["input_schema"]
+    if fault := schema_fault(function):
+        raise BadRow(Reason.TOOLS, f"{where}: {function['name']}: {fault}")
     return Tool.of_function(function)
 
 

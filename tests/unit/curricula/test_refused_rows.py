@@ -71,6 +71,9 @@ def test_two_references_must_say_the_same():
     assert prompt(same).reference == {"answer": "42"}
     written = {"prompt": "12+30", "reward_model": json.dumps({"ground_truth": "42"})}
     assert prompt(written).reference == {"answer": "42"}
+    assert prompt(written | {"answer": 42}).reference == {"answer": 42}
+    with pytest.raises(BadRow, match=r"has answer and reward_model\.ground_truth, which differ"):
+        prompt(written | {"answer": "12"})
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,42 @@ def test_calls_results_and_tools_of_a_row_must_fit(said: Any, fault: str):
     pair = {"prompt": [ASK], "chosen": list(said[1:]), "rejected": [ANSWER], "tools": TOOLS}
     with pytest.raises(BadRow, match=rf"^chosen: messages{fault}"):
         read_pair(pair, PairColumns(), "auto")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fault"),
+    [
+        ({"at": "string"}, "its parameters are no JSON schema: write the type of at as"),
+        ({"at": "str", "n": "int"}, "its parameters are no JSON schema: write the type of at as"),
+        ({"type": "string"}, "its parameters are of the type string"),
+        ({"type": "object", "properties": ["at"]}, "its `properties` are no object"),
+        ({"type": "object", "properties": {}, "required": ["at"]}, "it requires at, which is none"),
+        ({"properties": {"at": {"type": "string"}}, "required": "at"}, "its `required` is no list"),
+    ],
+)
+def test_a_tool_that_no_call_would_fit_is_bad(parameters: dict[str, Any], fault: str):
+    tool = {"name": "look", "parameters": parameters}
+    with pytest.raises(BadRow, match=rf"^tools\[0\]: look: {fault}"):
+        prompt({"prompt": "Look.", "answer": "7", "tools": [tool]})
+    with pytest.raises(BadRow, match=rf"^tools\[0\]: look: {fault}"):
+        sft(talk(ASK, ANSWER) | {"tools": json.dumps([tool])})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"at": {"type": "string"}},
+        {"type": {"type": "string"}},
+        {"type": "object", "description": "string"},
+        {"anyOf": [{"properties": {"at": {}}, "required": ["at"]}], "required": ["at"]},
+        {"type": "object", "required": ["at"], "additionalProperties": True},
+        {"type": "object", "properties": None, "required": None},
+        None,
+    ],
+)
+def test_a_tool_whose_parameters_are_written_in_another_way_is_read(parameters: Any):
+    tool = {"name": "look", "parameters": parameters}
+    assert len(prompt({"prompt": "Look.", "answer": "7", "tools": [tool]}).tools) == 1
 
 
 def test_the_last_calls_of_a_row_have_no_results_and_tools_that_are_not_listed_may_be_called():

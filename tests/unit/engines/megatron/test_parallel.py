@@ -38,6 +38,36 @@ def test_no_later_group_is_a_part_of_the_trainers_communicator(
         parallel.stop_parallel()
 
 
+def test_ranks_on_gpus_wait_for_each_other_outside_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's watchdog ends whoever waits long, whatever another rank asks of servers meanwhile."""
+    made: list[str] = []
+
+    def begin(backend: str, **_: object) -> None:
+        made.append(backend)
+
+    def group(backend: str, **_: object) -> dist.ProcessGroup:
+        made.append(backend)
+        return dist.ProcessGroup(0, 2)  # type: ignore[reportCallIssue]
+
+    monkeypatch.setattr(device, "prepare", lambda: None)
+    monkeypatch.setattr(device, "has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(parallel, "store_at", lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", begin)
+    monkeypatch.setattr(dist, "new_group", group)
+    joined = parallel.parallel_state
+    monkeypatch.setattr(joined, "initialize_model_parallel", lambda **_: None)
+    parallel.start_parallel(0, 2, "tcp://127.0.0.1:1", Parallel(tp=2))
+    try:
+        assert made == ["nccl", "gloo"]
+        assert parallel.control_group() is not None
+    finally:
+        monkeypatch.setattr(device, "has_cuda", lambda: False)
+        parallel.stop_parallel()
+    assert parallel.control_group() is None
+
+
 @pytest.mark.skipif(has_driver_library(), reason="this host has a driver")
 def test_megatron_is_imported_on_a_host_without_a_driver(tmp_path: Path) -> None:
     """Megatron does without this package of the GPU lock where it is missing; there it breaks."""

@@ -48,13 +48,13 @@ class Aborts:
         self, request: asyncio.Future[Any], turns: Mapping[str, asyncio.Future[Any]]
     ) -> Generator[None]:
         """In the block, `request` is under way with these turns, by their ids at the engine. A turn
-        whose future is cancelled is aborted, and the request ends when all are. If the request is
-        not answered at the end of the block, it ends there with all of its turns."""
+        whose future is cancelled is aborted, and the request ends when none is left. If it is not
+        answered at the end of the block, it ends there with the turns that are left."""
 
         def settled(name: str, future: asyncio.Future[Any]) -> None:
             if future.cancelled():
                 self._abort({name})
-                if all(other.cancelled() for other in turns.values()):
+                if all(other.done() for other in turns.values()):
                     request.cancel()
 
         callbacks = {name: _with(settled, name) for name in turns}
@@ -68,7 +68,7 @@ class Aborts:
                 future.remove_done_callback(callbacks[name])
             self._under_way -= turns.keys()
             if not request.done():
-                self._abort(turns.keys())
+                self._abort([name for name, future in turns.items() if not future.done()])
                 request.cancel()
 
     async def close(self) -> None:

@@ -2,9 +2,10 @@
 
 Turns asked for in the same tick of the event loop travel in one HTTP request of up to `max_batch`
 sequences: that saves 40% against one request each. Which of them, and to which server, is said in
-`turn_queue.py`. A turn is a pure function of prompt, sampling (with its seed) and weights, and one
-answer is taken for it, so repeating a batch doubles nothing, and where it runs changes nothing.
-A turn whose caller is cancelled is aborted at the servers.
+`turn_queue.py`. Each is answered when it is done (`answers.py`). A turn is a pure function of
+prompt, sampling (with its seed) and weights, and one answer is taken for it, so repeating a batch
+doubles nothing, and where it runs changes nothing. A turn whose caller is cancelled is aborted at
+the servers.
 """
 
 from __future__ import annotations
@@ -15,23 +16,30 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
-import numpy as np
 import orjson
 
 from engines.sglang import last_turn
 from engines.sglang.aborts import Aborts
+from engines.sglang.answers import (
+    Answer,
+    NoConnection,
+    Refused,
+    Retryable,
+    events_of,
+    read_event,
+    read_list,
+    refusal,
+)
 from engines.sglang.in_flight import InFlight
-from engines.sglang.progress import STALL_S, Progress
+from engines.sglang.progress import STALL_S, Progress, SentRequest
 from engines.sglang.routed_batch import names_of, pack
 from engines.sglang.spec import MOST_RUNNING, Routing
 from engines.sglang.turn_queue import LANE_HEADER, AskedTurn, Batch, TurnQueue
-from engines.types import Finish, Generation, Sampling, TokenIds
-from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
+from engines.types import Generation, Sampling, TokenIds
 from infra.errors import EngineError
 from infra.server_keys import bearer_of
 
@@ -44,22 +52,9 @@ _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 1.0
 _MOST_CONNECTIONS = 16_384
 """to one address there are some 28,000 local ports"""
-_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class _Retryable(EngineError):
-    """Worth another try."""
-
-
-class _Refused(_Retryable):
-    """A server's own fault (5xx), a full queue, or an answer that no engine gives."""
-
-
-class _NoConnection(_Retryable):
-    """Nobody listens at the router's address, or the connection broke."""
-
-
-class _Lost(_Retryable):
+class _Lost(Retryable):
     """The connection stands, and no answer will come through it."""
 
 
@@ -163,14 +158,15 @@ class GenerationClient:
             for turn in self._queue.take_all():
                 turn.generation.set_exception(self.refusal)
         for batch in self._queue.take():
+            for turn in batch.turns:
+                turn.generation.add_done_callback(self._over)
             task = asyncio.create_task(self._settle(batch))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._over, batch))
+            task.add_done_callback(self._tasks.discard)
 
-    def _over(self, batch: Batch, task: asyncio.Task[None]) -> None:
-        """Its places are for those who wait."""
-        self._tasks.discard(task)
-        self._queue.give_back(batch)
+    def _over(self, _: asyncio.Future[Generation]) -> None:
+        """A turn is answered or given up: its place is for one that waits."""
+        self._queue.give_back()
         if self._queue.num_waiting:
             self._flush_soon()
 
@@ -196,10 +192,10 @@ class GenerationClient:
             try:
                 await self._try(waiting, batch.lane)
                 return
-            except _Retryable as error:
+            except Retryable as error:
                 now = time.monotonic()
                 was_served = now - began > _PATIENCE_S  # its server ended while it generated
-                lost += was_served or not isinstance(error, _Refused)
+                lost += was_served or not isinstance(error, Refused)
                 refused_since = now if was_served or self.must_wait() else refused_since
                 if lost == _TRIES or now - refused_since > _PATIENCE_S:
                     raise EngineError(f"gave up after {tries} tries: {error}") from error
@@ -212,8 +208,7 @@ class GenerationClient:
         """One try, for as long as the engine makes progress."""
         name = uuid4().hex
         request = self._progress.begin(max(turn.sampling.max_new_tokens for turn in turns))
-        body = _body(name, turns, self.max_batch > 1)
-        post = asyncio.create_task(self._post(body, lane or name))
+        post = asyncio.create_task(self._post(name, turns, lane or name, request))
         futures = [turn.generation for turn in turns]
         with self._aborts.watch(post, dict(zip(names_of(name, len(turns)), futures, strict=True))):
             while not post.done():
@@ -227,34 +222,41 @@ class GenerationClient:
                         " s"
                     )
                 await asyncio.wait({post}, timeout=left)
-            made = _read(post.result(), turns)
-            longest = max((len(answer.generation.token_ids) for answer in made), default=0)
-            self._progress.answer(request, longest)
-            for answer in made:
-                self._count(answer)
-                answer.turn.generation.set_result(answer.generation)
+            post.result()
 
-    def _count(self, answer: _Answer) -> None:
-        counts = self.counts
-        counts.turns += 1
-        counts.new_tokens += len(answer.generation.token_ids)
-        counts.prompt_tokens += len(answer.turn.prompt_ids)
-        counts.cached_tokens += answer.cached_tokens
-
-    async def _post(self, body: bytes, lane: str) -> bytes:
+    async def _post(
+        self, name: str, turns: Sequence[AskedTurn], lane: str, request: SentRequest
+    ) -> None:
+        """Send a request of that name, and answer each of its turns when it is done."""
         self.counts.requests += 1
         url = f"{self.router_url}/generate"
         session, headers = self._connections(), self._key | {LANE_HEADER: lane}
+        body = _body(name, turns, self.max_batch > 1)
         try:
             async with session.post(url, data=body, headers=headers) as response:
-                text = await response.read()
-                status = response.status
+                if response.status >= 400:
+                    raise refusal(response.status, await response.text(errors="replace"))
+                if len(turns) == 1:
+                    for answer in read_list(await response.read(), turns):
+                        self._take(answer, request)
+                    return
+                async for event in events_of(response.content):
+                    self._take(read_event(event, turns), request)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _NoConnection(f"POST {url}: no connection: {error!r}") from error
-        if status >= 400:
-            kind = _Refused if status >= 500 or status in (408, 429) else EngineError
-            raise kind(f"POST {url} was refused ({status}): {text[:500].decode(errors='replace')}")
-        return text
+            raise NoConnection(f"POST {url}: no connection: {error!r}") from error
+        if missing := sum(not turn.is_over for turn in turns):
+            raise EngineError(f"POST {url}: asked for {len(turns)} turns, {missing} had no answer")
+
+    def _take(self, answer: Answer, request: SentRequest) -> None:
+        if answer.turn.is_over:
+            return
+        counts, num_tokens = self.counts, len(answer.generation.token_ids)
+        self._progress.answer(request, num_tokens)
+        counts.turns += 1
+        counts.new_tokens += num_tokens
+        counts.prompt_tokens += len(answer.turn.prompt_ids)
+        counts.cached_tokens += answer.cached_tokens
+        answer.turn.generation.set_result(answer.generation)
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -277,7 +279,7 @@ def _body(name: str, turns: Sequence[AskedTurn], for_plugin: bool) -> bytes:
     """Of a request of that name."""
     prompts = [turn.prompt_ids for turn in turns]
     parameters = [_parameters(turn.sampling) for turn in turns]
-    packed = pack(prompts, parameters, name, for_plugin=for_plugin)
+    packed = pack(prompts, parameters, name, for_plugin=for_plugin, stream=len(turns) > 1)
     return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -296,84 +298,3 @@ def _parameters(sampling: Sampling) -> dict[str, Any]:
     if sampling.is_last:
         last_turn.mark(parameters)
     return parameters
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    turn: AskedTurn
-    generation: Generation
-    cached_tokens: int
-    """of its prompt"""
-
-
-def _read(text: bytes, turns: Sequence[AskedTurn]) -> list[_Answer]:
-    """What a reply has for turns that are waited for, checked against what was asked."""
-    try:
-        # [[p, id, null], [p, id, null]] -> [[p, id, p, id, null]]: a list for each token would
-        # cost several times as much as its numbers.
-        replies: list[Any] = orjson.loads(text.replace(b",null],[", b","))
-        if len(replies) != len(turns):
-            raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
-        return [
-            _Answer(turn, _parse(reply, turn.sampling), reply["meta_info"].get("cached_tokens", 0))
-            for reply, turn in zip(replies, turns, strict=True)
-            if not turn.is_over
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _Refused(f"this is not a valid engine answer ({error!r}): {text[:300]!r}") from error
-
-
-def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
-    """One sequence of a reply, checked against what was asked for."""
-    token_ids: list[int] = reply["output_ids"]
-    meta = reply["meta_info"]
-    finish = _FINISH.get(meta["finish_reason"]["type"])
-    if finish is None:
-        raise EngineError(f"unknown finish reason {meta['finish_reason']}")
-    if finish == "abort" and meta["finish_reason"].get("status_code"):
-        raise EngineError(f"the engine refused a turn: {meta['finish_reason'].get('message')}")
-    scored_ids, logprobs = _scored(meta.get("output_token_logprobs") or [])
-    if scored_ids != token_ids or len(token_ids) > sampling.max_new_tokens:
-        raise EngineError(
-            f"the engine answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities"
-            f" for at most {sampling.max_new_tokens} tokens"
-        )
-    return Generation(
-        token_ids=np.array(token_ids, np.int32),
-        logprobs=np.array(logprobs, np.float32),
-        weight_versions=_versions(meta, len(token_ids)),
-        finish=finish,
-    )
-
-
-def _scored(entries: list[list[Any]]) -> tuple[list[int], list[float]]:
-    """Ids and log-probabilities of [[p, id, null], ...], whether `_read` joined the lists or not
-    (an engine that writes spaces)."""
-    if len(entries) == 1:
-        return entries[0][1::2], entries[0][:-1:2]
-    return [entry[1] for entry in entries], [entry[0] for entry in entries]
-
-
-def _versions(meta: dict[str, Any], num_tokens: int) -> WeightVersions:
-    """The weight version of each token; the engine reports spans when it changed on the way."""
-    spans: list[dict[str, Any]] = meta.get("weight_versions") or [
-        {"version": meta["weight_version"], "start": 0, "end": num_tokens}
-    ]
-    versions = WeightVersions.of_runs(
-        (_version(span["version"]), span["end"] - span["start"]) for span in spans
-    )
-    if len(versions) != num_tokens:
-        raise EngineError(f"weight versions {spans} do not cover {num_tokens} tokens")
-    return versions
-
-
-def _version(text: str) -> int:
-    if text == BROKEN_WEIGHTS:
-        raise _Refused(f"its weights are {text}: they may be half new")
-    try:
-        return int(text)
-    except ValueError:
-        raise EngineError(
-            f"the engine's weight version is {text!r}, not a number: its weights did not come"
-            " from this fleet"
-        ) from None

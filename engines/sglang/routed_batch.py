@@ -4,6 +4,9 @@ SGLang takes a list of sampling parameters for a batch, but the router's schema 
 of it, which would give every sequence the same seed. `session_params` is the one field of the
 request that the router hands on unread: the list travels there and our plugin puts it back. So do
 the names of the sequences, by which each can be aborted.
+
+Whoever asks for `stream` there gets an event for each sequence when it is done. SGLang alone would
+send all that there is of each with every token.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from engines.types import TokenIds
 
 FIELD = "sampling_of_each"
 _NAMES = "name_of_each"
-_TARGET = "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments"
+_REQUEST = "sglang.srt.managers.io_struct.GenerateReqInput"
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_BY_SEQUENCE = "is_answered_by_sequence"
+"""attribute of a request that came with `FIELD`, and of its sequences"""
 
 
 def names_of(request: str, count: int) -> list[str]:
@@ -31,12 +37,14 @@ def pack(
     request: str = "",
     *,
     for_plugin: bool = True,
+    stream: bool = False,
 ) -> dict[str, Any]:
     """Body of a `/generate` request for several sequences; both lists have one entry for each.
 
     `request`: its name, which no other has; without one its sequences have no name that is known.
     `for_plugin`: the server has our plugin. One without it takes batches of one, and hears of a
-    name if no router is before it, which would leave the name out."""
+    name if no router is before it, which would leave the name out. `stream`: a batch is answered
+    with an event for each sequence, with its `index`, when that is done; else with all at once."""
     named = {_NAMES: names_of(request, len(sampling))} if request else {}
     carried: dict[str, Any] = {}
     if len(sampling) > 1 or (named and for_plugin):
@@ -49,7 +57,7 @@ def pack(
         **carried,
         "return_logprob": True,
         "return_text_in_logprobs": False,
-        "stream": False,
+        "stream": stream,
     }
 
 
@@ -65,10 +73,33 @@ def unpack(request: Any) -> None:
     request.sampling_params = carried[FIELD]
     request.rid = carried.get(_NAMES)
     request.session_params = None
+    setattr(request, _BY_SEQUENCE, True)
+
+
+def whole(sequence: Any, request: Any) -> Any:
+    """Let a sequence of such a request have one answer, at its end."""
+    if getattr(request, _BY_SEQUENCE, False):
+        setattr(sequence, _BY_SEQUENCE, True)
+        sequence.stream = False
+    return sequence
 
 
 def install() -> None:
     """Hook SGLang's request normalisation; for any host, with or without CUDA."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(_TARGET, lambda request: unpack(request), HookType.BEFORE)
+    def refused(stock: Any, manager: Any, out: Any, state: Any, is_stream: bool) -> Any:
+        """An answer like others: an exception would end the stream without a word."""
+        by_sequence = getattr(state.obj, _BY_SEQUENCE, False)
+        return stock(manager, out, state, is_stream or by_sequence)
+
+    def unpacked(request: Any) -> None:
+        unpack(request)
+
+    def part(sequence: Any, request: Any, _: int) -> Any:
+        return whole(sequence, request)
+
+    before = f"{_REQUEST}.normalize_batch_and_arguments"
+    HookRegistry.register(before, unpacked, HookType.BEFORE)
+    HookRegistry.register(f"{_REQUEST}.__getitem__", part, HookType.AFTER)
+    HookRegistry.register(f"{_MANAGER}._handle_abort_finish_reason", refused, HookType.AROUND)

@@ -88,9 +88,9 @@ class TurnQueue:
         waiting, self._waiting = self._waiting, deque()
         return [turn for turn in waiting if not turn.is_over]
 
-    def give_back(self, batch: Batch) -> None:
-        """Its request is over: others may have the places of its turns."""
-        self._under_way -= len(batch.turns)
+    def give_back(self, places: int = 1) -> None:
+        """So many of those that were taken are over: others may have their places."""
+        self._under_way -= places
 
 
 class Lanes:
@@ -136,8 +136,7 @@ class Lanes:
 def equal_parts(turns: Sequence[AskedTurn], most: int) -> list[Sequence[AskedTurn]]:
     """Neighbours together in parts of up to `most`, whose sizes differ by one at most.
 
-    A batch's answer waits for its longest turn, and samples of one prompt wait for each other
-    anyway. A server prefills their prompt once.
+    Neighbours are samples of one prompt, which a server prefills once.
     """
     count = -(-len(turns) // most)
     ends = [len(turns) * part // max(count, 1) for part in range(count + 1)]

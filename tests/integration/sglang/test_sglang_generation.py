@@ -49,6 +49,20 @@ async def test_a_seeded_turn_is_the_same_alone_and_in_any_batch(sglang_pair: Sgl
     assert [g.token_ids.tolist() for g in together] == [g.token_ids.tolist() for g in reversed_]
 
 
+async def test_a_short_turn_does_not_wait_for_a_long_one_of_its_request(
+    sglang_pair: SglangPair,
+) -> None:
+    async with GenerationClient(sglang_pair.router.url) as client:
+        long, short = (
+            asyncio.create_task(client.generate(_prompt(i), Sampling(most, seed=i)))
+            for i, most in enumerate((120, 2))
+        )
+        assert len((await short).token_ids) == 2
+        assert not long.done()
+        assert len((await long).token_ids) == 120
+        assert client.counts.requests == 1
+
+
 async def test_one_prompt_with_other_seeds_or_no_seed_gives_other_samples(
     sglang_pair: SglangPair,
 ) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 import orjson
 from aiohttp import web
 
+from tests.parts.engine_replies import LAST
 from tests.programs.bench.open_files import raise_limit
-from tests.programs.bench.simulated_server import ANSWERS, answer
+from tests.programs.bench.simulated_server import ANSWERS, answer, event_of
 
 SHARE = 0.88
 """of the sequences: clients ask for more when a step's groups were answered"""
@@ -28,34 +29,33 @@ SHARE = 0.88
 
 @dataclass(slots=True)
 class Holding:
-    """Requests that have no answer yet, oldest first."""
+    """Sequences that have no answer yet, oldest first."""
 
     wanted: int
     all_of_them: int
-    held: deque[tuple[int, asyncio.Event]] = field(default_factory=deque[tuple[int, asyncio.Event]])
+    held: deque[asyncio.Event] = field(default_factory=deque[asyncio.Event])
     under_way: int = 0
     seen: int = 0
     most: int = 0
     least: int = sys.maxsize
     """since the first answer, while more were to come"""
 
-    async def wait(self, count: int) -> None:
-        """Until a request of so many sequences is answered."""
-        mine = asyncio.Event()
-        self.held.append((count, mine))
+    def add(self, count: int) -> list[asyncio.Event]:
+        """A request of so many sequences: what says of each that it is done."""
+        mine = [asyncio.Event() for _ in range(count)]
+        self.held.extend(mine)
         self.under_way += count
         self.seen += count
         self.most = max(self.most, self.under_way)
         self._let_go()
-        await mine.wait()
+        return mine
 
     def _let_go(self) -> None:
         is_last = self.seen >= self.all_of_them
         has_begun = self.most >= self.wanted
         while self.held and (is_last or (has_begun and self.under_way > SHARE * self.wanted)):
-            count, event = self.held.popleft()
-            self.under_way -= count
-            event.set()
+            self.held.popleft().set()
+            self.under_way -= 1
             if not is_last:
                 self.least = min(self.least, self.under_way)
 
@@ -66,11 +66,20 @@ async def serve(wanted: int, all_of_them: int, mean_tokens: int) -> None:
     prepared = [answer(tokens, draw) for tokens in lengths]
     holding = Holding(wanted, all_of_them)
 
-    async def generate(request: web.Request) -> web.Response:
-        count = len(orjson.loads(await request.read())["input_ids"])
-        await holding.wait(count)
-        body = b",".join(draw.choices(prepared, k=count))
-        return web.Response(body=b"[" + body + b"]", content_type="application/json")
+    async def generate(request: web.Request) -> web.StreamResponse:
+        asked = orjson.loads(await request.read())
+        done = holding.add(len(asked["input_ids"]))
+        if not asked["stream"]:
+            await done[0].wait()
+            body = b"[" + draw.choice(prepared) + b"]"
+            return web.Response(body=body, content_type="application/json")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for index, event in enumerate(done):
+            await event.wait()
+            await response.write(event_of(index, draw.choice(prepared)))
+        await response.write(LAST)
+        return response
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/generate", generate)

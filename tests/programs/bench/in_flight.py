@@ -134,7 +134,7 @@ async def _work(batch: int, folder: Path) -> Worker:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
         try:
-            async with GenerationClient(url, max_batch=batch) as client:
+            async with GenerationClient(url, max_batch=batch, most_turns=IN_FLIGHT) as client:
                 before, wall, cpu = _peak_mb(), time.monotonic(), time.process_time()
                 await _sample(client, chat, folder)
                 wall, cpu = time.monotonic() - wall, time.process_time() - cpu

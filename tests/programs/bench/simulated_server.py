@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import orjson
 
+from tests.parts.engine_replies import LAST
+
 ANSWERS = 64
 """different answers, dealt out in turn"""
 
@@ -42,6 +44,11 @@ def answer(tokens: int, draw: random.Random) -> bytes:
     )
 
 
+def event_of(index: int, prepared: bytes) -> bytes:
+    """In which a sequence of a batch is answered."""
+    return b'data: {"index":%d,' % index + prepared[1:] + b"\n\n"
+
+
 def serve(tokens: int) -> None:
     draw = random.Random(0)
     prepared = [answer(tokens, draw) for _ in range(ANSWERS)]
@@ -53,12 +60,15 @@ def serve(tokens: int) -> None:
             asked = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
             count = len(asked["input_ids"])
             first = draw.randrange(ANSWERS)
-            body = b",".join(prepared[(first + i) % ANSWERS] for i in range(count))
+            chosen = [prepared[(first + i) % ANSWERS] for i in range(count)]
+            body = b"[" + b",".join(chosen) + b"]"
+            if asked["stream"]:
+                body = b"".join(event_of(i, answer) for i, answer in enumerate(chosen)) + LAST
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body) + 2))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"[" + body + b"]")
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing: thousands of requests are expected."""

@@ -80,7 +80,7 @@ def turn_queue(size: int, meter: Meter) -> None:
                 batch = under_way.pop()
                 for turn in batch.turns:
                     turn.generation.cancel()
-                turns.give_back(batch)
+                turns.give_back(len(batch.turns))
                 under_way += turns.take()
 
     asyncio.run(main())

@@ -7,15 +7,19 @@ Usage: python -m tests.programs.scale. It writes `build/scale.json` and the char
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from pathlib import Path
 
 from tests.programs.bench.rows import Row, show, write
 from tests.programs.scale.chart import draw
 from tests.programs.scale.setups import Case, balanced, variants
-from tests.programs.scale.simulation import Measured, simulate
+from tests.programs.scale.simulation import Measured, seconds_of_a_group, simulate
 
 RESULT = Path("build/scale.json")
+TURNS = (4, 10, 30)
+MOST_LATE = 1.1
+"""of turns that share requests: each is answered when it is done"""
 CHART = Path("docs/images/scale.svg")
 
 
@@ -30,12 +34,22 @@ def main() -> int:
         print(f"{case.name}: {rows[-1].value:.3f}", file=sys.stderr, flush=True)
         bars.setdefault((case.setup.servers, case.setup.staleness), rows[-1].value)
         spent, rollouts = spent + measured.cpu_s, rollouts + measured.rollouts
+    rows += [_turns_row(turns) for turns in TURNS]
     note = f"for {rollouts} rollouts"
     rows.append(Row("processor time of the simulations", spent, "s", note=note))
     write(rows, RESULT)
     CHART.write_text(draw(bars))
     show(rows, "goodput / bound")
     return 0 if all(row.holds for row in rows) else 1
+
+
+def _turns_row(turns: int) -> Row:
+    pairs = [[seconds_of_a_group(turns, batch, seed) for batch in (16, 1)] for seed in range(8)]
+    return Row(
+        f"a group of 16 with {turns} turns, tools at once: seconds / those of independent requests",
+        statistics.median(together / apart for together, apart in pairs),
+        "ratio", MOST_LATE, at_most=True, note=f"median of {len(pairs)} groups, log-normal lengths",
+    )  # fmt: skip
 
 
 def _row(case: Case, measured: Measured) -> Row:

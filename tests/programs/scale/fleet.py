@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engines.sglang.client import GenerationClient
-from engines.sglang.turn_queue import Batch
+from engines.sglang.turn_queue import AskedTurn, Batch
 from engines.types import Generation, Sampling
 from engines.weight_versions import WeightVersions
 from infra.errors import EngineError
@@ -86,31 +86,32 @@ class SimulatedFleet:
 class SimulatedClient(GenerationClient):
     """The real client, whose requests are simulated."""
 
-    def __init__(self, fleet: SimulatedFleet, length: Length) -> None:
-        super().__init__("http://simulated")
+    def __init__(self, fleet: SimulatedFleet, length: Length, max_batch: int = 16) -> None:
+        super().__init__("http://simulated", max_batch=max_batch)
         self._fleet = fleet
         self._length = length
 
     async def _answer(self, batch: Batch) -> None:
-        tokens = [_num_tokens(self._length, turn.sampling) for turn in batch.turns]
-        while True:
+        waiting = [turn for turn in batch.turns if not turn.is_over]
+        while waiting:
             server = await self._fleet.next_server()
-            written = [
-                server.generate(len(turn.prompt_ids) * TOKENS_EACH, count)
-                for turn, count in zip(batch.turns, tokens, strict=True)
-            ]
-            try:
-                versions = await asyncio.gather(*written)
-            except ServerLost:
+            await asyncio.gather(*(self._written(server, turn) for turn in waiting))
+            waiting = [turn for turn in waiting if not turn.is_over]
+            if waiting:
                 self.counts.retries += 1
                 self.on_trouble()
                 await asyncio.sleep(_RETRY_S)
-            else:
-                self.counts.new_tokens += sum(tokens)
-                for turn, of_each in zip(batch.turns, versions, strict=True):
-                    if not turn.is_over:
-                        turn.generation.set_result(_generation(of_each))
-                return
+
+    async def _written(self, server: SimulatedServer, turn: AskedTurn) -> None:
+        """Answer a turn when it is done; not at all if the server is lost."""
+        count = _num_tokens(self._length, turn.sampling)
+        try:
+            versions = await server.generate(len(turn.prompt_ids) * TOKENS_EACH, count)
+        except ServerLost:
+            return
+        if not turn.is_over:
+            self.counts.new_tokens += count
+            turn.generation.set_result(_generation(versions))
 
 
 def _num_tokens(length: Length, sampling: Sampling) -> int:

@@ -33,7 +33,7 @@ class ServerSpeed:
         """Seconds of a decode step."""
         return self.step_s + running * self.sequence_s
 
-    def tokens_per_s(self, mean_tokens: float, prompt_tokens: int) -> float:
+    def tokens_per_s(self, mean_tokens: float, prompt_tokens: float) -> float:
         """That a server writes while all places are taken, with the prompts' prefill."""
         decoding = mean_tokens * self.decode_s(self.places) / self.places
         return mean_tokens / (decoding + prompt_tokens * self.prefill_s)

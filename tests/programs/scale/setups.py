@@ -55,6 +55,11 @@ def variants() -> list[Case]:
             LEAST,
         ),
         Case("Pareto lengths, staleness 4", replace(base, staleness=4, length=PARETO), LEAST),
+        Case(
+            "4 turns a rollout, tools of 10 s",
+            replace(base, turns=4, tool_s=10.0, rollouts_a_place=2.0),
+            LEAST,
+        ),
         Case("each server lost every 4 hours", replace(base, hours_to_failure=4.0)),
     ]
 

@@ -8,7 +8,7 @@ import gc
 import statistics
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engines.algorithms.spec import Algorithm
 from engines.rollout.background_sampler import BackgroundSampler
@@ -30,7 +30,9 @@ from tests.programs.scale.workload import (
     MOST_TOKENS,
     PROMPT_TOKENS,
     TOKENS_EACH,
+    TOOL_TOKENS,
     Length,
+    ManyTurns,
     SimulatedChat,
     SimulatedJudge,
     SimulatedProblems,
@@ -55,6 +57,11 @@ class Setup:
     easy_share: float = 0.0
     """of problems whose groups teach nothing"""
     length: Length = LOG_NORMAL
+    """of a turn"""
+    turns: int = 1
+    """of a rollout"""
+    tool_s: float = 0.0
+    """between two turns, on average"""
     hours_to_failure: float | None = None
     """of one server, on average"""
     warm_up: int = 3
@@ -72,13 +79,23 @@ class Setup:
     @property
     def tokens_a_step(self) -> float:
         """That are trained on."""
-        return self.groups_per_step * GROUP_SIZE * mean_tokens(self.length)
+        return self.groups_per_step * GROUP_SIZE * self.tokens_a_rollout
+
+    @property
+    def tokens_a_rollout(self) -> float:
+        return self.turns * mean_tokens(self.length)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Before a turn, on average: servers have none of them cached."""
+        before = (self.turns - 1) / 2 * (mean_tokens(self.length) + TOOL_TOKENS)
+        return PROMPT_TOKENS + before
 
     @property
     def sampling_s(self) -> float:
         """Of a step's tokens and of those of groups that teach nothing, where all places are taken
         all the time, and of the pause for a publish."""
-        rate = self.servers * self.speed.tokens_per_s(mean_tokens(self.length), PROMPT_TOKENS)
+        rate = self.servers * self.speed.tokens_per_s(mean_tokens(self.length), self.prompt_tokens)
         return self.tokens_a_step / (1 - self.easy_share) / rate + PUBLISH_S
 
     @property
@@ -168,9 +185,7 @@ class _Stage:
     def loop(self, steps: int) -> Loop:
         setup = self.setup
         judge = SimulatedJudge(setup.easy_share)
-        domain = LiveDomain(
-            "simulated", SimulatedProblems(), judge, Conversation(None), MOST_TOKENS // TOKENS_EACH
-        )
+        domain = simulated_domain(setup.turns, setup.tool_s, judge)
         producer, buffer = producer_of(
             Roller(
                 generate=self.client.generate, chat=SimulatedChat(),
@@ -208,7 +223,7 @@ class _Stage:
         before = self.setup.warm_up
         first, last, steps = self.marks[before - 1], self.marks[-1], self.marks[before:]
         seconds = last.at - first.at
-        of_a_group = GROUP_SIZE * mean_tokens(self.setup.length)
+        of_a_group = GROUP_SIZE * self.setup.tokens_a_rollout
         saved = (last.waiting - first.waiting) * of_a_group
         tokens = sum(self.trainer.trained[before:]) + saved
         places = self.setup.servers * self.setup.speed.places
@@ -223,6 +238,33 @@ class _Stage:
             rollouts=rollouts,
             cpu_s=cpu_s,
         )
+
+
+def simulated_domain(turns: int, tool_s: float, judge: SimulatedJudge) -> LiveDomain:
+    """Whose rollouts have so many turns."""
+    driver = Conversation(None) if turns == 1 else ManyTurns(turns, tool_s)
+    most = turns * MOST_TOKENS // TOKENS_EACH
+    return LiveDomain("simulated", SimulatedProblems(), judge, driver, most)
+
+
+def seconds_of_a_group(turns: int, max_batch: int, seed: int) -> float:
+    """Until a group of 16 is rolled out, whose tools answer at once, on a server with a place for
+    each; `max_batch`: turns in a request, 1 for independent ones."""
+
+    async def roll() -> float:
+        fleet = SimulatedFleet(1, replace(SPEED, places=16))
+        async with SimulatedClient(fleet, LOG_NORMAL, max_batch) as client:
+            roller = Roller(
+                generate=client.generate, chat=SimulatedChat(), context_length=1 << 20, seed=seed
+            )
+            (problem,) = SimulatedProblems().problems("rl", 1, seed)
+            domain = simulated_domain(turns, 0.0, SimulatedJudge())
+            await roller.roll_group(
+                domain, problem, 16, temperature=1.0, group_id=f"{seed}", seed_name=f"{seed}"
+            )
+        return asyncio.get_running_loop().time()
+
+    return virtual_time.run(roll())
 
 
 @contextlib.contextmanager

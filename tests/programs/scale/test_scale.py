@@ -12,7 +12,7 @@ from engines.weight_versions import WeightVersions
 from tests.programs.scale import virtual_time
 from tests.programs.scale.chart import draw
 from tests.programs.scale.server import ServerLost, ServerSpeed, SimulatedServer
-from tests.programs.scale.simulation import Setup, simulate
+from tests.programs.scale.simulation import Setup, seconds_of_a_group, simulate
 from tests.programs.scale.workload import LOG_NORMAL, MOST_TOKENS, PARETO, mean_tokens
 
 pytestmark = pytest.mark.unit
@@ -113,3 +113,15 @@ def test_the_chart_has_a_bar_for_each_run() -> None:
     picture = draw({(64, 0): 0.33, (64, 2): 0.93, (256, 2): 0.94})
     assert picture.count("<rect") == 4
     assert "256 servers" in picture
+
+
+def test_turns_that_share_requests_do_not_wait_for_each_other() -> None:
+    for turns in (1, 10):
+        together, apart = (seconds_of_a_group(turns, batch, 0) for batch in (16, 1))
+        assert together == pytest.approx(apart, rel=0.02)
+
+
+def test_a_stage_of_many_turns_comes_near_its_bound() -> None:
+    setup = Setup(8, 2, turns=3, tool_s=10.0, rollouts_a_place=2.0, warm_up=2, steps=3)
+    assert setup.prompt_tokens == 512 + mean_tokens(LOG_NORMAL) + 256
+    assert 0.8 < simulate(setup).tokens_per_s / setup.bound < 1.1

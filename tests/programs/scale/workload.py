@@ -6,25 +6,31 @@ difference, and their arrays stay small.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from engines.rollout.drivers.session_host import End, SessionHost
 from engines.types import (
     AssistantTurn,
     Demonstration,
     Environment,
     Message,
     Problem,
+    Rollout,
     Split,
+    Status,
     TokenIds,
     Transcript,
 )
 
 TOKENS_EACH = 64
 PROMPT_TOKENS = 512
+TOOL_TOKENS = 256
+"""that a tool says"""
 MEAN_TOKENS = 2000
 """of an answer"""
 MOST_TOKENS = 8_000
@@ -66,6 +72,27 @@ def _share(seed: int) -> float:
 def _cut(tokens: float) -> int:
     """A whole number of simulated tokens."""
     return max(1, round(min(tokens, MOST_TOKENS) / TOKENS_EACH)) * TOKENS_EACH
+
+
+@dataclass(frozen=True, slots=True)
+class ManyTurns:
+    """A driver: between two turns of a rollout a tool takes its time and says something."""
+
+    turns: int
+    tool_s: float = 0.0
+    """on average: some calls take no time, some twice as long"""
+
+    async def run(self, problem: Problem, sessions: SessionHost) -> Rollout:
+        session = sessions.open(sessions.prompt_ids)
+        for turn in range(1, self.turns + 1):
+            is_last = turn == self.turns
+            await sessions.turn(session, max_new_tokens=MOST_TOKENS // TOKENS_EACH, is_last=is_last)
+            if not is_last:
+                share = len(session.tokens) * 0.6180339887498949 % 1.0
+                await asyncio.sleep(2 * share * self.tool_s)
+                session.extend([1] * (TOOL_TOKENS // TOKENS_EACH))
+        said = [Message("assistant", "")] * self.turns
+        return sessions.finish(End(Status.COMPLETED), said)
 
 
 class SimulatedProblems:

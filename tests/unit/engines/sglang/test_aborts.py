@@ -14,6 +14,7 @@ from aiohttp import web
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import names_of, pack, unpack
 from engines.types import Sampling
+from tests.parts.engine_replies import event, response
 
 pytestmark = pytest.mark.unit
 
@@ -32,17 +33,23 @@ class _Router:
     """a caller closed its connection before it was answered"""
     told: asyncio.Event = field(default_factory=asyncio.Event)
     abort_hangs: bool = False
+    first_is_done: bool = False
+    """the first turn is answered at once"""
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
         self.came.set()
+        stream = web.StreamResponse()
+        if self.first_is_done:
+            await stream.prepare(request)
+            await stream.write(event(0, _reply(body["input_ids"][0])))
         try:
             await self.goes_on.wait()
         except asyncio.CancelledError:
             self.left.set()
             raise
-        return web.json_response([_reply(ids) for ids in body["input_ids"]])
+        return response(body, [_reply(ids) for ids in body["input_ids"]])
 
     async def workers(self, _: web.Request) -> web.Response:
         workers = [{"url": f"{self.url}/{name}"} for name in ("first", "second")]
@@ -118,6 +125,17 @@ async def test_a_request_of_which_all_turns_are_cancelled_ends() -> None:
         await _until(router.told)
     assert {told.split()[1] for told in router.aborted} == set(router.names())
     assert len(router.asked) == 1
+
+
+async def test_a_request_ends_when_its_only_turn_without_an_answer_is_cancelled() -> None:
+    async with _router() as router, GenerationClient(router.url) as client:
+        router.first_is_done = True
+        first, second = (asyncio.create_task(client.generate([i], Sampling(4))) for i in range(2))
+        assert (await first).token_ids.tolist() == [0]
+        second.cancel()
+        await _until(router.left)
+        await _until(router.told)
+    assert {told.split()[1] for told in router.aborted} == {router.names()[1]}
 
 
 async def test_a_turn_that_is_cancelled_at_once_is_not_sent() -> None:

@@ -1,0 +1,163 @@
+"""Answers: what a server says to a request for turns, read as it comes, and checked.
+
+A request for several turns is answered with an event for each, in the order in which they are done,
+so no turn waits for a longer neighbour. A request for one turn is answered with a list of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import orjson
+from aiohttp import StreamReader
+
+from engines.sglang.turn_queue import AskedTurn
+from engines.types import Finish, Generation, Sampling
+from engines.weight_versions import BROKEN_WEIGHTS, WeightVersions
+from infra.errors import EngineError
+
+_FINISH: dict[str, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+_PREFIX, _LAST = b"data: ", b"data: [DONE]"
+
+
+class Retryable(EngineError):
+    """Worth another try."""
+
+
+class Refused(Retryable):
+    """A server's own fault (5xx), a full queue, or an answer that no engine gives."""
+
+
+class NoConnection(Retryable):
+    """Nobody listens at the router's address, or the connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One turn's."""
+
+    turn: AskedTurn
+    generation: Generation
+    cached_tokens: int
+    """of its prompt"""
+
+
+async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
+    """The events of a stream, each as soon as it is here. Raises NoConnection if it ends early."""
+    rest, event = b"", b""
+    async for chunk in content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for event in whole:
+            if event != _LAST:
+                yield event.removeprefix(_PREFIX)
+    if event != _LAST:
+        raise NoConnection("the stream of answers ended before its last one")
+
+
+def read_event(text: bytes, turns: Sequence[AskedTurn]) -> Answer:
+    """What an event says of one of these turns."""
+    said = _loaded(text)
+    if isinstance(said, dict) and "error" in said:
+        error = cast("dict[str, Any]", said["error"])
+        raise refusal(int(error.get("code", 400)), f"{error.get('message')}")
+    try:
+        return _answer(said, turns[said["index"]])
+    except _NONSENSE as error:
+        raise _nonsense(error, text) from error
+
+
+def read_list(text: bytes, turns: Sequence[AskedTurn]) -> list[Answer]:
+    """What a reply says that came as a whole."""
+    replies = _loaded(text)
+    try:
+        if len(replies) != len(turns):
+            raise EngineError(f"asked for {len(turns)} turns, got {str(replies)[:300]}")
+        return [_answer(reply, turn) for reply, turn in zip(replies, turns, strict=True)]
+    except _NONSENSE as error:
+        raise _nonsense(error, text) from error
+
+
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
+
+
+def refusal(status: int, why: str) -> EngineError:
+    """For what a server said with this status instead of an answer."""
+    kind = Refused if status >= 500 or status in (408, 429) else EngineError
+    return kind(f"the engine refused ({status}): {why[:500]}")
+
+
+def _loaded(text: bytes) -> Any:
+    try:
+        # [[p, id, null], [p, id, null]] -> [[p, id, p, id, null]]: a list for each token would
+        # cost several times as much as its numbers.
+        return orjson.loads(text.replace(b",null],[", b","))
+    except ValueError as error:
+        raise _nonsense(error, text) from error
+
+
+def _nonsense(error: Exception, text: bytes) -> Refused:
+    return Refused(f"this is not a valid engine answer ({error!r}): {text[:300]!r}")
+
+
+def _answer(reply: dict[str, Any], turn: AskedTurn) -> Answer:
+    generation = _parse(reply, turn.sampling)
+    return Answer(turn, generation, reply["meta_info"].get("cached_tokens", 0))
+
+
+def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
+    """One sequence of a reply, checked against what was asked for."""
+    token_ids: list[int] = reply["output_ids"]
+    meta = reply["meta_info"]
+    finish = _FINISH.get(meta["finish_reason"]["type"])
+    if finish is None:
+        raise EngineError(f"unknown finish reason {meta['finish_reason']}")
+    if finish == "abort" and (status := meta["finish_reason"].get("status_code")):
+        raise refusal(status, f"a turn: {meta['finish_reason'].get('message')}")
+    scored_ids, logprobs = _scored(meta.get("output_token_logprobs") or [])
+    if scored_ids != token_ids or len(token_ids) > sampling.max_new_tokens:
+        raise EngineError(
+            f"the engine answered {len(token_ids)} tokens with {len(logprobs)} log-probabilities"
+            f" for at most {sampling.max_new_tokens} tokens"
+        )
+    return Generation(
+        token_ids=np.array(token_ids, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        weight_versions=_versions(meta, len(token_ids)),
+        finish=finish,
+    )
+
+
+def _scored(entries: list[list[Any]]) -> tuple[list[int], list[float]]:
+    """Ids and log-probabilities of [[p, id, null], ...], whether `_loaded` joined the lists or not
+    (an engine that writes spaces)."""
+    if len(entries) == 1:
+        return entries[0][1::2], entries[0][:-1:2]
+    return [entry[1] for entry in entries], [entry[0] for entry in entries]
+
+
+def _versions(meta: dict[str, Any], num_tokens: int) -> WeightVersions:
+    """The weight version of each token; the engine reports spans when it changed on the way."""
+    spans: list[dict[str, Any]] = meta.get("weight_versions") or [
+        {"version": meta["weight_version"], "start": 0, "end": num_tokens}
+    ]
+    versions = WeightVersions.of_runs(
+        (_version(span["version"]), span["end"] - span["start"]) for span in spans
+    )
+    if len(versions) != num_tokens:
+        raise EngineError(f"weight versions {spans} do not cover {num_tokens} tokens")
+    return versions
+
+
+def _version(text: str) -> int:
+    if text == BROKEN_WEIGHTS:
+        raise Refused(f"its weights are {text}: they may be half new")
+    try:
+        return int(text)
+    except ValueError:
+        raise EngineError(
+            f"the engine's weight version is {text!r}, not a number: its weights did not come"
+            " from this fleet"
+        ) from None

@@ -1,0 +1,105 @@
+"""Answers that come as a stream: each turn has its own as soon as it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import orjson
+import pytest
+from aiohttp import web
+
+from engines.sglang.client import GenerationClient
+from engines.sglang.routed_batch import FIELD
+from engines.types import Generation, Sampling
+from infra.errors import EngineError
+from tests.parts.engine_replies import LAST, Answer, endpoint, event, good, reply_to
+
+pytestmark = pytest.mark.unit
+_Said: TypeAlias = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
+
+
+def _streamed(say: _Said) -> Answer:
+    """A stream of which `say` writes the events."""
+
+    async def answer(body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await say(body, stream)
+        return stream
+
+    return answer
+
+
+async def test_a_turn_is_answered_when_it_is_done_and_its_place_is_free() -> None:
+    goes_on = asyncio.Event()
+
+    async def second_first(body: dict[str, Any], stream: web.StreamResponse) -> None:
+        first, second = (event(i, reply_to(ids)) for i, ids in enumerate(body["input_ids"]))
+        await stream.write(second[:40])  # an event may come in pieces, and two in one
+        await stream.write(second[40:])
+        await goes_on.wait()
+        await stream.write(first + LAST)
+
+    async with (
+        endpoint(_streamed(second_first), good) as (url, asked),
+        GenerationClient(url, most_turns=2) as client,
+    ):
+        held, short, third = (
+            asyncio.create_task(client.generate([i, 9], Sampling(4))) for i in range(3)
+        )
+        async with asyncio.timeout(10):
+            assert (await short).token_ids.tolist() == [9, 1]
+            assert (await third).token_ids.tolist() == [9, 2], "it has the place of the second"
+        assert not held.done()
+        goes_on.set()
+        assert (await held).token_ids.tolist() == [9, 0]
+        assert client.counts.turns == 3
+    assert [len(body["input_ids"]) for body in asked] == [2, 1]
+
+
+async def test_of_a_stream_that_breaks_only_the_turns_without_an_answer_are_asked_again() -> None:
+    async def breaks(body: dict[str, Any], stream: web.StreamResponse) -> None:
+        await stream.write(event(1, reply_to(body["input_ids"][1])) + event(0, {})[:20])
+
+    async with (
+        endpoint(_streamed(breaks), good) as (url, asked),
+        GenerationClient(url) as client,
+    ):
+        turns = [client.generate([i, 9], Sampling(4, seed=i)) for i in range(3)]
+        answers = await asyncio.gather(*turns)
+        assert (client.counts.turns, client.counts.retries) == (3, 1)
+    assert [g.token_ids.tolist() for g in answers] == [[9, i] for i in range(3)]
+    assert asked[1]["input_ids"] == [[0, 9], [2, 9]]
+    assert [s["sampling_seed"] for s in asked[1]["session_params"][FIELD]] == [0, 2]
+
+
+def _error(code: int) -> bytes:
+    return b"data: " + orjson.dumps({"error": {"message": "no place", "code": code}}) + b"\n\n"
+
+
+def _aborted(code: int) -> bytes:
+    reason = {"type": "abort", "message": "no place", "status_code": code}
+    return event(0, reply_to([], finish_reason=reason))
+
+
+@pytest.mark.parametrize("said", [_error, _aborted])
+async def test_a_refusal_within_a_stream_is_a_refusal(said: Callable[[int], bytes]) -> None:
+    for code, requests in ((503, 2), (400, 1)):
+
+        async def refuses(
+            body: dict[str, Any], stream: web.StreamResponse, code: int = code
+        ) -> None:
+            await stream.write(said(code) + LAST)
+
+        async with (
+            endpoint(_streamed(refuses), good) as (url, asked),
+            GenerationClient(url) as client,
+        ):
+            turns = [client.generate([i], Sampling(4)) for i in range(2)]
+            outcomes = await asyncio.gather(*turns, return_exceptions=True)
+        assert len(asked) == requests
+        for outcome in outcomes:
+            assert isinstance(outcome, Generation if requests == 2 else EngineError)
+            assert requests == 2 or f"refused ({code})" in str(outcome)

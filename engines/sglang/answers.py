@@ -46,7 +46,7 @@ class Answer:
 
 
 async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
-    """The events of a stream, each as soon as it is here. Raises NoConnection if it ends early."""
+    """The events of a stream, each as soon as it is here. Raises Refused without a last one."""
     rest, event = b"", b""
     async for chunk in content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n\n")
@@ -54,7 +54,7 @@ async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
             if event != _LAST:
                 yield event.removeprefix(_PREFIX)
     if event != _LAST:
-        raise NoConnection("the stream of answers ended before its last one")
+        raise Refused(f"this is not a valid engine answer, or not all of it: {rest[:300]!r}")
 
 
 def read_event(text: bytes, turns: Sequence[AskedTurn]) -> Answer:

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from engines.sglang import client
 from engines.sglang.client import GenerationClient
 from engines.sglang.routed_batch import FIELD
 from engines.types import Generation, Sampling
@@ -17,6 +18,14 @@ from infra.errors import EngineError
 from tests.parts.engine_replies import LAST, Answer, endpoint, event, good, reply_to
 
 pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_WAIT_S", "_LONGEST_WAIT_S"):
+        monkeypatch.setattr(client, name, 0.001)
+
+
 _Said: TypeAlias = Callable[[dict[str, Any], web.StreamResponse], Awaitable[None]]
 
 
@@ -103,3 +112,17 @@ async def test_a_refusal_within_a_stream_is_a_refusal(said: Callable[[int], byte
         for outcome in outcomes:
             assert isinstance(outcome, Generation if requests == 2 else EngineError)
             assert requests == 2 or f"refused ({code})" in str(outcome)
+
+
+@pytest.mark.parametrize("said", [b"<html>busy</html>", b"{}", b"[]", b"null\n\n", b"{}\n\n", b""])
+async def test_a_stream_that_no_engine_gives_is_a_server_fault(said: bytes) -> None:
+    async def nonsense(body: dict[str, Any], stream: web.StreamResponse) -> None:
+        await stream.write(said)
+
+    async with (
+        endpoint(*[_streamed(nonsense)] * 6, good) as (url, asked),
+        GenerationClient(url) as client,
+    ):
+        answers = await asyncio.gather(*[client.generate([i], Sampling(4)) for i in range(2)])
+    assert [g.token_ids.tolist() for g in answers] == [[0], [1]]
+    assert len(asked) == 7, "more often than a lost connection is tried again"

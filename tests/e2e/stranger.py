@@ -53,20 +53,25 @@ class Stranger:
 
     def reaches(self, ports: Iterable[int]) -> set[int]:
         """Those that take a connection from there, on any of this machine's addresses."""
-        return set(self._run(_CONNECT, ",".join(self._addresses()), *map(str, sorted(set(ports)))))
+        return set(self._run(_CONNECT, ",".join(self.addresses()), *map(str, sorted(set(ports)))))
 
     def get(self, asked: Sequence[str]) -> dict[str, tuple[int, str]]:
         """Status and body of `PORT/PATH` each, without a key; status 0 where it is no HTTP."""
         told = self._run(_GET, self.host, *asked)
         return {each: (status, body) for each, (status, body) in told.items()}
 
-    def _addresses(self) -> list[str]:
+    def addresses(self) -> list[str]:
+        """All of this machine that are not its loopback's."""
         known = [a.address for each in psutil.net_if_addrs().values() for a in each
                  if a.family.name == "AF_INET"]  # fmt: skip
         return [self.host, *(a for a in known if a != self.host and not a.startswith("127."))]
 
+    def program(self, *arguments: str) -> list[str]:
+        """A command that runs Python with these arguments there."""
+        return ["ip", "netns", "exec", self._name, sys.executable, *arguments]
+
     def _run(self, program: str, *arguments: str) -> Any:
-        command = ["ip", "netns", "exec", self._name, sys.executable, "-c", program, *arguments]
+        command = self.program("-c", program, *arguments)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return json.loads(done.stdout)
 

@@ -4,10 +4,16 @@ pages in its user's browser meet it: whoever has no key gets health pages and no
 from __future__ import annotations
 
 import http.client
+import json
+import os
 import re
+import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import psutil
@@ -15,11 +21,13 @@ import pytest
 
 from flows.page.ray_page import RAY_PAGE
 from infra.access import basic, bearer, key, key_path
-from infra.home import home
+from infra.home import home, runtime_dir
 from infra.logins import login_link
 from infra.processes.children import family
 from infra.stack import WORK_POOL, Stack
 from infra.stack.exposure import open_ports, unguarded
+from tests.e2e import requests_of_strangers
+from tests.e2e.stranger import stranger
 
 pytestmark = pytest.mark.integration
 
@@ -68,6 +76,87 @@ def test_every_port_gives_health_and_nothing_else_without_the_key(stack: Stack) 
                     told.append(f"{method} {name} {port}/{path}: {status}")
     assert told == []
     assert unguarded(stack) == []
+
+
+_OF_ANOTHER_USER = "import runpy; runpy.run_path({!r}, run_name='__main__')"
+_TO_THE_GCS = """
+import os, sys
+from ray._raylet import GcsClient
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
+"""
+
+
+def test_another_user_gets_nothing_of_any_port_file_or_process(stack: Stack) -> None:
+    """Who may run programs on this machine, and asks everything of everything."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which can be another user")
+    before, there = _state(stack), _all_of(stack)
+    assert len(there["pids"]) > 10
+    assert len(there["files"]) > 30
+    assert there["sockets"]
+    told = _asked_by_a_stranger([sys.executable, "-c"], {**there, "uid": 65534})
+    assert told["got"] == []
+    assert told["sent"] >= 30 * len(stack.ports)
+    assert _state(stack) == before
+    done = subprocess.run(
+        [sys.executable, "-c", _TO_THE_GCS, stack.ray_address], capture_output=True, text=True,
+        timeout=120, check=False, env=os.environ | {"RAY_AUTH_MODE": "disabled",
+        "RAY_gcs_rpc_server_connect_timeout_s": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "InvalidAuthToken" in done.stderr
+
+
+def test_a_neighbour_on_the_network_reaches_nothing(stack: Stack) -> None:
+    there = _all_of(stack) | {"pids": [], "folders": [], "files": [], "sockets": [], "uid": 0}
+    with stranger() as other:
+        told = _asked_by_a_stranger(other.program("-c"), {**there, "addresses": other.addresses()})
+    assert told == {"sent": 0, "got": []}, "no port takes a connection"
+
+
+def _all_of(stack: Stack) -> dict[str, Any]:
+    """Ports, processes and files of the stack, for who tries to use them."""
+    processes = family(stack.services.values(), stack.mark)
+    places = [home(), runtime_dir()]
+    found = [path for place in places for path in place.rglob("*")]
+    shared: set[str] = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            maps = [each.path.partition(" ")[0] for each in process.memory_maps()]
+            shared |= {path for path in maps if path.startswith("/dev/shm/")}
+    return {
+        "addresses": ["127.0.0.1"],
+        "ports": sorted({port for _, port in _listening(stack)}),
+        "pids": [process.pid for process in processes],
+        "folders": [str(path) for path in (*places, *found) if path.is_dir()],
+        "files": [*(str(path) for path in found if path.is_file()), *sorted(shared)],
+        "sockets": [str(path) for path in found if path.is_socket()],
+    }
+
+
+def _asked_by_a_stranger(program: list[str], there: dict[str, Any]) -> dict[str, Any]:
+    code = _OF_ANOTHER_USER.format(requests_of_strangers.__file__)
+    done = subprocess.run(
+        [*program, code], input=json.dumps(there), capture_output=True, text=True, timeout=240,
+        check=True, cwd="/",
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def _state(stack: Stack) -> dict[str, int]:
+    """How much there is of what a request that does something would add to."""
+    names = ("flow_runs", "deployments", "flows", "work_pools", "block_documents", "variables")
+    with httpx.Client(headers=basic(), trust_env=False, timeout=60) as api:
+        counts = {
+            what: api.post(f"{stack.prefect_api}/{what}/count", json={}).raise_for_status().json()
+            for what in names
+        }
+        url = f"{stack.mlflow_uri}/api/2.0/mlflow/experiments/search?max_results=99"
+        counts["experiments"] = len(api.get(url).raise_for_status().json()["experiments"])
+    url = f"{stack.ray_dashboard}/api/jobs/"
+    jobs = httpx.get(url, headers=bearer(), trust_env=False, timeout=60).raise_for_status()
+    return counts | {"jobs": len(jobs.json())}
 
 
 def test_a_page_of_another_site_changes_and_reads_nothing(stack: Stack, web: httpx.Client) -> None:
@@ -155,6 +244,17 @@ def test_the_key_is_its_owner_s_alone(stack: Stack) -> None:
                 assert key() not in str(process.environ()), process.name()
     jobs = httpx.get(f"{stack.ray_dashboard}/api/jobs/", headers=bearer(), trust_env=False).text
     assert not re.search(re.escape(key()), jobs)
+
+
+def test_no_process_leaves_its_memory_in_a_file(stack: Stack) -> None:
+    """It holds the key, and secrets of the store."""
+    limits = [
+        resource.prlimit(process.pid, resource.RLIMIT_CORE)[0]
+        for process in family(stack.services.values(), stack.mark)
+        if process.is_running()
+    ]
+    assert len(limits) > 10
+    assert max(limits) <= 1
 
 
 def _listening(stack: Stack) -> Iterator[tuple[str, int]]:

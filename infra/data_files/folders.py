@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import yaml
@@ -24,6 +25,8 @@ Splits: TypeAlias = Mapping[str, Sequence[str]]
 _STATE = "state.json"
 """in a folder that `datasets` saved: which of its files hold the rows, in order"""
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", _STATE}
+_NAMELESS = ("", ".")
+"""stand for files that are of no subset, or of no split"""
 _WORDS = {
     "train": "train",
     "training": "train",
@@ -41,72 +44,145 @@ _WORD = re.compile(rf"(?:^|[-_. 0-9])({'|'.join(_WORDS)})(?=$|[-_. 0-9])")
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.DOTALL | re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a folder holds."""
+
+    subsets: Mapping[str, Splits]
+    usual: str = "default"
+    """the subset that is read where none is asked for"""
+    is_declared: bool = True
+    """whether a README or `datasets` says so; else names do"""
+
+
 def files_of_folder(
     fs: Any, folder: str, rest: Sequence[str], pattern: str
 ) -> tuple[list[str], str]:
     """Their paths in order, and what was chosen where there was a choice. `rest`: the subset and
     the split that are asked for. Raises InputError where none or several are meant."""
-    subsets = _subsets(fs, folder, is_named=bool(rest))
+    found = _found(fs, folder, pattern, is_named=bool(rest))
+    subsets, top = found.subsets, pattern.rstrip("/").removesuffix("/".join(rest)).rstrip("/")
     if not subsets and not rest:
         raise InputError(f"files: {pattern} is a folder without a file that is read. {KINDS_READ}")
-    if rest and not any(rest[0] in (name, *splits) for name, splits in subsets.items()):
-        raise InputError(f"files: no file matches {pattern}")
-    subset, left, said = _chosen("subset", list(subsets), list(rest), "default", pattern)
+    having = {n: splits for n, splits in subsets.items() if not rest or rest[0] in (n, *splits)}
+    if not having:
+        raise InputError(f"files: no file matches {pattern}{_there(subsets)}")
+    ways = {name: "/".join([_way(folder, top, name, found), *rest]) for name in having}
+    subset, left, said = _chosen("subset", ways, list(rest), found.usual, pattern, subsets)
     splits = subsets[subset]
     if not splits:
         raise InputError(
             f"files: {pattern}: none of the files is there that README.md names for {subset}, or of"
             f" no kind that is read. {KINDS_READ}"
         )
-    split, left, of_splits = _chosen("split", list(splits), left, "train", pattern)
-    if left:
-        raise InputError(f"files: no file matches {pattern}: {folder} has no {'/'.join(left)}")
-    if not rest and "" in splits and len(splits) > 1:
+    if not left and "" in splits and len(splits) > 1:
         names = ", ".join(posixpath.relpath(path, folder) for path in splits[""][:3])
         raise InputError(
-            f"files: {pattern} has files of the split {max(splits)}, and others whose names say"
-            f" none ({names}); give the files themselves"
+            f"files: {pattern} has files of the split {' and '.join(filter(None, splits))}, and"
+            f" others whose names say none ({names}); give the files themselves"
         )
-    paths = list(splits[split])
-    kinds = sorted({suffix_of(path) for path in paths})
-    if len(kinds) > 1:
+    at = top if found.is_declared and len(subsets) == 1 else _way(folder, top, subset, found)
+    ways = {split: f"{at}/{split}" for split in splits}
+    split, left, of_splits = _chosen("split", ways, left, "train", pattern, splits)
+    if left:
         raise InputError(
-            f"files: {pattern} holds files of several kinds ({', '.join(kinds)}), perhaps the same"
-            f" rows; give those of one, e.g. {pattern.rstrip('/')}/*{kinds[0]}"
+            f"files: no file matches {pattern}: {folder} has no {'/'.join(left)}{_there(subsets)}"
         )
-    said += of_splits
+    paths, said = list(splits[split]), [*said, *of_splits]
+    _refuse_kinds(fs, paths, folder, pattern, top)
     return paths, f"{pattern}: {'; '.join(said)}" if said else ""
 
 
 def _chosen(
-    what: str, names: list[str], asked: list[str], usual: str, pattern: str
+    what: str,
+    ways: Mapping[str, str],
+    asked: list[str],
+    usual: str,
+    pattern: str,
+    every: Mapping[str, Any],
 ) -> tuple[str, list[str], list[str]]:
-    """One of the names, what else is asked for, and in words that there was a choice."""
-    if asked and asked[0] in names:
+    """One of the names, what else is asked for, and in words that there was a choice. `ways`: what
+    a person writes to get each that may be meant."""
+    if asked and asked[0] in every:
         return asked[0], asked[1:], []
-    if len(names) == 1:
-        return names[0], asked, []
-    if usual in names and not asked:
-        others = ", ".join(name or "the rest" for name in names if name != usual)
+    if len(every) == 1:
+        return next(iter(every)), asked, []
+    if usual in ways:
+        others = ", ".join(name or "the rest" for name in every if name != usual)
         return usual, asked, [f"the {what} {usual} is read, and not {others}"]
+    named = [name for name in ways if name not in _NAMELESS]
+    beside = [way for name, way in ways.items() if name in _NAMELESS]
+    listed = ", ".join(named) + (", and files beside them" if beside else "")
+    e_g = " or ".join([*(ways[name] for name in named[-1:]), *beside])
+    raise InputError(f"files: {pattern} holds several {what}s: {listed}; say which, e.g. {e_g}")
+
+
+def _way(folder: str, top: str, name: str, found: _Found) -> str:
+    """What a person writes to get a subset of a folder, which is `top`."""
+    if found.is_declared:
+        return f"{top}/{name}"
+    paths = [path for each in found.subsets[name].values() for path in each]
+    common = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    others = [each for other, each in found.subsets.items() if other != name]
+    every = [path for splits in others for each in splits.values() for path in each]
+    if any(path.startswith(f"{common}/") for path in every):  # its first file stands for them
+        common = paths[0]
+    return posixpath.join(top, posixpath.relpath(common, folder)).removesuffix("/.")
+
+
+def _there(subsets: Mapping[str, Splits]) -> str:
+    """The names of subsets and splits that a folder has, for the end of a sentence."""
+    splits = dict.fromkeys(split for each in subsets.values() for split in each)
+    names = [name for name in [*subsets, *splits] if name not in _NAMELESS]
+    return f"; there are {', '.join(names)}" if names else ""
+
+
+def _refuse_kinds(fs: Any, paths: Sequence[str], folder: str, pattern: str, top: str) -> None:
+    """Raises InputError for files of several kinds, and says how to get those of one."""
+    kinds = sorted({suffix_of(path) for path in paths})
+    if len(kinds) < 2:
+        return
+    first = [path for path in paths if suffix_of(path) == kinds[0]]
+    is_matched = sorted(fs.glob(f"{_literal(folder)}/*{kinds[0]}")) == sorted(first)
+    way = f"*{kinds[0]}" if is_matched else posixpath.relpath(first[0], folder)
     raise InputError(
-        f"files: {pattern} holds several {what}s: {', '.join(names)}; say which, e.g."
-        f" {pattern.rstrip('/')}/{names[-1]}"
+        f"files: {pattern} holds files of several kinds ({', '.join(kinds)}), perhaps the same"
+        f" rows; give those of one, e.g. {top}/{way}"
     )
 
 
-def _subsets(fs: Any, folder: str, *, is_named: bool) -> dict[str, Splits]:
+def _found(fs: Any, folder: str, pattern: str, *, is_named: bool) -> _Found:
     """`is_named`: a name behind the folder's path asks for one, which may be a mistake; then files
     of folders within count only if a README says so."""
     if fs.isfile(f"{folder}/{_STATE}"):
-        return {"": {"": _saved(fs, folder)}}
+        return _Found({"": {"": _saved(fs, folder)}})
     parts = sorted(posixpath.dirname(path) for path in fs.glob(f"{_literal(folder)}/*/{_STATE}"))
     if parts:
-        return {"": {posixpath.basename(part): _saved(fs, part) for part in parts}}
-    if declared := dict(_declared(fs, folder)):
-        return declared
-    found = _by_names(fs, folder, depth=2 if is_named else None)
-    return {name: splits for name, splits in found.items() if name == "." or not is_named}
+        _refuse_beside(fs, folder, parts, pattern)
+        return _Found({"": {posixpath.basename(part): _saved(fs, part) for part in parts}})
+    if declared := list(_declared(fs, folder)):
+        usual = next((name for name, is_usual, _ in declared if is_usual), "default")
+        return _Found({name: splits for name, _, splits in declared}, usual)
+    found = _by_names(fs, folder, depth=3 if is_named else None)
+    kept = {name: splits for name, splits in found.items() if name == "." or not is_named}
+    return _Found(kept, is_declared=False)
+
+
+def _refuse_beside(fs: Any, folder: str, parts: Sequence[str], pattern: str) -> None:
+    """Raises InputError for other files beside what `datasets` saved in folders within: whose rows
+    are meant is not known."""
+    inside = tuple(f"{part}/" for part in parts)
+    found = _by_names(fs, folder, depth=None).values()
+    paths = [path for splits in found for each in splits.values() for path in each]
+    beside = [posixpath.relpath(path, folder) for path in paths if not path.startswith(inside)]
+    if beside:
+        saved = ", ".join(posixpath.basename(part) for part in parts)
+        raise InputError(
+            f"files: {pattern} holds what `datasets` saved ({saved}), and other files"
+            f" ({', '.join(beside[:3])}); give one of them, e.g."
+            f" {pattern.rstrip('/')}/{posixpath.basename(parts[0])} or"
+            f" {pattern.rstrip('/')}/{beside[0]}"
+        )
 
 
 def _saved(fs: Any, folder: str) -> list[str]:
@@ -115,8 +191,9 @@ def _saved(fs: Any, folder: str) -> list[str]:
     return [f"{folder}/{each['filename']}" for each in state["_data_files"]]
 
 
-def _declared(fs: Any, folder: str) -> Iterator[tuple[str, Splits]]:
-    """The splits that the README of a Hub repository declares. The default subset has that name."""
+def _declared(fs: Any, folder: str) -> Iterator[tuple[str, bool, Splits]]:
+    """Each subset that the README of a Hub repository declares, whether it is the default, and its
+    splits."""
     if not fs.isfile(f"{folder}/README.md"):
         return
     front = _FRONT.match(fs.cat_file(f"{folder}/README.md").decode(errors="replace"))
@@ -132,8 +209,9 @@ def _declared(fs: Any, folder: str) -> Iterator[tuple[str, Splits]]:
         config = cast("dict[str, Any]", config)
         top = posixpath.join(folder, str(config.get("data_dir") or "")).rstrip("/")
         splits = {name: _globbed(fs, top, each) for name, each in _patterns(config["data_files"])}
-        name = "default" if config.get("default") else str(config.get("config_name", "default"))
-        yield name, {name: paths for name, paths in splits.items() if paths}
+        name = str(config.get("config_name", "default"))
+        is_usual = config.get("default") is True
+        yield name, is_usual, {split: paths for split, paths in splits.items() if paths}
 
 
 def _patterns(written: Any) -> Iterator[tuple[str, list[str]]]:

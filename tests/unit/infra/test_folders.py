@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import fsspec
@@ -106,7 +107,7 @@ def test_splits_of_other_names_are_listed_and_not_guessed(tmp_path: Path):
 
 def test_the_default_subset_is_read_and_the_other_one_named(tmp_path: Path):
     folder = made(tmp_path, "x.csv", "few/a.csv", "few/b.csv", configs=PLAIN)
-    assert read(folder) == (["x.csv"], ["the subset default is read, and not few"])
+    assert read(folder) == (["x.csv"], ["the subset all is read, and not few"])
     assert read(folder, "few") == (["few/a.csv", "few/b.csv"], [])
 
 
@@ -128,6 +129,87 @@ def test_a_folder_of_files_is_read_whole_unless_their_names_are_those_of_splits(
     twice = made(tmp_path / "twice", "rows.jsonl", "rows.csv")
     with pytest.raises(InputError, match=r"several kinds \(\.csv, \.jsonl\), perhaps the same"):
         read(twice)
+
+
+def state(folder: str, *names: str) -> None:
+    """What `datasets` writes beside the files that it saves."""
+    for name in names:
+        files = [{"filename": "data-0.arrow"}]
+        (Path(folder) / name / "state.json").write_text(json.dumps({"_data_files": files}))
+
+
+def test_files_beside_a_saved_dataset_are_not_passed_over(tmp_path: Path):
+    names = ["train/data-0.arrow", "test/data-0.arrow"]
+    alone = made(tmp_path / "alone", *names, "train/cache-12.arrow", "dataset_dict.json")
+    state(alone, "train", "test")
+    assert read(alone)[0] == ["train/data-0.arrow"]
+    for other in ("x.jsonl", "more/y.csv"):
+        mixed = made(tmp_path / other.split("/")[0], *names, other)
+        state(mixed, "train", "test")
+        said = rf"what `datasets` saved \(test, train\), and other files \({other}\); give one"
+        with pytest.raises(InputError, match=said) as refused:
+            read(mixed)
+        for way in suggested(refused.value):
+            assert find_files([way])
+
+
+def suggested(error: Exception) -> list[str]:
+    """What an error tells a person to write."""
+    _, said, ways = str(error).partition("e.g. ")
+    assert said, error
+    return ways.split(" or ")
+
+
+README_DEFAULT = TWO.replace("- config_name: main\n", "- config_name: main\n  default: true\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "configs", "asked", "got"),
+    [
+        (["main/test-0.csv", "main/train-0.csv", "socratic/test-0.csv"], TWO, "test", 1),
+        (["main/train-0.csv", "socratic/test-0.csv"], TWO, "", 1),
+        (["data/train_sft-0.csv", "data/test_sft-0.csv"], CHATS, "", 1),
+        (["x.jsonl", "sub/y.jsonl"], "", "", 2),
+        (["train.jsonl", "test.jsonl", "sub/y.jsonl"], "", "", 2),
+        (["dev.jsonl", "test.jsonl"], "", "", 1),
+        (["sub/dev.csv", "sub/test.csv"], "", "", 1),
+        (["sub/dev.csv", "sub/test.csv", "b/dev.csv", "b/test.csv"], "", "", 1),
+        (["data/a/x.csv", "data/b/y.csv"], "", "", 1),
+        (["data/dev/x.csv", "data/test/y.csv"], "", "", 1),
+        (["train/a/x.csv", "test/a/x.csv", "train/b/y.csv"], "", "", 1),
+        (["x.jsonl", "y.csv"], "", "", 1),
+        (["data/x.jsonl", "data/y.csv", "z.csv"], "", "", 1),
+        (["test/x.jsonl", "test/y.csv", "train/z.csv"], "", "test", 1),
+    ],
+)
+def test_what_an_error_suggests_works_when_it_is_written(
+    names: list[str], configs: str, asked: str, got: int, tmp_path: Path
+):
+    folder = made(tmp_path, *names, configs=configs)
+    with pytest.raises(InputError) as refused:
+        read(folder, asked)
+    ahead, files = suggested(refused.value), set[str]()
+    for _ in range(2):  # a suggested subset may have several splits
+        further: list[str] = []
+        for written in ahead:
+            try:
+                files |= {file.path for file in find_files([written])}
+            except InputError as error:
+                further += suggested(error)
+        ahead = further
+    assert not ahead
+    assert len(files) == got
+
+
+def test_the_default_subset_has_its_own_name_and_gives_the_split_that_is_asked_for(tmp_path: Path):
+    names = ["main/train-0.csv", "main/test-0.csv", "socratic/test-0.csv"]
+    folder = made(tmp_path, *names, configs=README_DEFAULT)
+    chosen = "the subset main is read, and not socratic"
+    assert read(folder)[1] == [f"{chosen}; the split train is read, and not test"]
+    assert read(folder, "test")[0] == ["main/test-0.csv"]
+    assert read(folder, "test")[1][0].endswith(chosen)
+    with pytest.raises(InputError, match=r"no file matches .*/nope; there are main, socratic, tr"):
+        read(folder, "nope")
 
 
 def test_a_folder_far_away_is_read_alike(tmp_path: Path):

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from engines.chat import Chat
+from infra.errors import TrainingStopped
 from tasks.sft.body import run
 from tasks.sft.spec import SftSpec
 from tasks.stage import StageContext, Stopped
@@ -108,3 +109,12 @@ def weights(context: StageContext) -> dict[str, Any]:
 
 def weights_of(folder: Path) -> dict[str, Any]:
     return load_file(folder / "model.safetensors")
+
+
+async def test_a_stage_whose_only_step_has_a_rate_of_zero_trains_nothing(tmp_path: Path) -> None:
+    model = random_base(tmp_path / "base")
+    optimizer = {"lr": 2e-3, "decay": "cosine", "min_lr_ratio": 0}
+    settings = {"steps": 1, "batch_size": 4, "demonstrations": 8, "optimizer": optimizer}
+    once = SftSpec.model_validate({"settings": settings, "curriculum": {"name": "general"}})
+    with pytest.raises(TrainingStopped, match="no weight differs from the one"):
+        await run(once, stage_context(tmp_path, "once", {"model": model}))

@@ -33,15 +33,17 @@ FAMILIES = {
     "llama3": 11, "llama3_1": 14, "llama3_2": 14, "nemotron_3_nano": 19, "nemotron_3_super": 19,
     "phi3": 11, "phi3_5": 11, "phi3_training": 11, "qwen2_5": 16, "qwen2_5_training": 16,
     "qwen3": 18, "qwen3_5_think": 19, "qwen3_8": 20, "qwen3_instruct_2507": 16,
-    "qwen3_training": 20, "qwen3_vl": 16,
+    "qwen3_training": 20, "qwen3_vl": 16, "diffusion_gemma": 17, "gemma4": 15, "gemma4_v5": 18,
+    "idefics3": 0, "lfm2_v2": 16, "muse_glimmer": 19, "nemotron_3_5_lightning": 19,
+    "qwen2_5_vl": 11, "qwen3_5_nothink": 19, "qwen3_6": 19,
 }  # fmt: skip
 """how many of the twenty conversations each can write without a loss"""
 KINDS: tuple[TokenizerKind, ...] = ("bytes", "prepend", "first", "always", "words")
-KEEPS_EMPTY_THOUGHTS = ("qwen3", "qwen3_5_think")
+KEEPS_EMPTY_THOUGHTS = ("qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6")
 """that drop the empty thoughts of earlier turns, which rollouts have"""
 WRITES_NO_THOUGHT = ("deepseek_r1_distill", "deepseekv3")
 """whose thoughts are written as the model writes them"""
-EMPTY = re.compile(r"<think> ?\n\n ?</think> ?\n\n")
+EMPTY = re.compile(r"<think> ?\n\n ?</think> ?\n\n|<think> </think> ")
 REASONS = re.compile(
     r"the chat template (drops the turn's (text|thought|tool calls)|does not keep the prefix"
     r"|cannot render the turns)"

@@ -11,10 +11,10 @@ from typing import Any
 from curricula.prompt_files.reference import Reference, exact, read_reference
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.asked import TALKS, read_asked, read_system, with_system
-from curricula.rows.conversation import fault_of_calls
+from curricula.rows.conversation import fault_of_calls, fault_of_media
 from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_tools, refuse_unread
-from curricula.rows.messages import Reading
+from curricula.rows.messages import Reading, Turn
 from curricula.rows.nearest import PROMPTS_READ, nearest_prompt
 from curricula.rows.texts import shallow, text_of
 from engines.types import Json, Message, Tool
@@ -56,14 +56,15 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
     given = Fields(row, unread)
     tools = read_tools(given, columns.tools)
     said, looks_like = _messages(given, source, Reading(source.format, tools, unread))
-    if fault := _fault(said) or fault_of_calls(said, tools):
+    if fault := _fault(said) or fault_of_media(said) or fault_of_calls(said, tools):
         raise BadRow(Reason.MESSAGES, fault)
     reference = read_reference(given, source)
     metadata = {name: exact(given.column(name)) for name in columns.metadata}
     solution = _solution(given, columns.solution, reference)
     if columns.id:
         given.column(columns.id)
-    refuse_unread(given)
+    turns = [Turn(message) for message in said]
+    refuse_unread(given, turns, is_auto=not columns.prompt, has_system=bool(columns.system))
     given.close()
     return Prompt(
         messages=_with_wording(said, source),

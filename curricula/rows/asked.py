@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from curricula.rows.fields import Fields
+from curricula.rows.meaning import Meaning, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import kind_of, text_of
 from engines.types import Message
@@ -67,12 +68,8 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
     BadRow."""
     value: Any = row.column(name)
     before = _history(row) if auto else []
-    if auto and (choices := row.first(("choices", "options"))):
-        raise BadRow(
-            Reason.COLUMNS,
-            f"has `{choices}`, which is not read; write them into the text of {name}, or name the"
-            " column of the prompt, which then stands alone",
-        )
+    if auto:
+        _refuse_choices(row, name)
     if is_text(value):
         beside = row.first(_BESIDE.get(name, ("context",))) if auto else ""
         text = text_of(value, name)
@@ -83,6 +80,55 @@ def read_asked(row: Fields, name: str, reading: Reading, *, auto: bool) -> Asked
     if not isinstance(value, str | list | dict):
         raise BadRow(Reason.COLUMNS, f"{name}: is no list of messages and no text")
     return Asked([*before, *read_turns(cast("Any", value), name, reading)], name)
+
+
+def _refuse_choices(row: Fields, name: str) -> None:
+    """Raises BadRow where the answers to choose from have columns of their own, be it A, B, C."""
+    advice = (
+        f"write them into the text of {name}, or name the column of the prompt, which then stands"
+        " alone"
+    )
+    refuse_meaning(row, [Meaning.CHOICES], "", Reason.COLUMNS, advice)
+    letters = sorted(each for each in row.left if each.upper() in ("A", "B"))
+    if len(letters) == 2:
+        raise BadRow(Reason.COLUMNS, f"has `{letters[0]}`, which is not read; {advice}")
+
+
+def refuse_other_questions(row: Fields, messages: Sequence[Message]) -> None:
+    """Raises BadRow for a second question, unless it repeats what is read, or is a rendering of
+    all of it."""
+    for name in filter(row.left.__contains__, ASKED):
+        texts = [text for text in _texts_in(row.values.get(name)) if text]
+        repeats = all(any(text in m.content for m in messages) for text in texts)
+        said = [line for m in messages for line in m.content.split("\n") if m.role != "system"]
+        if repeats or all(line.strip() in "\n".join(texts) for line in said):
+            continue
+        raise BadRow(
+            Reason.COLUMNS,
+            f"has `{name}`, which is not read, beside another question; name what is asked in"
+            " columns (columns.prompt takes `a+b`), or leave it out",
+        )
+
+
+def refuse_other_answers(row: Fields, said: str, value: Any) -> None:
+    """Raises BadRow for a second answer that says more than the one that is read."""
+    for name in filter(row.left.__contains__, ANSWERS):
+        other = row.values.get(name)
+        if isinstance(other, str) and len(other) > len(str(value)):
+            raise BadRow(
+                Reason.COLUMNS,
+                f"has `{name}`, which is not read and says more than `{said}`; name the answer in"
+                " columns.completion",
+            )
+
+
+def _texts_in(value: Any) -> list[str]:
+    """A text, or what messages say."""
+    if isinstance(value, str):
+        return [value.strip()]
+    messages = cast("list[Any]", value) if isinstance(value, list) else []
+    texts = [cast("dict[str, Any]", m).get("content") for m in messages if isinstance(m, dict)]
+    return [text.strip() for text in texts if isinstance(text, str)]
 
 
 def _history(row: Fields) -> list[Turn]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines.types import Message, Tool
+
+_PLACEHOLDER = re.compile(
+    r"(?<!`)(?:<\|?(?:vision_start\|><\|)?(image|img|video|audio|speech)(?:_pad|_soft_token)?"
+    r"[_ ]?\d*\|?>|\[(?:IMG|IMAGE|AUDIO|VIDEO)\])"
+)
+"""stands in a question for what is shown beside it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,23 @@ def fault_of(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     for at, message in enumerate(messages):
         if message.reasoning and message.content.lstrip().startswith("<think>"):
             return f"messages[{at}]: has a thought beside its text, and one in it; leave one out"
-    return _fault_of_order(messages) or fault_of_calls(messages, tools)
+    return fault_of_media(messages) or _fault_of_order(messages) or fault_of_calls(messages, tools)
+
+
+def fault_of_media(messages: Sequence[Message]) -> str:
+    """The placeholder of an image or of sound in what is asked; empty for none. A tag that is
+    closed, or stands between backticks, is HTML."""
+    for at, message in enumerate(messages):
+        text = message.content
+        if message.role in ("assistant", "system") or ("<" not in text and "[" not in text):
+            continue
+        found = _PLACEHOLDER.search(text)
+        if found and f"</{found[1]}>" not in text:
+            return (
+                f"messages[{at}]: has {found[0]}, which stands for something that no model here is"
+                " shown; leave such rows out, or write `` `<image>` `` where the word is meant"
+            )
+    return ""
 
 
 def fault_of_calls(messages: Sequence[Message], tools: Sequence[Tool]) -> str:

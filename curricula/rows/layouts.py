@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from curricula.rows.asked import (
@@ -14,14 +14,16 @@ from curricula.rows.asked import (
     read_asked,
     read_said,
     read_system,
+    refuse_other_answers,
+    refuse_other_questions,
     what_follows,
     with_system,
 )
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields, lacking
+from curricula.rows.meaning import LEARNED, SEEN, Meaning, carries, refuse_meaning
 from curricula.rows.messages import (
-    MEDIA,
     Reading,
     Turn,
     is_text,
@@ -35,12 +37,10 @@ from curricula.rows.tools import tools_of
 from engines.types import Message, Tool
 from infra.data_files.bad_row import BadRow, Reason
 
-_MARKS = (
-    "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "loss_weight",
-    "step_loss_mask", "mask", "mask_history", "sample_weight", "weights",
+_VERDICTS = (
+    "true", "false", "0", "1", "-1", "good", "bad", "yes", "no", "right", "wrong", "correct",
+    "incorrect", "chosen", "rejected", "accepted", "preferred", "desirable", "undesirable",
 )  # fmt: skip
-"""what says in other frameworks which part of a row is learned, and how much"""
-_LABELS = ("label", "kto_tag")
 
 
 @shallow
@@ -55,8 +55,9 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
         turns = with_system(turns, read_system(given, columns.system))
         weight = _weight(given, columns)
         _refuse_labels(given)
-        refuse_unread(given)
-        given.refuse(_MARKS, "", Reason.COLUMNS)
+        is_auto = not (columns.messages or columns.prompt)
+        refuse_unread(given, turns, is_auto=is_auto, has_system=bool(columns.system))
+        refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
         given.close()
     messages = tuple(turn.message for turn in turns)
     if fault := fault_of(messages, tools):
@@ -65,11 +66,24 @@ def read_row(row: Mapping[str, Any], columns: Columns, layout: Layout) -> Conver
     return Conversation(messages, tools, weight, untrained, looks_like, frozenset(unread))
 
 
-def refuse_unread(row: Fields) -> None:
-    """Raises BadRow for a column that a model would see or call, and that nothing here reads."""
-    row.refuse((*MEDIA, "chat_template_kwargs"), "", Reason.COLUMNS)
-    if row.says("functions") and not row.has("tools") and "functions" not in row.read:
-        raise BadRow(Reason.COLUMNS, "has `functions`; if it holds tools, name it in columns.tools")
+def refuse_unread(row: Fields, turns: Sequence[Turn], *, is_auto: bool, has_system: bool) -> None:
+    """Raises BadRow for a column that a model would see or call, and that nothing here reads.
+    `is_auto`: nobody named the columns of what is said, so that others may belong to it."""
+    has_tools = row.has("tools") or "tools" not in row.read  # or another column is named
+    seen = [each for each in SEEN if each is not Meaning.TOOLS or not has_tools]
+    refuse_meaning(row, seen, "", Reason.COLUMNS)
+    if is_auto:
+        refuse_other_questions(row, [turn.message for turn in turns])
+        refuse_meaning(
+            row,
+            [Meaning.CONTEXT],
+            "",
+            Reason.COLUMNS,
+            "if the model should see it, write it into what is asked (columns.prompt takes `a+b`);"
+            " or name the columns that are read, and it may stay",
+        )
+    if not has_system:
+        refuse_meaning(row, [Meaning.SYSTEM], "", Reason.COLUMNS)
 
 
 def read_tools(row: Fields, name: str) -> tuple[Tool, ...]:
@@ -96,6 +110,8 @@ def _turns(row: Fields, columns: Columns, reading: Reading) -> tuple[list[Turn],
         if not columns.messages:
             _check_same(row, talk, turns, reading)
         row.refuse(THOUGHTS, "", Reason.COLUMNS)
+        if not columns.messages:
+            refuse_other_thoughts(row, "", Reason.COLUMNS, "name columns.messages")
     return turns, f"{talk} ({'ShareGPT' if is_sharegpt else 'OpenAI'})"
 
 
@@ -131,19 +147,21 @@ def _asked_and_said(row: Fields, columns: Columns, reading: Reading) -> tuple[li
         if not turns[0].message.content.strip():
             raise BadRow(Reason.MESSAGES, f"{said}: is empty; the assistant says nothing")
     if not columns.completion:
-        refuse_other_thoughts(row, "", Reason.COLUMNS)
+        out = "name columns.prompt and columns.completion"
+        refuse_other_thoughts(row, "", Reason.COLUMNS, out)
+        refuse_other_answers(row, said, value)
     return [*start, *turns], layout_of(asked, said)
 
 
 def _refuse_labels(row: Fields) -> None:
     """Raises BadRow for a row that says whether its answer is a good one (KTO)."""
-    for name in _LABELS:
-        value = row.values.get(name)
-        if name not in row.read and str(value).lower() in ("true", "false", "0", "1"):
+    for name in sorted(row.left):
+        value = str(row.values.get(name)).strip().lower().removesuffix(".0")
+        if carries(name, Meaning.VERDICT) and value in _VERDICTS:
             raise BadRow(
                 Reason.COLUMNS,
-                f"has `{name}`, which says whether the answer is a good one, and is not read; keep"
-                " the good ones, and leave the column out",
+                f"has `{name}`, which says whether the answer is a good one, and is not read;"
+                f" {Meaning.VERDICT.value.advice}",
             )
 
 

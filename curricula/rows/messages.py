@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from curricula.rows.columns import Layout
 from curricula.rows.fields import Fields, is_empty
+from curricula.rows.meaning import LEARNED, SEEN, Meaning, refuse_meaning
 from curricula.rows.nulls import without_filled_nulls
 from curricula.rows.texts import kind_of, parsed, text_of
 from curricula.rows.thoughts import THOUGHTS, refuse_other_thoughts
@@ -50,13 +51,9 @@ _MARKS = (
 """what says whether a message of the assistant is learned: 1 or true, 0 or false"""
 _OF_ANY_ROLE = ("train", "training", "trainable")
 """marks that other frameworks obey in every role"""
-MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_REFUSED = (
-    *MEDIA, "function_call", "function_calls", "functions", "tools", "refusal", "mask", "masked",
-    "ignore", "tool_results", "train_detail", "training_detail",
-    "train_on_turn",
-)  # fmt: skip
-"""what a model would say or see, or what is learned, in a form that nothing here reads"""
+_REFUSED = ("function_call", "function_calls", "refusal", "tool_results")
+"""what a model would say or see, in a form that nothing here reads"""
+_MEANT = (*SEEN, *LEARNED, Meaning.CONTEXT)
 _CHANNELS = {"channel": ("final",), "recipient": ("all", "user", "assistant")}
 """fields that say to whom a message speaks, and values with which it is an answer"""
 
@@ -192,7 +189,9 @@ def _turn(message: Fields, where: str, is_sharegpt: bool, reading: Reading) -> T
         name = str(message.get("name") or "")
     if role == "assistant":
         _refuse_other_channels(message, where)
-        refuse_other_thoughts(message, where, Reason.MESSAGES)
+        refuse_other_thoughts(message, where, Reason.MESSAGES, "leave it out")
+    if message.left:
+        refuse_meaning(message, _MEANT, where, Reason.MESSAGES)
     message.close()
     made = Message(role, text, thought, tuple(each.call for each in calls))
     return Turn(made, is_untrained, calls, answers, name)

@@ -19,6 +19,7 @@ from curricula.rows.columns import Layout
 from curricula.rows.conversation import Conversation, fault_of
 from curricula.rows.fields import Fields
 from curricula.rows.layouts import read_tools, refuse_unread
+from curricula.rows.meaning import LEARNED, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
 from curricula.rows.texts import shallow, text_of
 from engines.types import Message, Tool
@@ -72,7 +73,8 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
         looks_like = " + ".join([*(["prompt"] if start else []), *names])
     system = read_system(inner, "")
     first, second = (_messages(given.column(name), name, reading, start, system) for name in names)
-    refuse_unread(given)
+    refuse_unread(given, start, is_auto=not columns.prompt, has_system=False)
+    refuse_meaning(given, LEARNED, "", Reason.COLUMNS)
     for each in {given, inner}:
         each.close()
     shared = _num_shared(first, second)

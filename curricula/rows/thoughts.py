@@ -10,7 +10,8 @@ from infra.data_files.bad_row import BadRow, Reason
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 """names that are read"""
 _LIKE_A_THOUGHT = re.compile(
-    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)",
+    r"reasoning|think|thought|rationale|scratchpad|monologue|^analysis($|_)|(^|_)cot($|_)"
+    r"|expla(in|nation)|justification|derivation",
     re.IGNORECASE,
 )
 _ABOUT_A_THOUGHT = re.compile(
@@ -20,17 +21,16 @@ _ABOUT_A_THOUGHT = re.compile(
 )
 
 
-def refuse_other_thoughts(row: Fields, where: str, reason: Reason) -> None:
+def refuse_other_thoughts(row: Fields, where: str, reason: Reason, out: str) -> None:
     """Raises BadRow for a text, list or object under a name like one of a thought that was not
-    read: the answer would be learned without it."""
+    read: the answer would be learned without it. `out`: what else can be done about it."""
     for name in sorted(row.left):
         if not _LIKE_A_THOUGHT.search(name) or _ABOUT_A_THOUGHT.search(name):
             continue
         if isinstance(row.values.get(name), str | list | dict):
             at = f"{where}: " if where else ""
-            out = "leave it out" if where else "name columns.prompt and columns.completion"
             raise BadRow(
                 reason,
-                f"{at}has `{name}`, which looks like a thought and is not read; call it"
+                f"{at}has `{name}`, which is not read and looks like a thought; call it"
                 f" `reasoning_content`, or {out}",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,12 @@ from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import InputError
 
 _THINK, _END_THINK = "<think>", "</think>"
+_OTHER_THOUGHT = re.compile(
+    r"[<\[](?!/)(?!think>)\|?(?:(?:begin|start)_of_)?"
+    r"(?:think(?:ing)?|thoughts?|reason(?:ing)?|scratchpad|reflection|analysis|cot)\|?[>\]]",
+    re.IGNORECASE,
+)
+"""a tag that opens a thought in other models' answers"""
 
 
 class Renderer:
@@ -96,6 +103,8 @@ class Renderer:
         messages = conversation.messages
         if self.chat.writes_thoughts:
             messages = tuple(map(_with_thought, messages))
+        if self.chat.mode.thoughts in (Thoughts.SWITCHED, Thoughts.ALWAYS):
+            _refuse_other_tags(messages)
         thinking = any(message.reasoning for message in messages)
         tools = conversation.tools
         if tools and not self.chat.lists_tools(messages, tools):
@@ -119,6 +128,19 @@ class Renderer:
         if conversation.weight == 0 or not any(mask):
             return BadRow(Reason.NOTHING_TRAINED, "nothing of it is trained on: its weights are 0")
         return TokenSequence(tokens, mask, conversation.weight)
+
+
+def _refuse_other_tags(messages: Sequence[Message]) -> None:
+    """Raises BadRow for a thought between other tags than the template's: the model would learn it
+    as its answer, behind a thought that is empty."""
+    for at, message in enumerate(messages):
+        said = message.content.lstrip()
+        if message.role == "assistant" and (found := _OTHER_THOUGHT.match(said)):
+            raise BadRow(
+                Reason.MESSAGES,
+                f"messages[{at}]: begins with {found[0]}, but the template writes thoughts between"
+                f" {_THINK} and {_END_THINK}; write these, or the thought into `reasoning_content`",
+            )
 
 
 def _with_thought(message: Message) -> Message:

@@ -90,17 +90,17 @@ def test_two_references_must_say_the_same():
     ],
 )
 def test_a_thought_under_a_name_that_is_not_read_makes_a_bad_row(name: str, value: Any):
-    with pytest.raises(BadRow, match=rf"^messages\[1\]: has `{name}`, which looks like a thought"):
+    with pytest.raises(BadRow, match=rf"^messages\[1\]: has `{name}`, which is not read and looks"):
         sft(talk(ASK, ANSWER | {name: value}))
-    with pytest.raises(BadRow, match=f"^has `{name}`, which looks like a thought"):
+    with pytest.raises(BadRow, match=f"^has `{name}`, which is not read and looks like a"):
         sft({"question": "12+30", "answer": "42", name: value})
     named = Columns(prompt="question", completion="answer")
     row = {"question": "12+30", "answer": "42", name: value}
     assert read_row(row, named, "auto").unread == {name}
 
 
-def test_figures_and_settings_of_a_thought_are_no_thought():
-    beside = {"reasoning_tokens": 3, "reasoning_effort": "high", "thinking_ms": 3, "rationale": ""}
+def test_figures_of_a_thought_are_no_thought():
+    beside = {"reasoning_tokens": 3, "thinking_ms": 3, "rationale": ""}
     read = sft(talk(ASK, ANSWER | beside | {"sentiment_analysis": "fine", "scotland": "a"}))
     assert read.messages == SAID
     assert "messages[].sentiment_analysis" in read.unread

@@ -25,7 +25,7 @@ SAID = (Message("user", "12+30"), Message("assistant", "42"))
     [
         ("images", [{"bytes": b"PNG", "path": "cat.png"}], "has `images`, which is not read"),
         ("loss_mask", [b"1"], "has `loss_mask`, which is not read"),
-        ("functions", ["\ud83d"], "has `functions`; if it holds tools"),
+        ("functions", ["\ud83d"], "has `functions`, which is not read; if it holds tools"),
         ("system", "Be brief \ud83d", "system: half an emoji is no text"),
         ("reasoning", "Add \ud83d", "reasoning: half an emoji is no text"),
         ("history", [["a", "\ud83d"]], "history: half an emoji is no text"),

@@ -177,7 +177,7 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
         (talk(ASK, ANSWER, images=["cat.png"]), "has `images`, which is not read"),
         (talk(ASK, ANSWER, loss_mask=[0, 1]), "has `loss_mask`, which is not read"),
         (talk(ASK, ANSWER, loss_weight=0.0), "has `loss_weight`, which is not read"),
-        (talk(ASK, ANSWER, functions="[]{}"), "has `functions`; if it holds tools, name it in"),
+        (talk(ASK, ANSWER, functions="[]{}"), "has `functions`, which is not read; if it holds"),
         (talk(ASK, ANSWER, weight=-1), "weight: -1 is no weight"),
         (talk(ASK | {"image": "a.png"}, ANSWER), r"messages[0]: has `image`, which is not read"),
         (talk(ASK, ANSWER | {"mask": 1}), "messages[1]: has `mask`, which is not read"),

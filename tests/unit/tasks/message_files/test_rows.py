@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -210,6 +211,16 @@ def test_a_thought_is_trained_wherever_the_row_has_it(qwen: Renderer):
     assert qwen.chat.decode(said) == "<think>\nhm\n</think>\n\nYo<|im_end|>"
     with pytest.raises(BadRow, match="<think> is not closed"):
         qwen.render(read(openai(ASK, ANSWER | {"content": "<think>hm"})))
+
+
+@pytest.mark.parametrize("tag", ["<thinking>", "<Reasoning>", "[THINK]", "<|begin_of_thought|>"])
+def test_a_thought_in_other_tags_is_no_answer_where_the_template_has_its_own(
+    tag: str, qwen: Renderer, llama: Renderer
+):
+    said = read(openai(ASK, ANSWER | {"content": f"{tag}hm</..>Yo"}))
+    with pytest.raises(BadRow, match=f"begins with {re.escape(tag)}, but the template writes"):
+        qwen.render(said)
+    assert llama.render(said)
 
 
 def test_tools_reach_the_template_as_they_are_written(qwen: Renderer, llama: Renderer):

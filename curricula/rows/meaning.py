@@ -1,0 +1,151 @@
+"""Names of columns and fields that carry meaning: what stands under one of them and is not read
+changes what a model sees or learns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from curricula.rows.fields import Fields
+from infra.data_files.bad_row import BadRow, Reason
+
+
+class _Names(NamedTuple):
+    """A name has one of the words, in any case and number, and beside it nothing but words and
+    numbers that qualify it: `trainable_tokens`, but not `training_source`."""
+
+    words: frozenset[str]
+    beside: frozenset[str]
+    advice: str
+    num_least: int = 1
+    """words that such a name has at least"""
+
+
+def _names(words: str, beside: str, advice: str, num_least: int = 1) -> _Names:
+    return _Names(frozenset(words.split()), frozenset(beside.split()), advice, num_least)
+
+
+class Meaning(Enum):
+    """What a column says."""
+
+    MEDIA = _names(
+        "image img picture photo video audio speech pixel media attachment",
+        "path url uri file src data bytes base64 b64 input content list value user prompt first"
+        " second in",
+        "models are trained on text",
+    )
+    LOSS = _names(
+        "loss mask masked train trained training trainable weight ignore ignored learn learned"
+        " supervise supervised skip exclude excluded frozen backprop",
+        "no not is do dont on off use should with without turn token step row sample example for"
+        " completion response answer assistant reply prompt input output message history detail"
+        " scale factor value per user importance class the this from",
+        "a turn is only read where `weight` or `train` of its message is 0, and a row counts by its"
+        " column `weight`",
+    )
+    END = _names(
+        "eos eot eom endofturn endofsequence end prefix prefill partial continue",
+        "no skip add append is has with of turn text token message sequence the final last",
+        "the end of each turn is trained on",
+    )
+    SWITCH = _names(
+        "think thinking thought reasoning cot template",
+        "enable enabled disable disabled use no effort budget mode level on off switch with without"
+        " allow chat kwarg arg param variable option",
+        "a row with a thought is rendered with thinking on, one without with thinking off",
+        2,
+    )
+    TOOLS = _names(
+        "tool function api",
+        "available list schema definition spec json declaration description provided builtin given"
+        " openai",
+        "if it holds tools, name it in columns.tools",
+    )
+    SYSTEM = _names(
+        "system sys instructions developer preamble",
+        "prompt message text content role custom instruction",
+        "if it is a system message, name it in columns.system; if not, leave it out",
+    )
+    CONTEXT = _names(
+        "document doc passage context ctx evidence knowledge background article paragraph excerpt"
+        " snippet story",
+        "text retrieved input supporting content relevant list search gold given user prompt"
+        " question result full",
+        "write it into the text of a message",
+    )
+    CHOICES = _names(
+        "choice option ending distractor opa opb opc opd",
+        "answer candidate multiple list text all possible wrong incorrect a b c d e f g h i j",
+        "write them into the question",
+    )
+    VERDICT = _names(
+        "label kto desirable good correct accepted preferred",
+        "is was tag answer response completion output reply",
+        "keep the good ones, and leave the column out",
+    )
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_STATED = ("eos", "eot", "eom", "end", "endofturn", "endofsequence")
+"""words under which true is what happens anyway; under the others it is false"""
+SEEN = (Meaning.MEDIA, Meaning.SWITCH, Meaning.TOOLS)
+"""meanings that change what a model is asked"""
+LEARNED = (Meaning.LOSS, Meaning.END)
+"""meanings that change what it learns of that"""
+
+
+@lru_cache(4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Words of a name in lower case and in the singular. Example: `loss`, `mask` of lossMasks."""
+    return tuple(_singular(word.lower()) for word in _WORD.findall(name))
+
+
+def _singular(word: str) -> str:
+    is_plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "instructions"))
+    return word[:-1] if is_plural else word
+
+
+@lru_cache(4096)
+def carries(name: str, meaning: Meaning) -> bool:
+    """Whether a column of this name does."""
+    words, known = frozenset(words_of(name)), meaning.value
+    if len(words) < known.num_least or words.isdisjoint(known.words):
+        return False
+    return words <= known.words | known.beside
+
+
+def refuse_meaning(
+    row: Fields, meanings: Collection[Meaning], where: str, reason: Reason, advice: str = ""
+) -> None:
+    """Raises BadRow if something stands under a name of one of these meanings that was not
+    read."""
+    for name in sorted(row.left):
+        for meaning in meanings:
+            if carries(name, meaning) and _says(row.values.get(name), name, meaning):
+                at = f"{where}: " if where else ""
+                more = advice or meaning.value.advice
+                raise BadRow(reason, f"{at}has `{name}`, which is not read; {more}")
+
+
+def _says(value: Any, name: str, meaning: Meaning) -> bool:
+    """Whether a value can have this meaning; None is one that is no JSON, as bytes are not."""
+    is_number = isinstance(value, bool | int | float)
+    match meaning:
+        case Meaning.SWITCH:
+            return True
+        case Meaning.LOSS:
+            return name != "weight"  # unread where another column is named for it
+        case Meaning.END:
+            words = words_of(name)
+            usual = not set(words).isdisjoint(_STATED)
+            usual ^= not set(words).isdisjoint(("no", "skip"))
+            return value is not usual and not (words == ("end",) and not isinstance(value, bool))
+        case Meaning.TOOLS:
+            return not is_number and (
+                not isinstance(value, str) or value.lstrip().startswith(("[", "{"))
+            )
+        case _:
+            return not is_number

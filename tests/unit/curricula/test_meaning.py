@@ -1,0 +1,124 @@
+"""Names that carry meaning, in forms that other programs give them, and names that only look so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from curricula.prompt_files.prompt import Prompt, read_prompt
+from curricula.prompt_files.spec import PromptSource
+from curricula.rows.columns import Columns
+from curricula.rows.conversation import Conversation
+from curricula.rows.layouts import read_row
+from infra.data_files.bad_row import BadRow
+
+pytestmark = pytest.mark.unit
+
+ASK, ANSWER = {"role": "user", "content": "12+30"}, {"role": "assistant", "content": "42"}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+QA = {"question": "12+30", "answer": "42"}
+
+
+def sft(row: dict[str, Any], **columns: str) -> Conversation:
+    return read_row(row, Columns(**columns), "auto")
+
+
+def prompt(row: dict[str, Any]) -> Prompt:
+    return read_prompt(row, PromptSource.model_validate({"files": ["x.jsonl"]}))
+
+
+def refusal(row: dict[str, Any]) -> str:
+    with pytest.raises(BadRow) as refused:
+        sft(row)
+    return str(refused.value)
+
+
+def talk(*said: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": list(said), **more}
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        *((talk(ASK, ANSWER, **{name: value}), name) for name, value in {
+            "enable_thinking": False, "thinkingBudget": 5, "reasoning_effort": "high",
+            "chat_template": "x", "documents": ["Ann came."], "Passages": ["a"], "prompt": "13+30",
+            "image_path": "a.png", "imageUrls": ["a"], "audio_file": "a.wav", "no_loss": True,
+            "assistant_masks": [0], "train_on_input": True, "available_tools": [LOOK],
+            "tool_schemas": "[{}]", "Tools": [LOOK], "instructions": "Be brief.", "System": "Be.",
+            "systemInstruction": "Be.", "explanation": "As.", "chain_of_thought": "As.",
+            "add_eos": False, "SkipLoss": 1,
+        }.items()),
+        *((talk(ASK, ANSWER | {name: value}), name) for name, value in {
+            "no_loss": True, "noLoss": False, "masked_tokens": [1], "end_of_turn": False,
+            "no_eos": True, "prefix": True, "image_path": "a", "available_functions": [{}],
+            "documents": ["a"], "reasoning_effort": "low", "explanation": "As.",
+        }.items()),
+        *((QA | {name: value}, name) for name, value in {
+            "passage": "Ann came.", "gold_evidence": "a", "A": "42", "option_b": "42", "opa": "4",
+            "answer_choices": ["42"], "distractor1": "41", "completion_mask": [1], "input": "mod 3",
+            "explanation": "As.", "solution": "12+30 is 42", "query": "13+30",
+        }.items() if name != "A"),
+        (QA | {"A": "42", "B": "41", "C": "0"}, "A"),
+        ({"instruction": "a", "input": "b", "context": "c", "output": "d"}, "context"),
+        ({"instruction": "Add", "prompt": "1+2", "output": "3"}, "prompt"),
+    ],
+)  # fmt: skip
+def test_names_that_carry_meaning_are_refused_in_every_form(row: dict[str, Any], name: str):
+    assert f"has `{name}`, which is not read" in refusal(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        *((talk(ASK, ANSWER, **{name: value}), name) for name, value in {
+            "prompt": "12+30", "image_count": 2, "has_image": False, "training_source": "web",
+            "thinking_tokens": 7, "num_tools": 1, "api": "GET", "label": "maths", "end": 17,
+            "end_of_turn": True, "system_id": "a", "context_length": 7, "template_name": "t",
+        }.items()),
+        ({"instruction": "12+30", "output": "42", "prompt": "Do:\n12+30\nSay: 42"}, "prompt"),
+        ({"problem": "12+30", "solution": "It is 42", "answer": "42"}, "answer"),
+    ],
+)  # fmt: skip
+def test_names_that_only_look_like_meaning_are_listed(row: dict[str, Any], name: str):
+    assert sft(row).unread == {name}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_bad"),
+    [
+        ("<image>\nWhat is it?", True),
+        ("What is on <image_2>, <image1>?", True),
+        ("<|vision_start|><|image_pad|><|vision_end|>What?", True),
+        ("<|audio|>What?", True),
+        ("[IMG] What?", True),
+        ("What does `<image>` do?", False),
+        ("What is wrong with <video><source></video>?", False),
+        ("<b>[1] Who?", False),
+    ],
+)
+def test_a_placeholder_of_what_is_not_shown_makes_a_question_bad(text: str, is_bad: bool):
+    for read, row in ((sft, QA | {"question": text}), (prompt, {"prompt": text, "answer": "4"})):
+        if is_bad:
+            with pytest.raises(BadRow, match="which stands for something that no model here"):
+                read(row)
+        else:
+            assert read(row).messages[0].content == text
+
+
+@pytest.mark.parametrize("verdict", ["good", "Bad", 1.0, -1, "rejected", "incorrect"])
+@pytest.mark.parametrize("name", ["label", "kto_tag", "is_correct", "Desirable"])
+def test_a_verdict_on_the_answer_is_refused(name: str, verdict: Any):
+    assert f"has `{name}`, which says whether" in refusal(QA | {name: verdict})
+
+
+def test_named_columns_let_others_stay():
+    unread = sft(talk(ASK, ANSWER, documents=["a"], prompt="b"), messages="messages").unread
+    assert unread == {"documents", "prompt"}
+    named = {"prompt": "passage+question", "completion": "answer"}
+    read = sft(QA | {"passage": "Ann came.", "explanation": "As."}, **named)
+    assert (read.messages[0].content, read.unread) == ("Ann came.\n12+30", {"explanation"})
+    for name in ("image_path", "System", "available_tools", "passage", "query", "enable_thinking"):
+        with pytest.raises(BadRow, match=f"has `{name}`, which is not read"):
+            prompt(QA | {name: "[]{}"})

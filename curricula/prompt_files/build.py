@@ -21,7 +21,7 @@ from engines.types import Split
 from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.chunks import LocalFiles
 from infra.data_files.files import choices_of, find_files
-from infra.data_files.tally import RowTally
+from infra.data_files.tally import JUDGED_ROWS, RowTally
 from infra.errors import InputError
 from infra.json_text import json_bytes, parse_json
 
@@ -149,10 +149,12 @@ class Builder:
                     is_new = self._take(number, source, rows.row(index), where, ids)
                 except BadRow as error:
                     tally.left_out(where, error)
-                    tally.judge(source.files, files.num_rows, source.max_bad_share)
+                    if tally.read >= JUDGED_ROWS:  # before that, all that is bad is to be counted
+                        tally.judge(source.files, files.num_rows, source.max_bad_share)
                 else:
                     tally.read += 1
                     counts.duplicates += not is_new
+        tally.judge(source.files, files.num_rows, source.max_bad_share)
         counts.read, counts.bad, counts.named = tally.read, dict(tally.bad), tally.named
 
     def _take(

@@ -50,6 +50,8 @@ class _Seen:
     """What was found in the rows that were read."""
 
     counts: RowCounts = field(default_factory=RowCounts)
+    bad: list[str] = field(default_factory=list[str])
+    """all bad rows: file, line and what is wrong"""
     shown: list[Shown] = field(default_factory=list[Shown])
     choices: list[str] = field(default_factory=list[str])
     """where a folder holds more than what is read"""
@@ -167,6 +169,7 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
                 made, shown = reader(found.row(index))
             except BadRow as error:
                 seen.counts.left_out(where, error)
+                seen.bad.append(f"{where}: {error}")
                 continue
             seen.counts.read += 1
             seen.layouts[made.layout] += 1
@@ -204,7 +207,7 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
         "choices": seen.choices,
         "rows_bad": counts.num_bad,
         "bad": {str(reason): count for reason, count in counts.bad.items()},
-        "bad_rows": list(counts.named),
+        "bad_rows": seen.bad,
         "tokens": counts.tokens,
         "trained_tokens": counts.trained,
         "layouts": dict(seen.layouts),
@@ -240,3 +243,5 @@ def _summary(seen: _Seen, kind: RowKind) -> Iterator[str]:
     for reason, count in counts.bad.most_common():
         yield f"bad: {count} {reason}"
     yield from (f"  {line}" for line in counts.named)
+    if more := len(seen.bad) - len(counts.named):
+        yield f"  and {more} more: --json lists all"

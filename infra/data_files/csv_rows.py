@@ -1,4 +1,4 @@
-"""CSV and TSV with a header. Every cell is text, an empty one is null."""
+"""CSV and TSV with a header. Every cell is text, an empty one is null; its lines end with `\\n`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class _Record(NamedTuple):
 class _Header(NamedTuple):
     names: list[str]
     delimiter: str
+    is_padded: bool
+    """its names stand between blanks (`question, answer`): so do the cells, which lose them too"""
 
 
 class CsvRows:
@@ -39,7 +41,7 @@ class CsvRows:
 
     def __init__(self, records: list[_Record], header: _Header) -> None:
         self._records = records
-        self._names = header.names
+        self._names, self._is_padded = header.names, header.is_padded
 
     def __len__(self) -> int:
         return len(self._records)
@@ -57,8 +59,14 @@ class CsvRows:
                 Reason.COLUMNS,
                 f"has {len(record.cells)} cells; the header has {len(self._names)}: {names[:200]}",
             )
-        cells = dict(zip(self._names, record.cells, strict=True))
-        faults = {name: "is not UTF-8" for name, cell in cells.items() if json_fault(cell)}
+        given = [cell.replace("\r\n", "\n") for cell in record.cells]
+        given = [cell.strip(" ") for cell in given] if self._is_padded else given
+        cells = dict(zip(self._names, given, strict=True))
+        faults = {
+            name: "is not UTF-8; save the file so"
+            for name, cell in cells.items()
+            if json_fault(cell)
+        }
         return row_of({n: cell or None for n, cell in cells.items() if n not in faults}, faults)
 
 
@@ -119,7 +127,9 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
     first = next((line for line in lines if line.strip()), "")
     delimiter = _delimiter(first, name)
     try:
-        cells = next(_reader([first], delimiter), [])
+        raw = next(_reader([first], delimiter), [])
+        is_padded = any(cell != cell.strip() for cell in raw)
+        cells = next(_reader([first], delimiter, is_padded), [])
     except csv.Error as error:
         raise InputError(f"files: {name}: its header is no row of CSV: {error}") from None
     if not cells:
@@ -127,7 +137,7 @@ def _header(lines: _Lines, name: str) -> tuple[_Header, _Record]:
     names = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
     if twice := [each for at, each in enumerate(names) if each in names[:at]]:
         raise InputError(f"files: {name}: two columns have one name, {twice[0]!r}; rename one")
-    return _Header(names, delimiter), _Record(lines.line, lines.at, lines.at, [], "")
+    return _Header(names, delimiter, is_padded), _Record(lines.line, lines.at, lines.at, [], "")
 
 
 def _delimiter(header: str, name: str) -> str:
@@ -136,14 +146,14 @@ def _delimiter(header: str, name: str) -> str:
     return next((sign for sign in choices if sign in header), choices[0])
 
 
-def _reader(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+def _reader(lines: Iterable[str], delimiter: str, is_padded: bool = False) -> Iterator[list[str]]:
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
-    return csv.reader(lines, delimiter=delimiter, strict=True)
+    return csv.reader(lines, delimiter=delimiter, skipinitialspace=is_padded, strict=True)
 
 
 def _records(lines: _Lines, header: _Header) -> Iterator[_Record]:
     """Empty lines are none. Raises ValueError for a quote that nobody closed."""
-    reader = _reader(lines, header.delimiter)
+    reader = _reader(lines, header.delimiter, header.is_padded)
     while True:
         line, start = lines.line, lines.at
         try:

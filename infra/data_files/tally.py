@@ -52,10 +52,11 @@ class RowTally:
             return
         reasons = ", ".join(f"{n} {why}" for why, n in self.bad.most_common())
         first = "\n".join(f"  {line}" for line in self.named)
+        which = "" if self.read == num_rows else "first "
         raise TrainingStopped(
-            f"{self.num_bad} of the first {self.read} rows of {', '.join(files)} cannot be used"
+            f"{self.num_bad} of the {which}{self.read} rows of {', '.join(files)} cannot be used"
             f" ({reasons}), more than max_bad_share {max_bad_share:g}; correct them, or raise"
-            f" max_bad_share. The first:\n{first}"
+            f" max_bad_share. The first (`tributary preview --json` lists all):\n{first}"
         )
 
     def as_json(self) -> dict[str, Any]:

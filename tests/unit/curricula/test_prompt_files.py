@@ -208,7 +208,7 @@ def test_bad_rows_are_named_and_too_many_stop(tmp_path: Path):
     assert [line.split(": ")[0] for line in counts.named] == ["a.jsonl:4", "a.jsonl:8"]
     assert {p.id.split("/")[-1] for p in every(made, "rl")} < {str(n) for n in range(100)}
     assert list(made.warnings) == []  # they are few
-    with pytest.raises(TrainingStopped, match=r"2 of the first 8 rows .* \(1 not_json, 1 same_id"):
+    with pytest.raises(TrainingStopped, match=r"^2 of the 100 rows .* \(1 not_json, 1 same_id"):
         Files(sources=given | {"max_bad_share": 0.01}).num_rows("rl")
     with pytest.raises(InputError, match="source data: files: no file matches"):
         Files(sources={"files": [str(tmp_path / "none.jsonl")]}).num_rows("rl")

@@ -149,9 +149,26 @@ def test_a_bad_row_of_csv_is_named_by_its_line(tmp_path: Path):
         "has 1 cells; the header has 2: a, b",
     ]
     assert found[2][1].startswith("is no row of CSV: ")
-    assert found[3][1] == "a: is not UTF-8"
+    assert found[3][1] == "a: is not UTF-8; save the file so"
     assert found[4][1] == "has 3 cells; the header has 2: a, b"
     assert found[5][1] == {"a": "8", "b": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (b"a, b\r\n1,  2 \r\n", {"a": "1", "b": "2"}),
+        (b'a , "b"\n 1, "x, \r\ny"\n', {"a": "1", "b": "x, \ny"}),
+        (b"a,b\n 1, 2\n", {"a": " 1", "b": " 2"}),
+        (b'a,b\r\n1,"x\r\n  y"\r\n', {"a": "1", "b": "x\n  y"}),
+        (b"a;b\n1; \n", {"a": "1", "b": " "}),
+        (b"a; b\n1; \n", {"a": "1", "b": None}),
+    ],
+)
+def test_cells_of_csv_lose_their_blanks_where_the_names_have_some(
+    text: bytes, row: dict[str, Any], tmp_path: Path
+):
+    assert bad(text, "a.csv", tmp_path) == [(2, row)]
 
 
 def test_elements_of_an_array_are_bad_one_by_one(tmp_path: Path):

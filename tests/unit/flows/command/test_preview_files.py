@@ -16,6 +16,7 @@ import pytest
 
 from curricula.prompt_files.curriculum import Files
 from flows.command.main import main
+from infra.errors import TrainingStopped
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.spec import MessageFiles
 from tasks.message_files.stream import MixedStream
@@ -203,3 +204,20 @@ def test_a_weight_of_csv_is_a_number(model: Path, tmp_path: Path):
     )
     stream = MixedStream([source], Renderer.of_model(model), 0, tmp_path / "scratch")
     assert stream.take().weight == 0.5
+
+
+def test_all_bad_rows_are_listed_as_json_and_counted_by_a_curriculum(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rows = [question(n) if n % 3 else {"question": "", "answer": "1"} for n in range(40)]
+    as_lines(tmp_path / "a.jsonl", rows)
+    arguments = (str(tmp_path / "a.jsonl"), "--model", str(model), "--kind", "prompts")
+    found = preview(capsys, *arguments)
+    assert [line.split(": ")[0] for line in found["bad_rows"]] == [
+        f"a.jsonl:{n + 1}" for n in range(0, 40, 3)
+    ]
+    with pytest.raises(SystemExit):
+        main(["preview", *arguments])
+    assert "  and 9 more: --json lists all" in capsys.readouterr().out
+    with pytest.raises(TrainingStopped, match=r"^14 of the 40 rows"):
+        Files(sources={"files": [str(tmp_path / "a.jsonl")]}).num_rows("rl")

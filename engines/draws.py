@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engines.draw_faults import demonstration_fault, problem_fault, shared_id
-from engines.types import Curriculum, Demonstration, Problem, RowCurriculum, Split
+from engines.types import (
+    BoundedRows,
+    Curriculum,
+    Demonstration,
+    Problem,
+    RowCurriculum,
+    Split,
+)
 from infra.errors import InputError, TributaryError
 
+if TYPE_CHECKING:
+    from engines.chat import Chat
+
 T = TypeVar("T")
+_TEMPLATE_TOKENS = 1024
+"""most that a chat template adds to a prompt, whose tokens are no more than its bytes"""
 
 
 def draw_problems(
@@ -50,6 +62,23 @@ def draw_examples(curriculum: Curriculum, count: int, seed: int) -> list[Demonst
     if isinstance(curriculum, RowCurriculum):
         return list(curriculum.examples(count, seed))
     return draw_demonstrations(curriculum, count, seed)
+
+
+def leave_out_long(
+    curriculum: Curriculum, chat: Chat, context: int, *, is_judged: bool = False
+) -> None:
+    """Take the user's rows out whose prompts leave no room for an answer in the model's context.
+    `is_judged`: raises TrainingStopped for too many bad rows."""
+    if not isinstance(curriculum, BoundedRows):
+        return
+
+    def fault_of(problem: Problem) -> str:
+        try:
+            return chat.excess(problem, context)
+        except Exception:  # a prompt that the template does not write is said elsewhere
+            return ""
+
+    curriculum.leave_out(fault_of, max(context - _TEMPLATE_TOKENS, 0), is_judged=is_judged)
 
 
 def _name(curriculum: object) -> str:

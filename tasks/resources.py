@@ -167,6 +167,18 @@ class _Warns(Protocol):
         ...
 
 
+async def read_fitting_rows(
+    context: StageContext, domains: Sequence[LiveDomain], chat: Chat, longest: int
+) -> None:
+    """As `read_rows`, without prompts that leave no room for an answer in the `longest` sequence:
+    how many there are is known with the model."""
+    from engines.draws import leave_out_long
+
+    for domain in domains:
+        await asyncio.to_thread(leave_out_long, domain.curriculum, chat, longest)
+    await read_rows(context, domains)
+
+
 async def read_rows(context: StageContext, domains: Sequence[LiveDomain]) -> None:
     """Have the user's own files read, in a thread: they may be large. Which rows are no problems is
     said in the stage's log; that they are many is kept with its artifact. Raises InputError,

@@ -14,7 +14,13 @@ from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from infra.run_both import run_both
 from tasks.domain import Domain, ScoredDomain
-from tasks.resources import keep_rollouts, lease_fleet, open_parts, read_rows
+from tasks.resources import (
+    context_length,
+    keep_rollouts,
+    lease_fleet,
+    open_parts,
+    read_fitting_rows,
+)
 from tasks.rollout_workers.rollers import Rollers
 from tasks.served.role_clients import RoleClients
 from tasks.stage import StageContext
@@ -51,5 +57,5 @@ async def open_sampling(
         open_parts(stack, model, domains, roles, rolls_here=rolls_here),
     )
     rollers = Rollers(stack, context, fleet, fleet_spec, domains, roles, seed)
-    await read_rows(context, live)
+    await read_fitting_rows(context, live, chat, context_length(fleet_spec, model))
     return SamplingParts(fleet, chat, live, rollers, keep_rollouts(stack, context))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from engines.algorithms.choices import Need
+from engines.rollout.bounds import FILLS_CONTEXT, way_out
 from engines.rollout.metrics import first_samples, outcome
 from engines.types import Group, Sample, Status
 from infra.errors import TrainingStopped
@@ -130,10 +131,11 @@ class Verdicts:
         asked = sum(judged.asked for judged in self._domains.values())
         if asked >= FEWEST and failed > most_failed * asked:
             worst = max(self._domains.values(), key=lambda judged: judged.failed)
+            advice = way_out(worst.reason)
             raise TrainingStopped(
                 f"step {step}: {failed} of the {asked} verdicts so far failed, which is more than"
-                f" the bound of {most_failed:.0%}; most often: {worst.reason}. Repair the reward or"
-                " the environment, or raise `bounds.max_failed_share`"
+                f" the bound of {most_failed:.0%}; most often: {worst.reason}. {advice}, or raise"
+                " `bounds.max_failed_share`"
             )
 
     @property
@@ -203,10 +205,18 @@ def _are_most(count: int, total: int, many: int) -> bool:
 
 def no_verdict(domain: str, judged: Judged) -> str:
     """A sentence on a reward that never gave one."""
+    return none_judged(domain, judged.failed, judged.reason)
+
+
+def none_judged(domain: str, failed: int, reason: str, so: str = "") -> str:
+    """That all of so many rollouts have no verdict, why, and what follows from that."""
+    advice = way_out(reason)
+    if FILLS_CONTEXT in reason:
+        return f"none of the {failed} rollouts of {domain} could begin{so}: {reason}. {advice}"
     return (
-        f"the rewards of {domain} failed on each of the {judged.failed} rollouts that they were"
-        f" asked about: {judged.reason}. Repair the reward or the environment, or give the rows"
-        " what it reads; `tributary check` tries it"
+        f"the rewards of {domain} failed on each of the {failed} rollouts that they were asked"
+        f" about{so}: {reason}. {advice}, or give the rows what it reads; `tributary check` tries"
+        " it"
     )
 
 
@@ -217,7 +227,7 @@ def _ends(name: str, judged: Judged) -> Iterator[StageWarning]:
             what=f"{failed} of {judged.asked} verdicts on {name} failed; no failed one is trained"
             " on",
             cause=judged.reason,
-            advice="repair the reward or the environment",
+            advice=way_out(judged.reason).lower(),
             figures={"failed": failed, "asked": judged.asked},
         )
     for status in _ENDS:

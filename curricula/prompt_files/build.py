@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from curricula.prompt_files.contamination import HeldOutWords
-from curricula.prompt_files.prompt import Prompt, checksum, id_of, read_prompt, used_columns
+from curricula.prompt_files.prompt import (
+    Prompt,
+    checksum,
+    id_of,
+    read_prompt,
+    reference_checksum,
+    used_columns,
+)
 from curricula.prompt_files.spec import PromptFiles, PromptSource, Shares
 from engines.types import Split
 from infra.data_files.bad_row import BadRow, Reason
@@ -43,6 +50,10 @@ class Counts:
     """the first bad ones of each reason"""
     duplicates: int = 0
     """rows whose prompt an earlier row has"""
+    contradicting: int = 0
+    """of these, rows with another reference than the earlier one"""
+    contradictions: list[str] = field(default_factory=list[str])
+    """the first of these"""
     contaminated: int = 0
     """rows for training that share words with a held-out one"""
     hits: list[str] = field(default_factory=list[str])
@@ -64,6 +75,12 @@ class Counts:
             bad[Reason.CONTAMINATED] = self.contaminated
         return RowTally(self.read, bad, [*self.named, *self.hits])
 
+    def leave_out(self, where: str, error: BadRow) -> None:
+        """A row that was good until more was known."""
+        self.bad[error.reason] = self.bad.get(error.reason, 0) + 1
+        if self.bad[error.reason] <= _SHOWN:
+            self.named.append(f"{where}: {error}")
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -75,8 +92,8 @@ class Builder:
         self._settings = settings
         self._rows = rows
         self._copies = copies
-        self._known: set[int] = set()
-        """checksums of prompts"""
+        self._known: dict[int, int] = {}
+        """checksums of references by those of prompts; 0 for no reference"""
         self.places = {
             f"{number}/{split}": array("q")
             for number in range(len(settings.sources))
@@ -172,9 +189,10 @@ class Builder:
         if source.columns.id and ids.setdefault(its_id, content) != content:
             raise BadRow(Reason.SAME_ID, f"another row with another prompt has the id {its_id!r}")
         if content in self._known:
+            self._note_contradiction(number, where, prompt, self._known[content])
             return False
         line = _line({"id": its_id, "where": where, "row": used_columns(row, prompt)})
-        self._known.add(content)
+        self._known[content] = reference_checksum(prompt)
         start = self._rows.tell()
         self._rows.write(line)
         split = split_of(content, source, self._settings.shares)
@@ -186,6 +204,14 @@ class Builder:
         counts.layouts[prompt.layout] = counts.layouts.get(prompt.layout, 0) + 1
         for name in prompt.unread:
             counts.unread[name] = counts.unread.get(name, 0) + 1
+
+    def _note_contradiction(self, number: int, where: str, prompt: Prompt, earlier: int) -> None:
+        if reference_checksum(prompt) in (0, earlier) or not earlier:
+            return
+        counts = self.counts[number]
+        counts.contradicting += 1
+        if len(counts.contradictions) < _SHOWN:
+            counts.contradictions.append(f"{where} has {prompt.reference!r:.80}")
 
     def _count_splits(self, number: int, places: Mapping[str, array[int]]) -> None:
         self.counts[number].splits = {s: len(places[f"{number}/{s}"]) // 2 for s in SPLITS}

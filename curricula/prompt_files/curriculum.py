@@ -7,7 +7,7 @@ that repeat what is held out, `mixture` says whose turn it is among sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from curricula.prompt_files.mixture import Mixture
 from curricula.prompt_files.prompt import Prompt, read_prompt
 from curricula.prompt_files.spec import PromptFiles
 from engines.types import Demonstration, Message, Problem, Split
+from infra.data_files.bad_row import BadRow, Reason
 from infra.data_files.tally import many_left_out
 from infra.errors import InputError
 from infra.store.stage_warning import StageWarning
@@ -74,6 +75,12 @@ class Files:
                 yield f"{at}: {sum(counts.bad.values())} bad rows left out ({reasons}): {first}"
             if counts.duplicates:
                 yield f"{at}: {counts.duplicates} rows left out, as an earlier one has their prompt"
+            if counts.contradicting:
+                yield (
+                    f"{at}: {counts.contradicting} of these rows contradict the earlier one, whose"
+                    " reference counts: they have its prompt and another reference. Correct them:"
+                    f" {'; '.join(counts.contradictions[:3])}"
+                )
             if counts.contaminated:
                 yield (
                     f"{at}: {counts.contaminated} rows are not trained on, as they share words with"
@@ -84,6 +91,27 @@ class Files:
     def warnings(self) -> Iterator[StageWarning]:
         """That many rows are bad, or repeat what is held out."""
         return many_left_out([counts.tally for counts in self.counts])
+
+    def leave_out(
+        self, fault_of: Callable[[Problem], str], num_bytes: int, *, is_judged: bool
+    ) -> None:
+        """Take rows of more than so many bytes out whose prompts are too long, as `fault_of` says
+        now that the model is known. `is_judged`: raises TrainingStopped for too many bad rows."""
+        for number, source in enumerate(self._sources):
+            added = len(f"{source.system}{source.instruction}".encode())
+            for split in SPLITS:
+                places = self._index.longer_than(number, split, num_bytes - added)
+                found = {at: fault_of(self._made(number, split, at)[0]) for at in places}
+                bad = [at for at in places if found[at]]
+                for at in bad:
+                    where = self._index.row(number, split, at)[1]
+                    self.counts[number].leave_out(where, BadRow(Reason.TOO_LONG, found[at]))
+                self._index.leave_out(number, split, bad)
+            counts = self.counts[number]
+            if is_judged and counts.bad:
+                counts.tally.judge(source.files, counts.read, source.max_bad_share)
+        self._mixtures.clear()
+        self._orders = EpochOrders()
 
     def num_rows(self, split: Split) -> int:
         return sum(self._index.num_rows(n, split) for n in range(len(self._sources)))
@@ -156,11 +184,17 @@ class Files:
         epoch, place = divmod(ordinal, rows)
         name = self._sources[number].name
         order = self._orders.of((split, number), rows, f"{seed}/{split}/{name}/{epoch}")
-        its_id, where, row = self._index.row(number, split, order[place])
-        prompt = read_prompt(row, self._sources[number])
+        return self._made(number, split, order[place], f"@{epoch + 1}" if epoch else "")
+
+    def _made(
+        self, number: int, split: Split, place: int, epoch: str = ""
+    ) -> tuple[Problem, Prompt]:
+        """What stands at a place of the index."""
+        its_id, where, row = self._index.row(number, split, place)
+        prompt, name = read_prompt(row, self._sources[number]), self._sources[number].name
         metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}
         problem = Problem(
-            id=f"{name}/{split}/{its_id}" + (f"@{epoch + 1}" if epoch else ""),
+            id=f"{name}/{split}/{its_id}{epoch}",
             domain=self.name,
             messages=prompt.messages,
             reference=prompt.reference,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FORM = 6
+_FORM = 7
 """of the folder's files; raise it when they change, or what is read of a row"""
 _UNUSED_S = 30 * 24 * 3600.0
 """a folder that nobody opened for so long is removed"""
@@ -58,6 +58,19 @@ class RowIndex:
 
     def num_rows(self, source: int, split: Split) -> int:
         return len(self._places[f"{source}/{split}"])
+
+    def longer_than(self, source: int, split: Split, num_bytes: int) -> list[int]:
+        """Places of rows whose line is longer."""
+        lengths = self._places[f"{source}/{split}"][:, 1]
+        return [int(place) for place in (lengths > num_bytes).nonzero()[0]]
+
+    def leave_out(self, source: int, split: Split, places: Sequence[int]) -> None:
+        """The rows after them move up."""
+        import numpy as np
+
+        name = f"{source}/{split}"
+        self._places[name] = np.delete(self._places[name], places, axis=0)
+        self.counts[source].splits[split] -= len(places)
 
     def row(self, source: int, split: Split, place: int) -> tuple[str, str, dict[str, Any]]:
         """Id, where it was, and columns."""

@@ -41,6 +41,8 @@ class Prompt:
     """what was said and offered in the row itself: two rows with the same one are one problem"""
     text_asked: str
     """of that, what the user said"""
+    unanswered: str = field(default="", compare=False)
+    """what rewards that compare an answer do not find in the reference"""
     layout: str = field(default="", compare=False)
     """what the row looks like, for a person"""
     unread: frozenset[str] = field(default=frozenset(), compare=False)
@@ -74,6 +76,7 @@ def read_prompt(row: Mapping[str, Any], source: PromptSource) -> Prompt:
         solution=solution,
         text="\n".join([*map(_said, said), *map(_offered, tools)]),
         text_asked="\n".join(m.content for m in said if m.role == "user"),
+        unanswered=reference.unanswered,
         layout=f"{looks_like}, {reference.said}",
         unread=frozenset(unread),
         used=given.read,
@@ -98,6 +101,13 @@ def used_columns(row: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
 def checksum(text: str) -> int:
     """64 bits that stay the same everywhere."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def reference_checksum(prompt: Prompt) -> int:
+    """0 where there is no reference."""
+    if not prompt.reference:
+        return 0
+    return checksum(json.dumps(prompt.reference, sort_keys=True))
 
 
 def _said(message: Message) -> str:

@@ -17,13 +17,15 @@ from infra.numbers import value_text
 REFERENCES = (
     "reference", "answer", "ground_truth", "target", "label", "expected_answer", "final_answer",
 )  # fmt: skip
+ANSWER = "answer"
+"""the field that rewards which compare an answer read"""
 _ONE_THING = ("reference", "answer", "ground_truth", "expected_answer", "final_answer")
 """names for what an answer has to be, of which a row has one"""
 _INSIDE = {"reward_model": "ground_truth"}
 """columns of objects that hold one (verl)"""
 _LOOKS_LIKE = re.compile(r"answer|truth|solution|label|target|gold|^gt$|reward_model|verification")
 _LEAST_INT, _MOST_INT = -(2**63), 2**63 - 1
-_WORKED = re.compile(r"\n####[ \t]*([^\n]{1,80})\s*\Z")
+_WORKED = re.compile(r"\n####[ \t]*([^\n]{0,80})\s*\Z")
 """the end of a worked answer as GSM8K has it"""
 
 
@@ -34,6 +36,8 @@ class Reference(NamedTuple):
     """an object as it is; anything else as `{"answer": ...}`; without one, an empty object"""
     said: str
     """where it is from, for a person"""
+    unanswered: str = ""
+    """what rewards that compare an answer do not find in it; empty where they can read it"""
 
 
 def read_reference(row: Fields, source: PromptSource) -> Reference:
@@ -42,7 +46,8 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
     if not source.columns.reference and not source.reference_pattern:
         _refuse_two(row)
     if not name:
-        _check(row, {}, source, "has no reference")
+        if fault := _fault(row, {}, source.needs, "has no reference"):
+            raise BadRow(Reason.REFERENCE, fault)
         return Reference({}, "no reference")
     value, how = row.column(name), ""
     if is_empty(value) or (isinstance(value, str) and not value.strip()):
@@ -51,10 +56,15 @@ def read_reference(row: Fields, source: PromptSource) -> Reference:
         value = _matched(value, source.reference_pattern, name)
     elif (worked := _without_work(value)) != value:
         value, how = worked, ", of which what follows #### counts (GSM8K)"
+    if isinstance(value, str) and not value.strip():  # what is left of it
+        after = source.reference_pattern or "####"
+        raise BadRow(Reason.REFERENCE, f"{name}: nothing follows {after} in it")
     value = exact(value)
     made = cast("dict[str, Json]", value if isinstance(value, dict) else {"answer": value})
-    _check(row, made, source, f"{name}: is an object of {', '.join(made)}")
-    return Reference(made, f"reference {name}{how}")
+    has = f"{name}: is an object of {', '.join(made)}"
+    if fault := _fault(row, made, source.needs, has):
+        raise BadRow(Reason.REFERENCE, fault)
+    return Reference(made, f"reference {name}{how}", _fault(row, made, [ANSWER], has))
 
 
 def _found(row: Fields) -> str:
@@ -95,18 +105,15 @@ def _refuse_two(row: Fields) -> None:
         )
 
 
-def _check(row: Fields, reference: Mapping[str, Json], source: PromptSource, has: str) -> None:
-    """Raises BadRow where the rewards read a field that the reference does not have."""
-    lacks = [name for name in source.needs if name and is_empty(reference.get(name))]
-    if not lacks and (reference or not source.needs):
-        return
+def _fault(row: Fields, reference: Mapping[str, Json], needs: list[str], has: str) -> str:
+    """Which field that rewards read the reference does not have, in words; empty for none."""
+    lacks = [name for name in needs if name and is_empty(reference.get(name))]
+    if not lacks and (reference or not needs):
+        return ""
     wanted = " and ".join(f"`{name}`" for name in lacks) or "one"
     likely = ", ".join(_likely(row.values, lacks))
     hint = f"; columns that look like one: {likely}" if likely else ""
-    raise BadRow(
-        Reason.REFERENCE,
-        f"{has}; the rewards read {wanted} of it. Name its column in columns.reference{hint}",
-    )
+    return f"{has}; the rewards read {wanted} of it. Name its column in columns.reference{hint}"
 
 
 def _likely(values: Mapping[str, Any], lacks: list[str]) -> Iterator[str]:

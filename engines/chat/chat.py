@@ -148,6 +148,11 @@ class Chat:
         """The problem's messages and the assistant's header. Raises InputError."""
         return self._encode(self._prompt(problem))
 
+    def excess(self, problem: Problem, context: int) -> str:
+        """Why its prompt leaves no room for an answer in a context of so many tokens; empty if it
+        does. Raises InputError."""
+        return too_long(len(self.prompt_ids(self.decided(problem))), context - 1, context)
+
     def continuation_ids(
         self,
         problem: Problem,
@@ -311,3 +316,8 @@ class Chat:
 
 def _as_list(token_ids: TokenIds) -> list[int]:
     return list(token_ids) if isinstance(token_ids, Sequence) else token_ids.tolist()
+
+
+def too_long(count: int, most: int, context: int) -> str:
+    """That so many tokens are more than `most` that fit into a context; empty if they are not."""
+    return f"has {count} tokens; the model's context holds {context}" if count > most else ""

@@ -7,6 +7,8 @@ from typing import Any
 
 from infra.errors import TrainingStopped
 
+FILLS_CONTEXT = "fills the context"
+"""in the reason of a rollout whose prompt leaves no room for an answer"""
 _SOLVED_WINDOW = 3
 _COLLAPSE_WINDOW = 5
 
@@ -32,8 +34,8 @@ class StopRule:
         if failed > self.max_failed_share:
             raise TrainingStopped(
                 f"step {step}: {failed:.0%} of the rollouts failed, more than the bound of "
-                f"{self.max_failed_share:.0%}; most often: {failure}. Repair the reward or the "
-                "environment, or raise `bounds.max_failed_share`"
+                f"{self.max_failed_share:.0%}; most often: {failure}. {way_out(failure)}, or "
+                "raise `bounds.max_failed_share`"
             )
         if "outcome_mean" in metrics:
             self.outcomes.append(metrics["outcome_mean"])
@@ -69,6 +71,13 @@ class StopRule:
     def restore(self, history: dict[str, Any]) -> None:
         self.outcomes = list(history["outcomes"])
         self.entropies = list(history["entropies"])
+
+
+def way_out(failure: str) -> str:
+    """What a person can do about rollouts that fail for this reason."""
+    if FILLS_CONTEXT in failure:
+        return "Leave such prompts out, or take a model with a longer context"
+    return "Repair the reward or the environment"
 
 
 def _mean(values: list[float]) -> float:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from curricula.prompt_files.prompt import Prompt, read_prompt
+from curricula.prompt_files.prompt import Prompt, checksum, read_prompt, reference_checksum
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation
@@ -25,11 +25,12 @@ from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
 from flows.one_stage.domain import columns_of
 from infra.config import Config
-from infra.data_files.bad_row import BadRow, Reason
+from infra.data_files.bad_row import BadRow
 from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files
 from infra.errors import InputError
 from infra.shown_text import shown
+from rewards.built_in import COMPARING
 from rewards.exact import BY_LETTER, written_as_floats
 from rewards.references import answer_texts
 from tasks.message_files.rendering import Renderer
@@ -62,6 +63,39 @@ class _Seen:
     """columns, and fields inside them, that nothing reads"""
     references: list[Json] = field(default_factory=list[Json])
     """of prompts"""
+    known: dict[int, int] = field(default_factory=dict[int, int])
+    """checksums of references by those of prompts; of other rows those of their tokens"""
+    equal: int = 0
+    """rows that say what an earlier one says"""
+    contradicting: int = 0
+    """of these, prompts with another reference"""
+    unreadable: Counter[str] = field(default_factory=Counter[str])
+    """references that the rewards which compare an answer cannot read, by what is wrong"""
+    calling: int = 0
+    """rows that call tools and offer none"""
+
+    def note(self, made: Prompt | Pair | Conversation, shown: Sequence[Shown]) -> None:
+        """Take a good row in."""
+        self.counts.read += 1
+        self.layouts[made.layout] += 1
+        self.unread |= made.unread
+        self.calling += _calls_unlisted(made)
+        reference = 0
+        if isinstance(made, Prompt):
+            self.references.append(made.reference)
+            self.unreadable += Counter([made.unanswered] if made.unanswered else [])
+            content, reference = checksum(made.text), reference_checksum(made)
+        else:
+            content = checksum(repr([sequence.tokens for _, sequence in shown]))
+        if content in self.known:
+            self.equal += 1
+            self.contradicting += 0 not in (reference, self.known[content]) and (
+                reference != self.known[content]
+            )
+        self.known.setdefault(content, reference)
+        for _, sequence in shown:
+            self.counts.tokens += len(sequence.tokens)
+            self.counts.trained += sum(sequence.loss_mask)
 
     @property
     def notes(self) -> Iterator[str]:
@@ -70,11 +104,25 @@ class _Seen:
             yield f"read as {layout}" + (f": {count} rows" if len(self.layouts) > 1 else "")
         if self.unread:
             yield f"not read: {', '.join(sorted(self.unread))}"
+        if self.equal:
+            yield f"{self.equal} rows say what an earlier row says"
         yield from self.cautions
 
     @property
     def cautions(self) -> Iterator[str]:
-        """What may make right answers wrong."""
+        """What may make right answers wrong, or teach what was not meant."""
+        for said, count in self.unreadable.items():
+            yield f"{count} rows: {said}, if you use {', '.join(COMPARING)}"
+        if self.contradicting:
+            yield (
+                f"{self.contradicting} rows contradict an earlier one: they have its prompt and"
+                " another reference; the first counts"
+            )
+        if self.calling:
+            yield (
+                f"{self.calling} rows call tools and offer none: the model is taught to call what"
+                " it was not told of; list them in a column `tools`"
+            )
         if said := written_as_floats([*answer_texts(self.references)]):
             yield f"the rewards {' and '.join(BY_LETTER)} compare {said}"
 
@@ -137,13 +185,15 @@ def _pair(pair: Pair, renderer: Renderer) -> tuple[Pair, list[Shown]]:
 
 
 def _prompt(prompt: Prompt, renderer: Renderer) -> tuple[Prompt, list[Shown]]:
-    problem = Problem("preview", "files", prompt.messages, tools=prompt.tools)
-    try:
-        tokens = renderer.chat.prompt_ids(problem)
-    except InputError as error:
-        raise BadRow(Reason.TEMPLATE, str(error)) from None
+    tokens = renderer.prompt_ids(Problem("preview", "files", prompt.messages, tools=prompt.tools))
     reference = f" \u00b7 reference {prompt.reference!r:.200}" if prompt.reference else ""
     return prompt, [(reference, TokenSequence(tokens, [0] * len(tokens)))]
+
+
+def _calls_unlisted(made: Prompt | Pair | Conversation) -> bool:
+    """Whether a row calls tools and offers none."""
+    said = made.chosen if isinstance(made, Pair) else made
+    return not said.tools and any(message.tool_calls for message in said.messages)
 
 
 def _settings(model: type[S], written: Mapping[str, Any]) -> S:
@@ -171,14 +221,7 @@ def _read(patterns: Sequence[str], reader: Read, rows: int, read: int) -> _Seen:
                 seen.counts.left_out(where, error)
                 seen.bad.append(f"{where}: {error}")
                 continue
-            seen.counts.read += 1
-            seen.layouts[made.layout] += 1
-            seen.unread |= made.unread
-            if isinstance(made, Prompt):
-                seen.references.append(made.reference)
-            for _, sequence in shown:
-                seen.counts.tokens += len(sequence.tokens)
-                seen.counts.trained += sum(sequence.loss_mask)
+            seen.note(made, shown)
             if rows > 0:
                 rows -= 1
                 seen.shown += [(f"{where}{what}", sequence) for what, sequence in shown]
@@ -212,6 +255,7 @@ def _counted(seen: _Seen, renderer: Renderer) -> dict[str, Any]:
         "trained_tokens": counts.trained,
         "layouts": dict(seen.layouts),
         "not_read": sorted(seen.unread),
+        "equal_rows": seen.equal,
         "cautions": [*seen.cautions],
         "shown": [
             {

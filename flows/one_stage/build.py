@@ -18,6 +18,7 @@ from curricula.of_rows import OF_LIBRARIES, OF_ROWS
 from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Split
+from flows.checks.trial.live_parts import leave_out_for
 from flows.command.find_artifact import model_place
 from flows.load import set_field, validate_recipe
 from flows.one_stage.domain import columns_of, domain_of, expert_name
@@ -86,7 +87,7 @@ def _path(asked: OneStage, domain: Mapping[str, Any] | None) -> list[dict[str, A
         case "evaluate":
             return []
         case "distill":
-            rows = _prompts(domain, "distill")
+            rows = _prompts(asked, domain, "distill")
             every = {"problems": rows} if rows else {}
             return [{"distill": every | asked.settings}]
         case "rl":
@@ -119,13 +120,13 @@ def _problems(asked: OneStage, domain: Mapping[str, Any]) -> dict[str, Any]:
     if "problems" in asked.scores or asked.kind == "distill":
         return {}
     usual = EvaluateSettings.model_fields["problems"].default
-    held_out = _prompts(domain, "heldout")
+    held_out = _prompts(asked, domain, "heldout")
     return {"problems": min(usual, held_out)} if held_out else {}
 
 
-def _prompts(domain: Mapping[str, Any] | None, split: Split) -> int:
-    """How many rows of the user's own prompts, or of a library's task, are in the split; 0 for
-    another curriculum.
+def _prompts(asked: OneStage, domain: Mapping[str, Any] | None, split: Split) -> int:
+    """How many rows of the user's own prompts, or of a library's task, are in the split and fit
+    into the model's context; 0 for another curriculum.
 
     Raises InputError, and TrainingStopped for too many bad rows."""
     if domain is None or domain["curriculum"]["name"] not in OF_ROWS:
@@ -133,8 +134,9 @@ def _prompts(domain: Mapping[str, Any] | None, split: Split) -> int:
     if domain["curriculum"]["name"] in OF_LIBRARIES:
         tasks: Any = build_curriculum(**domain["curriculum"])
         return tasks.num_rows(split)
-    checked = Domain.model_validate(domain)
-    return Files(**checked.curriculum.options).num_rows(split)
+    rows = Files(**Domain.model_validate(domain).curriculum.options)
+    leave_out_for(rows, model_place(asked.model, asked.root))
+    return rows.num_rows(split)
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from engines.rollout.bounds import way_out
 from infra.errors import TrainingStopped
 from infra.store.stage_warning import StageWarning
 from tasks.evaluate.cells import CellResult
+from tasks.verdicts import none_judged
 
 FEWEST = 8
 """verdicts that a domain's rewards must have failed, of as many, to be at fault"""
@@ -24,11 +26,7 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
         failed, asked = sum(c.failed for c in cells), sum(c.asked for c in cells)
         if 0 < failed == asked and (failed >= FEWEST or not has_scores):
             why = next(cell.failure for cell in cells if cell.failure)
-            raise TrainingStopped(
-                f"the rewards of {domain} failed on each of the {failed} rollouts that they were"
-                f" asked about, so there is no score: {why}. Repair the reward or the environment,"
-                " or give the rows what it reads; `tributary check` tries it"
-            )
+            raise TrainingStopped(none_judged(domain, failed, why, ", so there is no score"))
     if not has_scores:
         raise TrainingStopped("no rollout of any model got a verdict, so there is no score")
     for domain, cells in by_domain.items():
@@ -46,7 +44,7 @@ def warnings_of(results: Sequence[CellResult]) -> Iterator[StageWarning]:
                 what=f"{result.failed} of {result.asked} verdicts on {result.model} in"
                 f" {result.domain} ({_HOW[result.kind]}) failed{left}",
                 cause=result.failure,
-                advice="repair the reward or the environment, and evaluate again",
+                advice=f"{way_out(result.failure).lower()}, and evaluate again",
                 figures={"failed": result.failed, "asked": result.asked},
             )
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from curricula.rows.conversation import Conversation
 from engines.batching import TokenSequence
 from engines.chat import Chat
+from engines.chat.chat import too_long
 from engines.chat.mode import Thoughts
 from engines.chat.training_text import TrainingText
-from engines.types import Message
+from engines.types import Message, Problem
 from infra.data_files.bad_row import BadRow, Reason
 from infra.errors import InputError
 
@@ -31,7 +32,7 @@ class Renderer:
     def __init__(self, chat: Chat, max_tokens: int) -> None:
         """`max_tokens`: the model's context."""
         self.chat = chat
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
 
     @classmethod
     def of_model(cls, folder: Path) -> Renderer:
@@ -51,6 +52,17 @@ class Renderer:
         if isinstance(made, BadRow):
             raise made
         return made
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        """A prompt's tokens. Raises BadRow where the template refuses it, and where it leaves no
+        room for an answer."""
+        try:
+            tokens = self.chat.prompt_ids(problem)
+        except InputError as error:
+            raise BadRow(Reason.TEMPLATE, str(error)) from None
+        if fault := too_long(len(tokens), self.max_tokens - 1, self.max_tokens):
+            raise BadRow(Reason.TOO_LONG, fault)
+        return tokens
 
     def lacks_thought(self, conversation: Conversation) -> bool:
         """Whether it shows no thought to a model whose template opens one in every turn: then its
@@ -118,11 +130,8 @@ class Renderer:
     def _sequence_or_fault(
         self, conversation: Conversation, tokens: list[int], mask: list[int]
     ) -> TokenSequence | BadRow:
-        if len(tokens) > self._max_tokens:
-            return BadRow(
-                Reason.TOO_LONG,
-                f"has {len(tokens)} tokens; the model's context holds {self._max_tokens}",
-            )
+        if fault := too_long(len(tokens), self.max_tokens, self.max_tokens):
+            return BadRow(Reason.TOO_LONG, fault)
         if conversation.untrained:
             mask = _without(mask, conversation.messages, conversation.untrained)
         if conversation.weight == 0 or not any(mask):

@@ -32,7 +32,7 @@ from infra.run_both import run_both
 from infra.timeline import TAKES, TICKETS, Timeline, mark, recording
 from infra.trace_file import write_trace
 from tasks.admitted import only_admitted
-from tasks.resources import lease_fleet, open_parts, read_rows
+from tasks.resources import context_length, lease_fleet, open_parts, read_fitting_rows
 from tasks.rl import live_parts
 from tasks.rl.evaluation import EvaluationSchedule, evaluator_of
 from tasks.rl.record import RlRecord
@@ -71,7 +71,8 @@ async def train(
                 rolls_here=not context.resources.rollout_workers,
             ),
         )
-        await read_rows(context, domains)
+        longest = context_length(spec.settings.fleet, model)
+        await read_fitting_rows(context, domains, chat, longest)
         domains = await only_admitted(context, domains)
         timeline = Timeline()
         stack.enter_context(recording(timeline))

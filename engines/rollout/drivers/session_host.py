@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from engines.rollout.bounds import FILLS_CONTEXT
 from engines.rollout.drivers.seeds import sampling_seed
 from engines.rollout.drivers.session import TokenSession
 from engines.rollout.protocols import ChatFormat, Generate
@@ -155,7 +156,7 @@ class SessionHost:
             budget = min(budget, max_new_tokens)
         room = self._context - len(session.tokens)
         if room < 1 and not session.num_generated:
-            reason = f"a prompt of {len(session.tokens)} tokens fills the context"
+            reason = f"a prompt of {len(session.tokens)} tokens {FILLS_CONTEXT}"
             return Turn(None, End(Status.FAILED, reason))
         out_of = "token budget" if budget <= room else "context length"
         if min(budget, room) < 1:

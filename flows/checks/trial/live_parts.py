@@ -8,13 +8,16 @@ from typing import Any
 
 from curricula.admissible import Admissible
 from curricula.of_rows import OF_LIBRARIES
+from engines.draws import leave_out_long
 from engines.types import Curriculum, Environment, RowCurriculum, Transcript, Verdict
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.imported import imported
 from flows.checks.trial.request import PlacedCurriculum, PlacedDomain
-from infra.errors import EngineError
+from infra.errors import EngineError, InputError
 from rewards.rubric import Rubric, Term
+from tasks.base.spec import BaseSettings
 from tasks.domain import Domain
+from tasks.model_folder.location import local_folder
 
 _LIBRARY_SECONDS = 240.0
 """to load a library in a process of its own, and a task's data"""
@@ -92,20 +95,39 @@ def _build_rewards(where: str, domain: Domain, attempts: Attempts) -> Sequence[T
     return terms
 
 
-def try_changed(placed: PlacedCurriculum, attempts: Attempts) -> None:
+def leave_out_for(curriculum: Curriculum, model: str | None) -> None:
+    """Take the rows out that are too long for a model on this machine. Raises TrainingStopped for
+    too many."""
+    from tasks.message_files.rendering import Renderer
+
+    folder = local_folder(model) if model else None
+    try:
+        renderer = Renderer.of_model(folder) if folder is not None else None
+    except InputError:  # said elsewhere
+        return
+    if renderer is not None:
+        leave_out_long(curriculum, renderer.chat, renderer.max_tokens, is_judged=True)
+
+
+def try_changed(placed: PlacedCurriculum, base: BaseSettings, attempts: Attempts) -> None:
     from curricula.registry import build
 
     named = placed.curriculum
     fine, made = attempts.call(placed.where, named.name, lambda: build(named.name, named.options))
     if fine:
-        read_rows(placed.where, named.name, made, attempts)
+        read_rows(placed.where, named.name, made, base, attempts)
 
 
-def read_rows(where: str, name: str, curriculum: Curriculum, attempts: Attempts) -> bool:
-    """Whether a user's own files can be read, if the curriculum has any; cautions of their rows."""
+def read_rows(
+    where: str, name: str, curriculum: Curriculum, base: BaseSettings, attempts: Attempts
+) -> bool:
+    """Whether a user's own files can be read, if the curriculum has any; cautions of their rows.
+    Those too long for a base that is on this machine are left out."""
     if not isinstance(curriculum, RowCurriculum):
         return True
     seconds = _LIBRARY_SECONDS if name in OF_LIBRARIES else None
+    if not attempts.call(where, name, lambda: leave_out_for(curriculum, base.folder), seconds)[0]:
+        return False
     fine, left_out = attempts.call(where, name, lambda: list(curriculum.left_out), seconds)
     attempts.cautions += [f"{where}: {line}" for line in left_out or ()]
     return fine

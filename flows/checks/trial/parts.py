@@ -35,7 +35,7 @@ def try_parts(request: TrialRequest, observer: Observer) -> Findings:
         for placed in request.domains:
             _try_domain(placed, request, attempts)
         for changed in request.changed:
-            try_changed(changed, attempts)
+            try_changed(changed, request.base, attempts)
         for part in request.custom:
             try_custom(part, attempts)
         return attempts.findings()
@@ -45,7 +45,8 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     live = build_parts(placed, attempts)
     if live is None:
         return
-    if not read_rows(f"{live.where}.curriculum", live.name, live.curriculum, attempts):
+    at = f"{live.where}.curriculum"
+    if not read_rows(at, live.name, live.curriculum, request.base, attempts):
         return
     problems = try_problems(live, placed.counts, request.seed, attempts)
     count = min(_SHOWN, placed.counts.get("sft", _SHOWN))

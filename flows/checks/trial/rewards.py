@@ -16,7 +16,7 @@ from engines.types import (
 )
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
-from rewards.built_in import BUILT_IN
+from rewards.built_in import BUILT_IN, COMPARING
 from rewards.exact import BY_LETTER, written_as_floats
 from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
@@ -31,8 +31,6 @@ _SHOWN = 120
 """characters of an example"""
 _LONG = 400
 """characters that no answer repeats letter by letter"""
-_COMPARING = ("math", "exact", "regex")
-"""rewards that compare an answer with the reference"""
 
 
 def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:
@@ -43,7 +41,7 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
         if live.domain.rewards[index].served is not None:
             _try_question(at, live.domain.rewards[index], judged, attempts)
             continue
-        if term.name in _COMPARING and isinstance(live.curriculum, RowCurriculum):
+        if term.name in COMPARING and isinstance(live.curriculum, RowCurriculum):
             texts = [*answer_texts(d.problem.reference for d in judged)]
             attempts.cautions += _never_said(at, term.name, texts, len(judged))
             if term.name in BY_LETTER and (said := written_as_floats(texts)):

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from curricula.prompt_files.curriculum import Files
+from engines.chat import Chat
+from engines.draws import draw_problems
 from engines.rollout.bounds import StopRule
 from engines.rollout.consumer import StepResult
 from engines.rollout.filters.verdict import in_process
@@ -25,9 +27,10 @@ from engines.step_inputs import StepInputs, TrainedStep
 from engines.types import Group, Problem, Status
 from infra.errors import InputError, TrainingStopped
 from tasks.opd.body import check_other_weights
-from tasks.resources import read_rows
+from tasks.resources import read_fitting_rows, read_rows
 from tasks.rl.record import RlRecord
-from tasks.verdicts import Verdicts
+from tasks.verdicts import Verdicts, none_judged
+from tests.parts.chat_parts import random_base
 from tests.parts.loop_parts import Notes, Parts
 from tests.parts.rollout_parts import CharChat, domain
 from tests.parts.sample_parts import sample_of
@@ -273,3 +276,34 @@ async def test_many_bad_rows_of_prompt_files_are_kept_with_what_is_made_of_the_r
     assert kept.what == "letters: 1 of the 10 rows that were read were left out"
     assert kept.figures == {"left_out": 1, "read": 10}
     assert "1 not_json; e.g. asked.jsonl:1: is not JSON" in kept.cause
+
+
+async def test_prompts_longer_than_the_context_are_left_out_with_a_count_and_no_reward_is_blamed(
+    tmp_path: Path,
+):
+    rows = [{"prompt": f"Spell {n}{' w' * 3000 * (n == 3)}", "answer": str(n)} for n in range(9)]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    files = Files(sources={"files": [str(file)]}, shares={"heldout": 0})
+    context = stage_context(tmp_path, "rl", {})
+    chat = Chat.load(random_base(tmp_path / "base"))
+    before = [problem.messages for problem in draw_problems(files, "rl", 9, 0)]
+    domains = [replace(domain("letters", lambda _: 1.0), curriculum=files)]
+    await read_fitting_rows(context, domains, chat, 2048)
+    drawn = draw_problems(files, "rl", 8, 0)
+    assert {p.messages for p in drawn} == {m for m in before if len(m[0].content) < 100}
+    assert draw_problems(files, "rl", 9, 0)[8].id.endswith("@2")
+    assert isinstance(context.reporter, ListReporter)
+    (kept,) = context.reporter.kept
+    assert "1 too_long; e.g. asked.jsonl:4: has " in kept.cause
+    assert "the model's context holds 2048" in kept.cause
+
+
+def test_prompts_that_fill_the_context_are_named_and_no_reward_is_blamed() -> None:
+    said = none_judged("sums", 8, "a prompt of 9000 tokens fills the context (8 of 8)")
+    assert said.startswith("none of the 8 rollouts of sums could begin: a prompt of 9000 tokens")
+    assert "a model with a longer context" in said
+    assert "reward" not in said
+    rule = StopRule(0.9, 0.0, None, 0.2)
+    with pytest.raises(TrainingStopped, match=r"fills the context\. Leave such prompts out"):
+        rule.observe(1, {"failed_share": 0.5}, "a prompt of 9000 tokens fills the context")

@@ -182,6 +182,58 @@ def test_references_written_with_a_point_are_said(
     assert said in "".join(found["cautions"])
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("Half of 2.\n#### ", "answer: nothing follows #### in it"),
+        ("Half of 2.\n####", "answer: nothing follows #### in it"),
+        ({"value": 5}, "answer: is an object of value; the rewards read `answer` of it"),
+    ],
+)
+def test_a_reference_without_an_answer_is_said_by_preview_and_by_the_index_in_the_same_words(
+    answer: Any, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [{"question": "q", "answer": answer}])
+    found = preview(capsys, str(file), "--model", str(model), "--kind", "prompts")
+    source = {"files": [str(file)], "max_bad_share": 1, "needs": ["answer"]}
+    (named,) = Files(sources=source, shares={"heldout": 0}).counts[0].named
+    assert said in named
+    (shown,) = [*found["bad_rows"], *found["cautions"]]
+    assert named.partition(": ")[2] in shown
+
+
+def test_a_prompt_longer_than_the_context_is_bad(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "a.jsonl"
+    as_lines(file, [question(1), {"question": "w " * 9000, "answer": "5"}])
+    found = preview(capsys, str(file), "--model", str(model), "--kind", "prompts")
+    assert found["bad"] == {"too_long": 1}
+    assert "a.jsonl:2: has " in found["bad_rows"][0]
+
+
+def test_rows_that_repeat_or_contradict_others_and_calls_of_no_tool_are_said(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked, told = tmp_path / "asked.jsonl", tmp_path / "told.jsonl"
+    as_lines(asked, [question(1), question(1), question(1) | {"answer": 77}, question(2)])
+    found = preview(capsys, str(asked), "--model", str(model), "--kind", "prompts")
+    assert found["equal_rows"] == 2
+    assert found["cautions"][0].startswith("1 rows contradict an earlier one")
+    counts = Files(sources={"files": [str(asked)]}).counts[0]
+    assert (counts.duplicates, counts.contradicting) == (2, 1)
+    assert counts.contradictions == ["asked.jsonl:3 has {'answer': 77}"]
+    assert "contradict the earlier one" in "".join(Files(sources={"files": [str(asked)]}).left_out)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    rows = [{"messages": [*chat(3)["messages"][:1], calling]}, chat(1), chat(1), chat(2)]
+    as_lines(told, rows)
+    found = preview(capsys, str(told), "--model", str(model))
+    assert (found["rows_bad"], found["equal_rows"]) == (0, 1)
+    assert found["cautions"][0].startswith("1 rows call tools and offer none")
+
+
 def test_no_file_is_said_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["preview", "--model", str(model)])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from engines.draw_faults import demonstration_fault, problem_fault, shared_id
 from engines.types import (
-    BoundedRows,
     Curriculum,
     Demonstration,
     Problem,
@@ -23,6 +22,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _TEMPLATE_TOKENS = 1024
 """most that a chat template adds to a prompt, whose tokens are no more than its bytes"""
+
+
+@runtime_checkable
+class BoundedRows(RowCurriculum, Protocol):
+    """One whose rows may turn out to be too long once the model is known."""
+
+    def leave_out(
+        self, fault_of: Callable[[Problem], str], num_bytes: int, *, is_judged: bool
+    ) -> None:
+        """Take rows of more than so many bytes out of which `fault_of` says that they are too long.
+        `is_judged`: raises TrainingStopped for too many bad rows."""
+        ...
 
 
 def draw_problems(

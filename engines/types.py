@@ -8,7 +8,7 @@ take its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
@@ -369,18 +369,6 @@ class RowCurriculum(Curriculum, Protocol):
     def examples(self, count: int, seed: int) -> Sequence[Demonstration]:
         """Solved problems of any split, to look at; at most `count`, and none where the rows show
         no solutions."""
-        ...
-
-
-@runtime_checkable
-class BoundedRows(RowCurriculum, Protocol):
-    """One whose rows may turn out to be too long once the model is known."""
-
-    def leave_out(
-        self, fault_of: Callable[[Problem], str], num_bytes: int, *, is_judged: bool
-    ) -> None:
-        """Take rows of more than so many bytes out of which `fault_of` says that they are too long.
-        `is_judged`: raises TrainingStopped for too many bad rows."""
         ...
 
 

@@ -1,7 +1,5 @@
-"""Why a stage is not cached: how it differs from the nearest one on record.
-
-The nearest is what the newest run of this recipe made under the stage's name; else, of the store's
-newest artifacts of the kind, the one that differs least.
+"""Why a stage is not cached: how it differs from what the newest run of this recipe made under the
+stage's name. What other recipes made is not compared with it.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from infra.store.manifest import Manifest
 from infra.user_files import install_hooks, read_hooks
 from tasks.durable.identity import StageIdentity
 
-RUNS, ARTIFACTS, READ = 10, 20, 200
-"""how many runs, and artifacts of a kind, are compared, newest first; and how many manifests of a
-kind are read for that, however many the store has"""
+RUNS = 10
+"""how many runs are looked at, newest first"""
 DELETED = "its artifact was deleted"
+LOST = "what was made of it before is in the store no more"
 Part = Literal["setting", "code", "data", "input"]
 _FILES_NAMED = 3
 _MISSING = object()
@@ -75,9 +73,7 @@ def reasons(
     if isinstance(nearest, str):
         return [nearest]
     if nearest is None:
-        near = _of_kind(stage.kind, artifacts)
-        found = [_differences(stage, identity, cached, other) for other in near]
-        return min(found, key=len, default=["never run before"])
+        return ["never run before"]
     # Nothing differs from one that was made again: the first one was deleted since.
     return _differences(stage, identity, cached, nearest) or [DELETED]
 
@@ -102,6 +98,7 @@ def _of_runs(
     stage: PlannedStage, identity: StageIdentity, artifacts: ArtifactStore, recipe: str
 ) -> StageIdentity | str | None:
     """What the newest run made under the stage's name; or what became of this very stage."""
+    was_made = False
     for record in islice(runs_of(recipe, artifacts.store), RUNS):
         try:
             known = record.stage(stage.name)
@@ -115,16 +112,8 @@ def _of_runs(
             continue
         if manifest is not None and (found := identity_of(manifest)) is not None:
             return found
-    return None
-
-
-def _of_kind(kind: str, artifacts: ArtifactStore) -> Iterator[StageIdentity]:
-    """The newest of those that are looked at: names have no order in time."""
-    read = artifacts.manifests(artifacts.names(kind)[:READ])
-    newest = sorted(read, key=lambda manifest: manifest.created, reverse=True)
-    for manifest in newest[:ARTIFACTS]:
-        if (found := identity_of(manifest)) is not None:
-            yield found
+        was_made |= known.is_done
+    return LOST if was_made else None
 
 
 def _differences(

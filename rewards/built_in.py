@@ -26,5 +26,3 @@ SERVED: Mapping[str, str] = {
 }
 """the options of those that ask a served model; found by name, as no other reward's stage has them
 in its code"""
-COMPARING = ("math", "exact", "regex")
-"""those that compare an answer with the reference"""

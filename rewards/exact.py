@@ -20,6 +20,8 @@ from rewards.references import ANSWER, reference_of
 _NUMBER = re.compile(r"[+-]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
 
 _FLOAT, _WHOLE = re.compile(r"[+-]?\d+\.\d+"), re.compile(r"[+-]?\d+\.0+")
+COMPARING = ("math", "exact", "regex")
+"""rewards that compare an answer with the reference"""
 BY_LETTER = ("exact", "regex")
 """rewards for which a text is no number"""
 

@@ -26,6 +26,11 @@ from infra.data_files.tally import many_left_out
 from infra.errors import InputError
 from infra.store.stage_warning import StageWarning
 
+_HOLD_OUT = (
+    "raise shares.heldout (a tenth of 50 rows or more leaves some), or name files to hold out: by"
+    " --held-out of a command, by `split: heldout` of a source"
+)
+
 
 class Files:
     """Problems by split and position; an epoch ends when all rows of its source were drawn.
@@ -149,7 +154,7 @@ class Files:
     def _require(self, split: Split, count: int) -> None:
         there = self.num_rows(split)
         if not there:
-            hint = {"rl": "lower the other shares", "heldout": "raise shares.heldout"}
+            hint = {"rl": "lower the other shares", "heldout": _HOLD_OUT}
             raise InputError(
                 f"no row is in the split {split!r}; {hint.get(split, f'set shares.{split}')}, or"
                 " add files"

@@ -35,6 +35,13 @@ def algorithm_cautions(stage: PlannedStage) -> Iterator[str]:
     settings = stage.spec.policy
     if settings is None:
         return
+    temperature = settings.algorithm.temperature
+    if temperature != 1.0:
+        yield (
+            f"stage {stage.name}: algorithm.temperature: is {temperature:g}: rollouts are sampled,"
+            " and trainer and engine compare probabilities, at this temperature; scores are still"
+            " of temperature 1 and greedy answers"
+        )
     dtype = settings.fleet.sglang.get("dtype")
     cache = settings.fleet.sglang.get("kv_cache_dtype", "auto")
     if str(cache).startswith("fp"):

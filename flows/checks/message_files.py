@@ -18,6 +18,7 @@ from infra.processes.leftovers import temporary_folder
 from tasks.base.spec import BaseSettings
 from tasks.message_files.spec import MessageFiles
 from tasks.model_folder.location import local_folder
+from tasks.sft.spec import SftSpec
 
 if TYPE_CHECKING:
     from tasks.message_files.rendering import Renderer
@@ -54,7 +55,16 @@ class _FirstRows:
 
 
 def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
-    """Files that are missing or cannot be read, and sources whose rows are mostly bad."""
+    """Files that are missing or cannot be read, sources whose rows are mostly bad, and answers
+    without thinking for a template that has no switch."""
+    for stage in plan:
+        if isinstance(stage.spec, SftSpec) and stage.spec.settings.nothink_share:
+            renderer = _renderer(recipe.base)
+            try:
+                if renderer is not None:
+                    renderer.chat.require_thinking_switch()
+            except InputError as error:
+                yield f"{stage.where}.nothink_share: {error}"
     for where, source in _sources(plan):
         found = _first_rows(source, recipe.base)
         if isinstance(found, str):

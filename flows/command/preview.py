@@ -30,8 +30,7 @@ from infra.data_files.chunks import first_rows
 from infra.data_files.files import choices_of, find_files
 from infra.errors import InputError
 from infra.shown_text import shown
-from rewards.built_in import COMPARING
-from rewards.exact import BY_LETTER, written_as_floats
+from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.references import answer_texts
 from tasks.message_files.rendering import Renderer
 from tasks.message_files.stream import RowCounts

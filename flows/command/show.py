@@ -62,6 +62,10 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
         row = (stage.name, stage.kind, inputs, state, _layout(stage), servers_of(stage))
         table.add_row(*map(escape, row))
     console.print(table)
+    for caution in warnings:
+        console.say(f"warning: {caution}")
+    for note in notes(recipe, plan):
+        console.say(note)
     _print_reasons(why, console)
     if roles:
         console.print(memory_table(roles))
@@ -71,10 +75,6 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     console.print(f"A resumed run ends {promise}.", highlight=False)
     for reason in reasons:
         console.say(f"  {reason}")
-    for note in notes(recipe, plan):
-        console.say(note)
-    for caution in warnings:
-        console.say(f"warning: {caution}")
     return 0
 
 

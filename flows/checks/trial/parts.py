@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engines.chat.mode import Thoughts
 from engines.draws import draw_examples
-from engines.types import Demonstration
+from engines.types import Demonstration, Problem
 from flows.checks.trial.bounded_steps import Attempts, Observer
 from flows.checks.trial.custom import try_custom
 from flows.checks.trial.demonstrations import base_chat, render, try_prompts
@@ -49,6 +49,7 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     if not read_rows(at, live.name, live.curriculum, request.base, attempts):
         return
     problems = try_problems(live, placed.counts, request.seed, attempts)
+    _say_what_calls_do(live, problems, attempts)
     count = min(_SHOWN, placed.counts.get("sft", _SHOWN))
     fine, shown = attempts.call(
         f"{live.where}.curriculum",
@@ -72,6 +73,16 @@ def _try_domain(placed: PlacedDomain, request: TrialRequest, attempts: Attempts)
     if chat is not None and is_rendered:
         try_driver(live, decided[0], chat, attempts)
     try_rewards(live, decided, attempts)
+
+
+def _say_what_calls_do(live: LiveParts, problems: Sequence[Problem], attempts: Attempts) -> None:
+    offering = sum(bool(problem.tools) for problem in problems)
+    if offering and live.environment is None and live.domain.driver.name == CUTTABLE:
+        attempts.notes.append(
+            f"domain {live.domain.name}: {offering} of {len(problems)} problems offer tools, and"
+            " its curriculum has no environment: no call is run; a rollout ends with its first"
+            " turn, and the rewards judge the calls in it"
+        )
 
 
 def _check_turns(live: LiveParts, shown: Sequence[Demonstration], attempts: Attempts) -> None:

@@ -16,8 +16,8 @@ from engines.types import (
 )
 from flows.checks.trial.bounded_steps import Attempts
 from flows.checks.trial.live_parts import LiveParts
-from rewards.built_in import BUILT_IN, COMPARING
-from rewards.exact import BY_LETTER, written_as_floats
+from rewards.built_in import BUILT_IN
+from rewards.exact import BY_LETTER, COMPARING, written_as_floats
 from rewards.references import ANSWER, answer_texts
 from rewards.rubric import Term, turns_fault, verdict_fault
 from rewards.served.build import JUDGE

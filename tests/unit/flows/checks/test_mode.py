@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.checks.message_files import message_file_problems
 from flows.checks.recipe import cautions, check_recipe, notes
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -135,6 +136,24 @@ def test_what_a_template_cannot_do_is_refused_by_name(model: Path, tmp_path: Pat
     assert "experts.sums.domain.curriculum: files: `thinking: false`" in str(refused.value)
     assert "chat_template.jinja opens a thought in every turn" in str(refused.value)
     assert "leave `thinking` out or set it to true" in str(refused.value)
+
+
+@pytest.mark.parametrize("template", [LLAMA, R1_IN_HEADER, QWEN3])
+def test_answers_without_thinking_need_a_switch(model: Path, tmp_path: Path, template: str) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(with_own_tokens(template))
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": "1+1", "completion": "2"}) + "\n")
+    data = {"files": ["chats.jsonl"]}
+    sft = {"steps": 2, "optimizer": {"lr": 2e-4}, "data": data, "nothink_share": 0.25}
+    experts = {"own": {"path": [{"sft": sft}]}}
+    written = {"name": "own", "base": {"folder": str(folder)}, "experts": experts}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written))
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    found = [*message_file_problems(recipe, plan_post_train(recipe))]
+    assert ["nothink_share needs a chat template" in line for line in found] == (
+        [] if template == QWEN3 else [True]
+    )
+    assert all(line.startswith("experts.own.path.") for line in found)
 
 
 def test_a_curriculum_that_says_nothing_follows_the_template(model: Path, tmp_path: Path) -> None:

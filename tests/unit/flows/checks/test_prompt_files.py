@@ -13,7 +13,7 @@ import yaml
 from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Message, Problem, Status, Transcript
-from flows.checks.recipe import cautions, check_recipe
+from flows.checks.recipe import cautions, check_recipe, notes
 from flows.checks.seen_before import seen_before_cautions
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
@@ -165,6 +165,13 @@ def test_check_refuses_prompts_longer_than_the_context_and_counts_few_of_them(tm
     check_recipe(made, plan_post_train(made))
     told = "".join(cautions(made, plan_post_train(made)))
     assert "9 bad rows left out (9 too_long): sums.jsonl:1: has " in told
+
+
+def test_check_says_what_becomes_of_a_call_where_nothing_answers_it(tmp_path: Path):
+    write(tmp_path, tools=[{"type": "function", "function": {"name": "add", "parameters": {}}}])
+    made = recipe(tmp_path, {"sources": {"files": ["*.jsonl"]}, "shares": {"heldout": 0.2}})
+    (said,) = [line for line in notes(made, plan_post_train(made)) if "offer tools" in line]
+    assert "no call is run; a rollout ends with its first turn" in said
 
 
 def test_check_says_that_a_reward_fits_no_row(tmp_path: Path):

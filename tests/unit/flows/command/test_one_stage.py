@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from flows.running.chosen_stages import ChosenStages
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
 from infra.errors import InputError
+from infra.home import SOURCE_ROOT
 from infra.store.artifacts import ArtifactStore
 from tests.parts.chat_parts import random_base
 from tests.parts.clients import TASKS, library
@@ -288,6 +291,28 @@ def test_what_is_said_of_the_prompts_is_of_each_of_their_sources(
         for source in sources if kind == "rl" else [sources]:
             assert {name: source[name] for name in said} == said
             assert source["columns"] == columns
+
+
+def test_the_tutorials_own_questions_can_be_learned_from_as_they_are_printed(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    text = (SOURCE_ROOT / "docs/tutorial-own-data.md").read_text()
+    _, questions, exam = re.findall(r"```json\n(.*?)```", text, re.DOTALL)[:3]
+    (folder / "questions.jsonl").write_text(questions)
+    (folder / "exam.jsonl").write_text(exam)
+    (line,) = re.findall(r"^tributary (rl .*)$", text, re.MULTILINE)
+    shutil.rmtree(folder / "model")
+    random_base(folder / "model")
+    asked = shlex.split(line.replace("support/chats-sft", "model"))
+    asked += ["--max-new-tokens", "64"]  # this model has a short context
+    (folder / "mine.yaml").write_text(yaml.safe_dump(printed(capsys, *asked)))
+    recipe = load_recipe(str(folder / "mine.yaml"))
+    check_recipe(recipe, plan_post_train(recipe))
+    without = [w for w in asked if w not in ("--held-out", "exam.jsonl")]
+    (folder / "mine.yaml").write_text(yaml.safe_dump(printed(capsys, *without)))
+    recipe = load_recipe(str(folder / "mine.yaml"))
+    with pytest.raises(InputError, match="name files to hold out: by --held-out"):
+        check_recipe(recipe, plan_post_train(recipe))
 
 
 def test_distillation_of_files_holds_out_nothing_and_can_run(

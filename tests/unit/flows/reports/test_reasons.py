@@ -75,11 +75,27 @@ def test_what_was_never_run_and_what_is_cached(tmp_path: Path) -> None:
     assert why() == {}
 
 
-@pytest.mark.parametrize("has_run", [True, False])
-def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path, has_run: bool) -> None:
+def test_what_another_recipe_made_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = identities()
+    keep(found, tmp_path)
+    ran(found)
+    new = ["name=mine", "seed=7", "experts.general.path.rl.algorithm.temperature=0.7"]
+    loaded = recipe(*new)
+    said = stage_reasons(loaded, plan_post_train(loaded))
+    assert {line for lines in said.values() for line in lines} == {"never run before"}
+    with pytest.raises(SystemExit):
+        main(["check", "cpu-demo", *(word for each in new for word in ("--set", each))])
+    told = capsys.readouterr().out
+    assert " -> " not in told
+    caution = told.index("stage general-rl: algorithm.temperature: is 0.7")
+    assert caution < told.index("A resumed run ends")
+
+
+def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path) -> None:
     keep(identities(), tmp_path)
-    if has_run:
-        ran(identities())
+    ran(identities())
     said = why("experts.general.path.rl.optimizer.lr=1e-4")
     assert said.pop("evaluate") == [f"input {m}: {s} is new" for m, s in (
         ("general", "general-rl"), ("unified-sft", "unified-sft"), ("unified", "unified-rl"),
@@ -89,6 +105,7 @@ def test_a_setting_is_named_as_it_was_and_is(tmp_path: Path, has_run: bool) -> N
 
 def test_a_part_of_a_list_is_called_by_its_name(tmp_path: Path) -> None:
     keep(identities(), tmp_path)
+    ran(identities())
     said = why("experts.general.domain.rewards.1.weight=0.3")
     assert said["general-rl"] == ["domains.general.rewards.repetition.weight: 0.2 -> 0.3"]
 
@@ -130,6 +147,7 @@ def test_check_shows_the_first_reason_and_all_of_them_below(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(identities(), tmp_path)
+    ran(identities())
     changes = ["experts.general.path.rl.optimizer.lr=1e-4", "experts.general.path.rl.steps=25"]
     with pytest.raises(SystemExit) as ended:
         main(["check", "cpu-demo", "--set", changes[0], "--set", changes[1]])

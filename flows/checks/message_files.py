@@ -59,7 +59,8 @@ def message_file_problems(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[
     without thinking for a template that has no switch."""
     for stage in plan:
         if isinstance(stage.spec, SftSpec) and stage.spec.settings.nothink_share:
-            renderer = _renderer(recipe.base)
+            # A random base has a template of ours, which has a switch.
+            renderer = _renderer(recipe.base) if recipe.base.random is None else None
             try:
                 if renderer is not None:
                     renderer.chat.require_thinking_switch()

@@ -155,7 +155,7 @@ def test_check_refuses_prompts_longer_than_the_context_and_counts_few_of_them(tm
     lines = [{"question": f"{n}+1" + " w" * 9000 * (n < 9), "answer": n + 1} for n in range(60)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source, shares = {"files": ["*.jsonl"]}, {"heldout": 0.2}
-    options = {"sources": source, "shares": shares}
+    options: dict[str, Any] = {"sources": source, "shares": shares}
     said = refusal(recipe(tmp_path, options, base={"folder": str(base)}))
     assert "(9 too_long), more than max_bad_share 0.01" in said
     assert "sums.jsonl:1: has " in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -39,7 +40,9 @@ def _sentence(item: dict[str, Any], root: type[BaseModel]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error":
         return f"{path}: {message}"
-    return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}"
+    expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
+    hint = nearest(str(item["input"]).lower(), expected).removesuffix("?")
+    return f"{path}: {message[0].lower()}{message[1:]}, got {item['input']!r:.80}{hint}"
 
 
 def _written(model: Any, location: tuple[Any, ...]) -> list[str]:
@@ -72,7 +75,9 @@ def _step(annotation: Any, part: Any) -> Any:
     if model is not None:
         field = model.model_fields.get(str(part))
         return None if field is None else field.annotation
-    arguments = typing.get_args(annotation)
+    arguments = [each for each in typing.get_args(annotation) if each is not type(None)]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((found for each in arguments if (found := _step(each, part))), None)
     return arguments[-1] if arguments else None
 
 

@@ -327,6 +327,10 @@ def set_field(data: dict[str, Any], change: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {change}: write it as field.path=value")
     *parents, last = key.split(".")
+    experts = data.get("experts") or {}
+    if len(parents) > 2 and parents[0] == "experts" and parents[1] not in experts:
+        hint = nearest(parents[1], experts) or f"; there are {', '.join(experts) or 'none'}"
+        raise InputError(f"--set {change}: no expert is called `{parents[1]}`{hint}")
     here: Any = data
     for part in parents:
         here = _child(here, part, change)

@@ -335,8 +335,10 @@ def _by_place(keys: list[str], places: list[str], results: list[Turn], where: st
     if "" in keys:
         raise BadRow(Reason.MESSAGES, f"{where}: some results name their call, others do not")
     if wrong := next((key for key in keys if key not in places), ""):
-        made = ", ".join(places)
-        raise BadRow(Reason.MESSAGES, f"{where}: answers the call {wrong!r}; there are {made}")
+        made = ", ".join(map(repr, places))
+        raise BadRow(
+            Reason.MESSAGES, f"{where}: answers the call {wrong!r}; the calls before it are {made}"
+        )
     if len(set(keys)) < len(keys):
         raise BadRow(Reason.MESSAGES, f"{where}: one call has two results")
     paired = sorted(zip(keys, results, strict=True), key=lambda pair: places.index(pair[0]))

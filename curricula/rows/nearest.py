@@ -23,6 +23,8 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
             "; it is a preference pair, which `preview --kind pairs` shows and no stage trains on:"
             " name the column of its good answer in columns.completion"
         )
+    if said := _rows_inside(values):
+        return said
     for name, value in values.items():
         if _is_talk(value):
             return f"; `{name}` looks like messages: name it in columns.messages"
@@ -45,6 +47,8 @@ def nearest_layout(values: Mapping[str, Any]) -> str:
 
 def nearest_prompt(values: Mapping[str, Any]) -> str:
     """Says what to do with a row that asks nothing, in the same way."""
+    if said := _rows_inside(values):
+        return said
     for name, value in values.items():
         if _is_talk(value):
             return f"; `{name}` looks like messages: name it in columns.prompt"
@@ -52,6 +56,21 @@ def nearest_prompt(values: Mapping[str, Any]) -> str:
         if close := difflib.get_close_matches(str(name), [*ASKED, *TALKS], 1):
             return f"; `{name}` is close to `{close[0]}`: name it in columns.prompt"
     return "; name the column in columns.prompt, or two as `a+b`"
+
+
+def _rows_inside(values: Mapping[str, Any]) -> str:
+    """Says that this is no row but holds rows, as `{"data": [...]}` does."""
+    held = [name for name, value in values.items() if _is_rows(value)]
+    if not held or len(held) < len(values):
+        return ""
+    names = " and ".join(f"`{name}`" for name in held)
+    return f"; it is no row, but holds rows in {names}: write each such list into a file of its own"
+
+
+def _is_rows(value: Any) -> bool:
+    if not isinstance(value, list) or not value or _is_talk(value):
+        return False
+    return all(isinstance(each, dict) for each in cast("list[Any]", value))
 
 
 def _is_talk(value: Any) -> bool:

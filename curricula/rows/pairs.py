@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from curricula.rows.asked import read_asked, read_system, what_follows, with_system
+from curricula.rows.asked import TALKS, read_asked, read_system, what_follows, with_system
 from curricula.rows.columns import Layout
 from curricula.rows.conversation import Conversation, fault_of
-from curricula.rows.fields import Fields
+from curricula.rows.fields import Fields, lacking
 from curricula.rows.layouts import read_tools, refuse_unread
 from curricula.rows.meaning import LEARNED, refuse_meaning
 from curricula.rows.messages import Reading, Turn, is_text, read_turns
@@ -68,6 +68,7 @@ def read_pair(row: Mapping[str, Any], columns: PairColumns, layout: Layout) -> P
         names, looks_like = ("preferred_output", "non_preferred_output"), "OpenAI's pairs"
     else:
         names, inner = (columns.chosen, columns.rejected), given
+        _require_sides(given, names)
         reading = Reading(layout, read_tools(inner, columns.tools), unread)
         start = _start(given, columns, reading)
         looks_like = " + ".join([*(["prompt"] if start else []), *names])
@@ -101,10 +102,20 @@ def _check(
     for name, messages in zip(names, (first, second), strict=True):
         if fault := fault_of(messages, tools):
             raise BadRow(Reason.MESSAGES, f"{name}: {fault}")
+        if first == second:
+            raise BadRow(Reason.MESSAGES, f"{names[0]} and {names[1]} are equal")
         if len(messages) == shared:
             raise BadRow(Reason.MESSAGES, f"{name}: says no more than the other one")
     if not any(message.role == "user" for message in first[:shared]):
         raise BadRow(Reason.MESSAGES, "chosen and rejected do not begin with the same messages")
+
+
+def _require_sides(row: Fields, names: tuple[str, str]) -> None:
+    """Raises BadRow that names the columns which may be meant."""
+    for name, default in zip(names, ("chosen", "rejected"), strict=True):
+        likely = next((each for each in row.names if default in each.lower()), "")
+        if name == default and likely and not row.holds(name):
+            raise lacking(name, row.names, f"; name it, e.g. columns.{name}: {likely}")
 
 
 def _openai_input(row: Fields, unread: set[str]) -> Fields:
@@ -115,7 +126,7 @@ def _openai_input(row: Fields, unread: set[str]) -> Fields:
 
 
 def _start(row: Fields, columns: PairColumns, reading: Reading) -> list[Turn]:
-    name = columns.prompt or row.first(("prompt", "instruction", "question"))
+    name = columns.prompt or row.first(("prompt", "instruction", "question", *TALKS))
     if not name:
         return []
     return read_asked(row, name, reading, auto=not columns.prompt).turns
@@ -129,6 +140,8 @@ def _messages(
 
 
 def _continuation(value: Any, name: str, reading: Reading, start: list[Turn]) -> list[Turn]:
+    if isinstance(value, Mapping) and ("from" in value or "role" in value):
+        value = [value]  # one message (LLaMA-Factory)
     if not is_text(value):
         return what_follows(start, read_turns(value, name, reading), name)
     text = text_of(value, name)

@@ -17,6 +17,7 @@ _TEXTS = ("text", "input_text", "output_text")
 _DEEPEST = 100
 _KINDS: Mapping[type, str] = {
     dict: "an object", list: "a list", bool: "a truth value", int: "a number", float: "a number",
+    type(None): "null",
 }  # fmt: skip
 
 

@@ -13,10 +13,13 @@ from rich.table import Table
 
 from flows.command.made_by import Maker, made_by
 from flows.command.output import CommandConsole, print_json
+from flows.explain import nearest
 from flows.plan import EVALUATE
 from flows.running.records import RunRecord, find_run, store_to_show
+from infra.errors import InputError
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore, Manifest
+from tasks.registry import SPECS, is_own
 
 _READERS = 16
 """asked at once: on S3 each waits for its answer"""
@@ -30,6 +33,9 @@ def show_artifacts(run: str, kind: str, root: str, json: bool, console: CommandC
     artifacts = ArtifactStore(store, home() / "cache")
     listed, scores = _read(artifacts, _asked(artifacts, record, kind))
     meant = [made for made in listed if kind in ("", made.kind)]
+    if not meant and kind and kind not in SPECS and not is_own(kind):
+        hint = nearest(kind, SPECS) or f"; there are {', '.join(SPECS)}"
+        raise InputError(f"--kind {kind}: is no kind of stage{hint}")
     with ThreadPoolExecutor(_READERS) as pool:
         makers = list(pool.map(partial(made_by, artifacts), meant))
     rows = list(zip(meant, makers, strict=True))

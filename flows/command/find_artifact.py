@@ -107,6 +107,10 @@ def _found(model: str, root: str) -> NamedModel:
 
 
 def _artifact(model: str, root: str, written: str) -> tuple[ArtifactStore, ArtifactRecord]:
+    if model.startswith(("./", "../", "/", "~")):
+        raise InputError(
+            f"{written}: there is no such folder; the path is relative to {Path.cwd()}"
+        )
     try:
         return locate_artifact(model, root)
     except InputError as error:

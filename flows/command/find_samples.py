@@ -53,7 +53,7 @@ def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], b
     if stage is not None:
         raise InputError(
             f"stage {artifact} of run {record.run} is {stage.state}: its samples are kept when it"
-            f" is done; `tributary logs {record.run} {artifact} -f` shows it work"
+            f" is done; `tributary logs {record.run} {artifact}` shows what it did"
         )
     if not _DIGEST.fullmatch(artifact):
         raise InputError(

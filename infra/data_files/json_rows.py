@@ -67,11 +67,24 @@ class JsonRows:
         except UnicodeDecodeError:
             raise BadRow(Reason.NOT_JSON, "is not UTF-8; save the file so") from None
         except ValueError as error:
-            raise BadRow(Reason.NOT_JSON, f"is not JSON: {error}") from None
+            raise BadRow(
+                Reason.NOT_JSON, f"is not JSON: {_fault(error, self._rows[index][1])}"
+            ) from None
         if not isinstance(found, dict):
             raise BadRow(Reason.NOT_JSON, "is no JSON object")
         row = cast("dict[str, Any]", found)
         return row if is_whole else row_without_faults(row)
+
+
+def _fault(error: ValueError, text: bytes) -> str:
+    """What is wrong, where in the row, and whether the row is a part of one."""
+    said = str(error)
+    if isinstance(error, json.JSONDecodeError):  # its line is the row's own, and not the file's
+        at = min(error.pos, len(str(error.doc).rstrip())) + 1
+        said = f"{error.msg}, at character {at} of the row"
+    if text.strip() in (b"{", b"[", b"}", b"]"):
+        said += "; if each object stands over several lines, name the file .json"
+    return said
 
 
 class JsonFile:

@@ -18,6 +18,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from infra import errors
 from infra.errors import BAD_INPUT, OutOfMemory, StageFailed, TributaryError
 from infra.needed_secrets import RunSecrets
 from infra.processes.memory import kernel_kills, memory_words
@@ -337,8 +338,9 @@ def _wait_elsewhere(work: StageWork, place: RunPlace, claims: Claims, claim: Cla
 
 def _failure(work: StageWork, place: RunPlace, claim: Claim, end: End, tail: deque[str]) -> str:
     """The cause, where to read on, what to do: one screen. Tracebacks stay in the log."""
+    told = end.message if hasattr(errors, end.error) else f"{end.error}: {end.message}"
     lines = [
-        f"stage {work.name} failed: {end.error}: {end.message}",
+        f"stage {work.name} failed: {told}",
         f"attempt {claim.number}; its log: {log_path(claim.owner.job)}",
     ]
     if end.error == JOB_LOST:  # its log is all that is known

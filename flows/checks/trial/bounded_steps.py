@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from flows.checks.trial.request import Findings
-from infra.errors import InputError
+from infra.errors import InputError, TributaryError
 from infra.user_files import HOOK_COPY
 
 CALL_SECONDS = 30.0
@@ -102,7 +102,9 @@ class Attempts:
 
 
 def told(error: BaseException) -> str:
-    """Type, message and the line of the user's file."""
+    """Type, message and the line of the user's file; of an error of ours its message alone."""
+    if isinstance(error, TributaryError):
+        return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ") + _place(error)
 
 

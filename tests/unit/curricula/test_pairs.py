@@ -27,6 +27,7 @@ def read(row: dict[str, Any], **columns: str) -> Pair:
         {"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
         {"prompt": "Hi", "chosen": [ASK, GOOD], "rejected": [ASK, BAD], "score": 1},
         {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+        {"conversations": [ASK], "chosen": GOOD, "rejected": BAD},
         {
             "input": {"messages": [ASK]},
             "preferred_output": [GOOD],
@@ -37,7 +38,7 @@ def read(row: dict[str, Any], **columns: str) -> Pair:
             "rejected": "\n\nHuman: Hi\n\nAssistant: No.",
         },
     ],
-    ids=["texts", "messages", "repeated", "whole", "openai", "anthropic"],
+    ids=["texts", "messages", "repeated", "whole", "llama-factory", "openai", "anthropic"],
 )
 def test_every_layout_says_the_same(row: dict[str, Any]):
     found = read(row)
@@ -62,7 +63,11 @@ def test_what_both_begin_with_is_only_read():
     ("row", "said"),
     [
         ({"prompt": "Hi", "chosen": "a"}, "has no column rejected"),
-        ({"prompt": "Hi", "chosen": "a", "rejected": "a"}, "chosen: says no more than the other"),
+        ({"prompt": "Hi", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal"),
+        (
+            {"prompt": "Hi", "chosen_response": "a", "rejected_response": "b"},
+            "name it, e.g. columns.chosen: chosen_response",
+        ),
         ({"chosen": [ASK, GOOD], "rejected": [BACK, BAD]}, "rejected: the assistant speaks first"),
         (
             {"chosen": [ASK, GOOD], "rejected": [ASK | {"content": "Ho"}, BAD]},

@@ -213,6 +213,8 @@ def test_what_nothing_reads_is_named_wherever_it_stands():
         ({"text": "Once"}, "raw text is not trained on"),
         ({"dialog": [ASK, ANSWER]}, "`dialog` looks like messages: name it in columns.messages"),
         ({"instruction": "a", "reply": "b"}, "the nearest is instruction -> answer"),
+        ({"data": [{"a": "b"}]}, "it is no row, but holds rows in `data`"),
+        ({"train": [{"a": "b"}], "test": [{"a": "b"}]}, "holds rows in `train` and `test`"),
         ({"mesages": "a"}, "`mesages` is close to `messages`"),
         (talk(ASK | {"content": "\ud83d"}, ANSWER), "half of a surrogate pair"),
         ({"messages": '[{"role": "user", "content": "\\ud83d"}]'}, "messages: is not JSON"),
@@ -339,7 +341,10 @@ def test_results_of_tools_come_in_the_order_of_their_calls():
     assert results({"content": "0"}, {"content": "1"}) == ["0", "1"]
     for wrong, said in (
         ([one, one], "one call has two results"),
-        ([one, two | {"tool_call_id": "c9"}], "answers the call 'c9'; there are c0, c1"),
+        (
+            [one, two | {"tool_call_id": "c9"}],
+            "the call 'c9'; the calls before it are 'c0', 'c1'",
+        ),
         ([one, {"content": "1"}], "some results name their call, others do not"),
         ([{"name": "sub", "content": "1"}], "is of sub, but what was called is look, add"),
     ):

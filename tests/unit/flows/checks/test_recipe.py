@@ -52,6 +52,11 @@ def test_scientific_notation_is_a_number() -> None:
         ),
         ("seeed=1", "seeed: unknown field; did you mean `seed`?"),
         ("experts.agent.domain.rewards.0.wait=1", "rewards.0.wait: unknown field"),
+        (
+            "experts.general.path.sft.data=[{files: [a], columns: {message: b}}]",
+            "sft.data.0.columns.message: unknown field; did you mean `messages`?",
+        ),
+        ("experts.agent.path.rl.algorithm.preset=GRPO", "got 'GRPO'; did you mean `grpo`"),
         ("seed=abc", "seed: input should be a valid integer"),
         (
             "experts.agent.path.sft.steps=0",
@@ -198,3 +203,11 @@ def test_a_unified_model_needs_an_expert_for_each_domain() -> None:
     recipe = Recipe.model_validate(_study(unified=unified.model_dump()))
     with pytest.raises(InputError, match=r"experts\.grpo\.domain\.name: leave it out"):
         check_recipe(recipe, plan_post_train(recipe))
+
+
+def test_a_change_of_an_expert_that_is_not_there_names_the_nearest() -> None:
+    data = {"experts": {"agent": {"path": []}}}
+    with pytest.raises(InputError, match="no expert is called `agnt`; did you mean `agent`"):
+        set_field(data, "experts.agnt.path.rl.steps=4")
+    set_field(data, "experts.other.path=[]")
+    assert data["experts"]["other"] == {"path": []}

@@ -158,7 +158,7 @@ def test_an_object_over_several_lines_of_jsonl_says_so(tmp_path: Path):
     found = bad(b'{"a": 1}\n{\n "a": 2\n}\n', "a.jsonl", tmp_path)
     assert [line for line, _ in found] == [1, 2, 3, 4]
     said = str(found[1][1])
-    assert said.endswith("of it; if each object stands over several lines, name the file .json")
+    assert said.endswith("; if each object stands over several lines, name the file .json")
     assert said.startswith("is not JSON: ")
     assert "at character 2 of the row" in said
 

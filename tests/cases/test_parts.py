@@ -160,6 +160,16 @@ def test_demonstrations_that_the_outcome_calls_wrong_are_a_warning(tmp_path: Pat
     assert "gives 0 to all of 8 demonstrations: the cold start would teach" in found.cautions[0]
 
 
+def test_a_slow_reward_is_tried_once_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.checks.trial.rewards._SLOW_S", -1.0)
+    cautions = _try(tmp_path).cautions
+    said = "s for one verdict, and was tried on no further answer"
+    assert cautions, "each reward is slow here"
+    assert all(said in caution for caution in cautions), cautions
+
+
 def test_right_parts_are_fine(tmp_path: Path) -> None:
     found = _try(tmp_path)
     assert (found.problems, found.cautions) == ([], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ from tasks.domain import RewardTerm
 
 _SHOWN = 120
 """characters of an example"""
+_SLOW_S = 20.0
+"""seconds of one verdict"""
 _LONG = 400
 """characters that no answer repeats letter by letter"""
 
@@ -48,6 +51,7 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                 attempts.cautions.append(f"{at}: {term.name} compares {said}")
         verdicts: list[Verdict] = []
         for demonstration in judged:
+            began = time.monotonic()
             verdict = _verdict(at, term, _transcript(demonstration), attempts, limit)
             if verdict is None:  # said once
                 break
@@ -58,6 +62,13 @@ def try_rewards(live: LiveParts, shown: Sequence[Demonstration], attempts: Attem
                     f" {', '.join(live.blind_to_turns)}. Choose the advantage `gigpo`, or a"
                     " function of your own with `needs: [turns]`; or return no `turns`"
                 )
+            if (took := time.monotonic() - began) > _SLOW_S:
+                attempts.cautions.append(
+                    f"{at}: {term.name} took {took:.1f} s for one verdict, and was tried on no"
+                    " further answer. A step waits for its slowest verdict, and code that does not"
+                    " `await` meanwhile stops all rollouts: run it with `asyncio.to_thread`"
+                )
+                break
         if not term.outcome or not judged or len(verdicts) < len(judged):
             continue
         nothing = _transcript(replace(judged[0], turns=(Message("assistant", ""),)))

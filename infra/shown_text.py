@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """control characters but for tabs and line ends, marks of direction, and separators of lines"""
@@ -34,8 +35,14 @@ class ShownRecord(logging.LogRecord):
 
 def show_log_records() -> None:
     """What this process logs from now on is text, also what a library logs of a row."""
-    if logging.getLogRecordFactory() is logging.LogRecord:
-        logging.setLogRecordFactory(ShownRecord)
+    stock = logging.getLogRecordFactory()  # Ray, when it is imported, puts one of its own there
+
+    def shown_record(*args: Any, **more: Any) -> logging.LogRecord:
+        record = stock(*args, **more)
+        record.__class__ = ShownRecord
+        return record
+
+    logging.setLogRecordFactory(shown_record)
 
 
 def markdown_text(text: str) -> str:

@@ -61,7 +61,8 @@ def test_only_what_starts_jobs_has_secrets_that_jobs_do_not_all_need(
     del smoke
     own = machine.env["TRIBUTARY_HOME"]
     for name, found in secret_holders.items():
-        holders = [line for home, line in found if home == own]
+        # Chromium's own watchers leave the browser that a test started.
+        holders = [line for home, line in found if home == own and "chromium" not in line]
         if name.startswith("AWS_"):
             others = [line for line in holders if "uvicorn" in line or "mlflow" in line]
             assert [line for line in holders if "ray::" in line], "Ray's workers were looked at"

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.unit
 
 
 def test_rows_of_own_data_are_conversations_and_questions() -> None:
-    chats, questions = snippets("tutorial-own-data.md", "json")
+    chats, *files = snippets("tutorial-own-data.md", "json")
     for line in chats.splitlines():
         assert read_row(json.loads(line), Columns(), "auto").messages[-1].role == "assistant"
     source = PromptSource(files=["questions.jsonl"])
-    found = [read_prompt(json.loads(line), source) for line in questions.splitlines()]
-    assert [each.reference for each in found] == [{"answer": "7"}, {"answer": "3"}]
+    found = [read_prompt(json.loads(line), source) for text in files for line in text.splitlines()]
+    assert [each.reference["answer"] for each in found] == ["7", "3", "24"]
 
 
 @pytest.fixture

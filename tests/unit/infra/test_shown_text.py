@@ -130,6 +130,7 @@ def test_a_fault_of_ours_and_its_log_are_text_and_dump_no_memory(
     logging.getLogger("some.library").addHandler(shown_by)
     stock = logging.getLogRecordFactory()
     try:
+        logging.setLogRecordFactory(lambda *args, **more: logging.LogRecord(*args, **more))
         assert exit_code([]) == 1
     finally:
         logging.getLogger("some.library").removeHandler(shown_by)

@@ -26,7 +26,7 @@ _TEMPLATE_TOKENS = 1024
 
 @runtime_checkable
 class BoundedRows(RowCurriculum, Protocol):
-    """One whose rows may turn out to be too long once the model is known."""
+    """A curriculum whose rows may turn out to be too long once the model is known."""
 
     def leave_out(
         self, fault_of: Callable[[Problem], str], num_bytes: int, *, is_judged: bool

@@ -209,7 +209,7 @@ def no_verdict(domain: str, judged: Judged) -> str:
 
 
 def none_judged(domain: str, failed: int, reason: str, so: str = "") -> str:
-    """That all of so many rollouts have no verdict, why, and what follows from that."""
+    """Say that none of so many rollouts has a verdict, why, and what follows from that."""
     advice = way_out(reason)
     if FILLS_CONTEXT in reason:
         return f"none of the {failed} rollouts of {domain} could begin{so}: {reason}. {advice}"

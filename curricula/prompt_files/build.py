@@ -18,6 +18,7 @@ from curricula.prompt_files.contamination import HeldOutWords
 from curricula.prompt_files.prompt import (
     Prompt,
     checksum,
+    contradict,
     id_of,
     read_prompt,
     reference_checksum,
@@ -206,7 +207,7 @@ class Builder:
             counts.unread[name] = counts.unread.get(name, 0) + 1
 
     def _note_contradiction(self, number: int, where: str, prompt: Prompt, earlier: int) -> None:
-        if reference_checksum(prompt) in (0, earlier) or not earlier:
+        if not contradict(reference_checksum(prompt), earlier):
             return
         counts = self.counts[number]
         counts.contradicting += 1

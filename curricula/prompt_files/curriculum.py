@@ -194,7 +194,7 @@ class Files:
     def _made(
         self, number: int, split: Split, place: int, epoch: str = ""
     ) -> tuple[Problem, Prompt]:
-        """What stands at a place of the index."""
+        """Make the problem of the row at a place of the index."""
         its_id, where, row = self._index.row(number, split, place)
         prompt, name = read_prompt(row, self._sources[number]), self._sources[number].name
         metadata: Mapping[str, Any] = {**prompt.metadata, "source": name}

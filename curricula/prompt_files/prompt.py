@@ -110,6 +110,11 @@ def reference_checksum(prompt: Prompt) -> int:
     return checksum(json.dumps(prompt.reference, sort_keys=True))
 
 
+def contradict(reference: int, other: int) -> bool:
+    """Whether two references, by their checksums, are there and differ."""
+    return 0 not in (reference, other) and reference != other
+
+
 def _said(message: Message) -> str:
     """A message with its thought and calls. White space at the ends of lines and of the text does
     not count; all other does, as in grids and in code. Only a message or a tool

@@ -29,7 +29,7 @@ def _names(words: str, beside: str, advice: str, num_least: int = 1) -> _Names:
 
 
 class Meaning(Enum):
-    """What a column says."""
+    """A column can say one of these things."""
 
     MEDIA = _names(
         "image img picture photo video audio speech pixel media attachment",
@@ -110,7 +110,7 @@ def _singular(word: str) -> str:
 
 @lru_cache(4096)
 def carries(name: str, meaning: Meaning) -> bool:
-    """Whether a column of this name does."""
+    """Whether a column of this name has that meaning."""
     words, known = frozenset(words_of(name)), meaning.value
     if len(words) < known.num_least or words.isdisjoint(known.words):
         return False

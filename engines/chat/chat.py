@@ -319,5 +319,5 @@ def _as_list(token_ids: TokenIds) -> list[int]:
 
 
 def too_long(count: int, most: int, context: int) -> str:
-    """That so many tokens are more than `most` that fit into a context; empty if they are not."""
+    """Say that so many tokens are more than the `most` that fit; empty if they are not."""
     return f"has {count} tokens; the model's context holds {context}" if count > most else ""

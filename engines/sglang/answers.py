@@ -37,7 +37,7 @@ class NoConnection(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One turn's."""
+    """A turn, and what a server generated for it."""
 
     turn: AskedTurn
     generation: Generation
@@ -58,7 +58,7 @@ async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
 
 
 def read_event(text: bytes, turns: Sequence[AskedTurn]) -> Answer:
-    """What an event says of one of these turns."""
+    """Read the answer to one of these turns out of an event. Raises EngineError."""
     said = _loaded(text)
     if isinstance(said, dict) and "error" in said:
         error = cast("dict[str, Any]", said["error"])
@@ -70,7 +70,7 @@ def read_event(text: bytes, turns: Sequence[AskedTurn]) -> Answer:
 
 
 def read_list(text: bytes, turns: Sequence[AskedTurn]) -> list[Answer]:
-    """What a reply says that came as a whole."""
+    """Read the answers out of a reply that came whole. Raises EngineError."""
     replies = _loaded(text)
     try:
         if len(replies) != len(turns):
@@ -84,7 +84,7 @@ _NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 def refusal(status: int, why: str) -> EngineError:
-    """For what a server said with this status instead of an answer."""
+    """Make the error for what a server said with this status instead of an answer."""
     kind = Refused if status >= 500 or status in (408, 429) else EngineError
     return kind(f"the engine refused ({status}): {why[:500]}")
 
@@ -108,7 +108,7 @@ def _answer(reply: dict[str, Any], turn: AskedTurn) -> Answer:
 
 
 def _parse(reply: dict[str, Any], sampling: Sampling) -> Generation:
-    """One sequence of a reply, checked against what was asked for."""
+    """Read one sequence of a reply, and check it against what was asked for."""
     token_ids: list[int] = reply["output_ids"]
     meta = reply["meta_info"]
     finish = _FINISH.get(meta["finish_reason"]["type"])

@@ -76,7 +76,7 @@ def unpack(request: Any) -> None:
     setattr(request, _BY_SEQUENCE, True)
 
 
-def whole(sequence: Any, request: Any) -> Any:
+def whole(sequence: Any, request: Any, _index: int) -> Any:
     """Let a sequence of such a request have one answer, at its end."""
     if getattr(request, _BY_SEQUENCE, False):
         setattr(sequence, _BY_SEQUENCE, True)
@@ -93,13 +93,7 @@ def install() -> None:
         by_sequence = getattr(state.obj, _BY_SEQUENCE, False)
         return stock(manager, out, state, is_stream or by_sequence)
 
-    def unpacked(request: Any) -> None:
-        unpack(request)
-
-    def part(sequence: Any, request: Any, _: int) -> Any:
-        return whole(sequence, request)
-
     before = f"{_REQUEST}.normalize_batch_and_arguments"
-    HookRegistry.register(before, unpacked, HookType.BEFORE)
-    HookRegistry.register(f"{_REQUEST}.__getitem__", part, HookType.AFTER)
+    HookRegistry.register(before, unpack, HookType.BEFORE)
+    HookRegistry.register(f"{_REQUEST}.__getitem__", whole, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}._handle_abort_finish_reason", refused, HookType.AROUND)

@@ -23,7 +23,7 @@ _POLICY_POINTS, _OTHER_POINTS = 85, 9
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """Of one stage, at most."""
+    """Bytes that one stage takes, at most."""
 
     stage: str
     checkpoints: int
@@ -37,7 +37,7 @@ class KeptBytes:
 
 
 def kept_bytes(recipe: Recipe, plan: Sequence[PlannedStage]) -> list[KeptBytes]:
-    """Of each stage that trains; none where the model's shape is not known."""
+    """Count for each stage that trains; for none where the model's shape is not known."""
     base = base_model(recipe.base)
     if base is None:
         return []
@@ -60,7 +60,7 @@ def _kept(stage: PlannedStage, base: BaseModel) -> KeptBytes:
 
 
 def _num_checkpoints(stage: PlannedStage) -> int:
-    """At once."""
+    """Count the checkpoints that are there at one time."""
     kept = stage.resources.checkpoints
     settings = getattr(stage.spec, "settings", None)
     made = -(-stage.steps // getattr(settings, "checkpoint_every", 1))

@@ -12,7 +12,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from curricula.prompt_files.prompt import Prompt, checksum, read_prompt, reference_checksum
+from curricula.prompt_files.prompt import (
+    Prompt,
+    checksum,
+    contradict,
+    read_prompt,
+    reference_checksum,
+)
 from curricula.prompt_files.spec import PromptSource
 from curricula.rows.columns import Columns, Layout
 from curricula.rows.conversation import Conversation
@@ -88,9 +94,7 @@ class _Seen:
             content = checksum(repr([sequence.tokens for _, sequence in shown]))
         if content in self.known:
             self.equal += 1
-            self.contradicting += 0 not in (reference, self.known[content]) and (
-                reference != self.known[content]
-            )
+            self.contradicting += contradict(reference, self.known[content])
         self.known.setdefault(content, reference)
         for _, sequence in shown:
             self.counts.tokens += len(sequence.tokens)

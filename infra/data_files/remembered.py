@@ -27,8 +27,8 @@ _FRESH_NS = 2 * 10**9
 
 
 def state_of(path: str | Path) -> str:
-    """Of a file on this machine: another one after each change; empty where it changed so lately
-    that nothing would tell of a further change."""
+    """Name the state of a file on this machine: another one after each change; empty where it
+    changed so lately that nothing would tell of a further change."""
     found = os.stat(path)
     is_fresh = time.time_ns() - found.st_mtime_ns < _FRESH_NS
     times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
@@ -36,7 +36,7 @@ def state_of(path: str | Path) -> str:
 
 
 def recall(what: str, name: str, state: str) -> Any:
-    """None where nothing was kept for this state of the file, and where it is damaged."""
+    """Give back what was kept; None where nothing was for this state of the file, or is damaged."""
     path = _path(what, name)
     try:
         kept = json.loads(unseal(path.read_bytes()))

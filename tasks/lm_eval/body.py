@@ -77,7 +77,7 @@ async def _earlier(spec: LmEvalSpec, context: StageContext) -> dict[str, dict[st
 async def _keep(
     spec: LmEvalSpec, context: StageContext, name: str, found: Mapping[str, Any]
 ) -> None:
-    """For later stages."""
+    """Keep what was found for later stages."""
     digest = _digest(context, name)
     if context.results is not None and digest:
         await asyncio.to_thread(context.results.keep, spec, {_ANY: digest}, digest, found)
@@ -138,7 +138,7 @@ async def ordered(order: Order, name: str, context: StageContext) -> dict[str, A
 
 
 def _digest(context: StageContext, name: str) -> str:
-    """Of an input model; empty where it is not known."""
+    """Name the artifact of an input model; empty where it is not known."""
     return str(context.input_records.get(name, {}).get("digest", ""))
 
 

@@ -13,6 +13,7 @@ from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import recompute_of
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory, token_bytes
 from engines.memory.trainer import TrainerMemory, trainer_memory
+from engines.sglang.spec import FleetSpec
 from flows.checks.memory.base_model import BaseModel
 from flows.checks.memory.sharing import beside_server, beside_trainer
 from flows.plan import PlannedStage
@@ -96,16 +97,23 @@ def _served(stage: PlannedStage, base: BaseModel, device_bytes: int | None) -> I
         return
     if stage.spec.trainer is not None:
         fleet = fleet.of_trainer(stage.spec.trainer.precision)
-    needs = ServerNeeds(
-        tp=resources.tp_per_server,
-        context_length=fleet.context_length or base.max_positions,
+    needs = server_needs(fleet, base, resources.tp_per_server, device_bytes)
+    num = resources.servers * resources.tp_per_server
+    yield RoleMemory(stage.name, "server", base.size, needs, num)
+
+
+def server_needs(
+    fleet: FleetSpec, model: BaseModel, tp: int, device_bytes: int | None
+) -> ServerNeeds:
+    """A server's settings as they decide how much memory it needs."""
+    return ServerNeeds(
+        tp=tp,
+        context_length=fleet.context_length or model.max_positions,
         max_total_tokens=fleet.least_tokens,
         options=fleet.sglang,
         device_bytes=device_bytes,
         fills_device=fleet.max_total_tokens is None and device_bytes is not None,
     )
-    num = resources.servers * resources.tp_per_server
-    yield RoleMemory(stage.name, "server", base.size, needs, num)
 
 
 def _trained(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engines.memory.server import ServerNeeds
 from flows.checks.memory.base_model import BaseModel, base_model, folder_model
 from flows.checks.memory.planned_devices import device_bytes
-from flows.checks.memory.roles import RoleMemory
+from flows.checks.memory.roles import RoleMemory, server_needs
 from flows.plan import PlannedStage
 from flows.recipe import Recipe
 from tasks.served.named import is_stage
@@ -23,14 +22,7 @@ def served_memory(recipe: Recipe, stage: PlannedStage) -> Iterator[RoleMemory]:
             continue
         resources = stage.resources.of_role(name)
         num_bytes = device_bytes(recipe.resources, resources.device)
-        needs = ServerNeeds(
-            tp=resources.tp_per_server,
-            context_length=role.fleet.context_length or model.max_positions,
-            max_total_tokens=role.fleet.least_tokens,
-            options=role.fleet.sglang,
-            device_bytes=num_bytes,
-            fills_device=role.fleet.max_total_tokens is None and num_bytes is not None,
-        )
+        needs = server_needs(role.fleet, model, resources.tp_per_server, num_bytes)
         # A head in place of the projection to the vocabulary is of no size.
         size = replace(model.size, is_tied=True) if role.has_head else model.size
         num = resources.servers * resources.tp_per_server

@@ -138,7 +138,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
 """reason -> names, or patterns of them"""
 _UNPROVEN = (
     "no test shows that it changes what the trainer does and leaves the model as it is"
-    " (docs/engines-on-cpu.md lists the options that are tested)"
+    " (docs/engines.md lists the options that are tested)"
 )
 
 

@@ -60,7 +60,7 @@ _REFUSED: dict[str, tuple[str, ...]] = {
 """reason -> patterns of names"""
 _UNTESTED = (
     "no test shows that it reaches the server and leaves the model as it is"
-    " (docs/engines-on-cpu.md lists the arguments that are tested)"
+    " (docs/engines.md lists the arguments that are tested)"
 )
 
 

@@ -1,4 +1,4 @@
-"""The smallest layouts of known models on devices of 80 GB: the table of docs/memory.md.
+"""The smallest layouts of known models on devices of 80 GB: the table of docs/gpus.md.
 
 They are computed by the code of `tributary check`.
 
@@ -19,7 +19,7 @@ from engines.memory.recompute import NOTHING, Recompute
 from engines.memory.server import ServerNeeds, server_memory
 from engines.memory.trainer import trainer_memory
 
-PAGE = Path(__file__).parents[2] / "docs/memory.md"
+PAGE = Path(__file__).parents[2] / "docs/gpus.md"
 BEGIN, END = (
     "<!-- shapes: made by `python -m tests.parts.memory_table` -->",
     "<!-- end of shapes -->",

@@ -1,7 +1,7 @@
 """`make scale`: how near the RL loop's code comes to what trainer and servers can do, simulated.
 
 Usage: python -m tests.programs.scale. It writes `build/scale.json` and the chart of
-`docs/scale.md`; exit 1 if a row does not hold its bound. The figures follow from the seeds alone.
+`docs/gpus.md`; exit 1 if a row does not hold its bound. The figures follow from the seeds alone.
 """
 
 from __future__ import annotations

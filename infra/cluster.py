@@ -125,9 +125,9 @@ class Cluster:
             while True:
                 try:
                     state = self.state(job, seconds=look)
-                    if stream is None:
-                        log.feed(self._log_from(job, log.offset, look))  # all before `state`
-                    elif state != "unknown":
+                    if self._logs is not None:
+                        log.feed(_log_from(self._logs, job, log.offset))  # all before `state`
+                    elif stream is not None and state != "unknown":
                         stream.hand_over(whole=state in OVER)
                     answered = time.monotonic()
                 except InfrastructureError:
@@ -149,10 +149,6 @@ class Cluster:
             time.sleep(POLL_SECONDS)
         return state
 
-    def tail(self, job: str, lines: int) -> list[str]:
-        """The job's last lines of output."""
-        return self._log_from(job, 0, CALL_SECONDS).decode(errors="replace").splitlines()[-lines:]
-
     def url(self, job: str) -> str:
         """The job's page for a person."""
         return f"{self.dashboard}/#/jobs/{job}"
@@ -164,20 +160,6 @@ class Cluster:
         if reply.status_code != 200:
             raise self._refused(f"the look-up of job {job}", reply)
         return reply.json()
-
-    def _log_from(self, job: str, offset: int, seconds: float) -> bytes:
-        """The log's bytes from an offset; nothing before the job has written any."""
-        if self._logs is not None:
-            try:
-                with (self._logs / f"job-driver-{job}.log").open("rb") as file:
-                    file.seek(offset)
-                    return file.read()
-            except OSError:
-                return b""
-        reply = self._call("GET", f"/api/jobs/{job}/logs", seconds=seconds)
-        if reply.status_code != 200:
-            return b""
-        return str(reply.json().get("logs") or "").encode()[offset:]
 
     def _log_socket(self, job: str) -> Callable[[float], ClientConnection]:
         """Connects within so many seconds to where the head sends the log, from its start, and
@@ -207,6 +189,16 @@ class Cluster:
             f"Ray at {self.dashboard} refused {what}: HTTP {reply.status_code}: "
             f"{reply.text[-500:].strip()}. See `tributary doctor`"
         )
+
+
+def _log_from(logs: Path, job: str, offset: int) -> bytes:
+    """The log's bytes from an offset; nothing before the job has written any."""
+    try:
+        with (logs / f"job-driver-{job}.log").open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _connected(

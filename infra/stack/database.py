@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,29 @@ def database() -> Database | None:
         port=port,
         name=url.path.strip("/") or _DEFAULT_NAME,
     )
+
+
+def free_bytes(file: Path) -> int:
+    """What removed rows left in a SQLite file: further rows take it, so that the file grows no
+    more, and it gets no smaller by itself. 0 for a file that is not there."""
+    if not file.is_file():
+        return 0
+    with closing(sqlite3.connect(file, timeout=CONNECT_SECONDS)) as connection:
+        ((pages,),) = connection.execute("PRAGMA freelist_count")
+        ((size,),) = connection.execute("PRAGMA page_size")
+    return pages * size
+
+
+def give_back(file: Path) -> bool:
+    """Write a SQLite file anew without that, which takes its size on the disk meanwhile; False if
+    a program that uses it does not let go of it, or the disk is full."""
+    with closing(sqlite3.connect(file, timeout=CONNECT_SECONDS)) as connection:
+        try:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError:
+            return False
+    return True
 
 
 def mlflow_env(folder: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ class OldCurves:
 
 def thin_curves(place: Path | Database, before_ms: int, *, dry: bool) -> OldCurves:
     """Of runs that ended before that time (Unix milliseconds), a transaction each; unless `dry`
-    their points go, and a file's space with them if nobody else has it open."""
+    their points go."""
     if isinstance(place, Path) and not place.is_file():
         return OldCurves()
     with _connected(place) as database:
@@ -45,8 +45,6 @@ def thin_curves(place: Path | Database, before_ms: int, *, dry: bool) -> OldCurv
             "SELECT run_uuid FROM runs WHERE end_time IS NOT NULL AND end_time < ?", [before_ms]
         )
         counts = [_thin(database, str(run), dry=dry) for (run,) in ended]
-        if any(counts) and not dry:
-            database.shrink()
     return OldCurves(sum(map(bool, counts)), sum(counts))
 
 
@@ -84,14 +82,6 @@ class _Database:
 
     def commit(self) -> None:
         self._connection.commit()
-
-    def shrink(self) -> None:
-        """PostgreSQL does it by itself. A file that is in use keeps its size and is filled anew."""
-        if self._is_file:
-            try:
-                self._connection.execute("VACUUM")
-            except sqlite3.OperationalError:
-                return
 
 
 @contextmanager

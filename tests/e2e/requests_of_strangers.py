@@ -16,6 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _JSON = {"Content-Type": "application/json"}
+_EVIL = "http://evil.example"
+_CROSS_SITE = {"Origin": _EVIL, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
+WAYS: dict[str, dict[str, str]] = {
+    "without a key": {},
+    "with a wrong key": {"Authorization": "Bearer 0123456789abcdef"},
+    "with a wrong password": {"Authorization": "Basic dHJpYnV0YXJ5OjAxMjM0NTY3ODlhYmNkZWY="},
+    "as a page of another site": {**_CROSS_SITE, "Cookie": "tributary-x=0123456789abcdef"},
+    "as a page whose name leads here": {"Host": "evil.example", "Origin": _EVIL},
+}
+"""headers that each request is sent with"""
 _MLFLOW, _JOBS = "/api/2.0/mlflow", "/api/jobs/"
 REQUESTS: dict[str, tuple[str, str, Any]] = {
     "list deployments": ("POST", "/api/deployments/filter", {}),
@@ -56,6 +66,15 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
     "chat": ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     "swap weights": ("POST", "/update_weights_from_disk", {"model_path": "/tmp/x"}),
     "update weights": ("POST", "/update_weights_from_tensor", {}),
+    "begin an update": ("POST", "/begin_weight_update", {}),
+    "join a weight group": ("POST", "/init_weights_update_group", {}),
+    "read weights": ("POST", "/get_weights_by_name", {"name": "lm_head.weight"}),
+    "save weights": ("POST", "/save_remote_model", {}),
+    "load a LoRA": ("POST", "/load_lora_adapter", {"lora_name": "x", "lora_path": "/tmp/x"}),
+    "dump requests": ("POST", "/configure_logging", {"dump_requests_folder": "/tmp/x"}),
+    "release memory": ("POST", "/release_memory_occupation", {}),
+    "profile": ("POST", "/start_profile", {"output_dir": "/tmp/x"}),
+    "continue": ("POST", "/continue_generation", {}),
     "pause": ("POST", "/pause_generation", {}),
     "abort": ("POST", "/abort_request", {"abort_all": True}),
     "flush": ("POST", "/flush_cache", {}),
@@ -73,11 +92,12 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
 """by what each is for; every port gets all of them"""
 
 
-def _status(address: str, port: int, method: str, path: str, body: Any) -> int:
+def _status(address: str, port: int, method: str, path: str, body: Any, way: dict[str, str]) -> int:
     """Of an HTTP answer; 0 where none is given."""
     connection = http.client.HTTPConnection(address, port, timeout=2)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body), _JSON)
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, _JSON | way)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return 0
@@ -85,17 +105,25 @@ def _status(address: str, port: int, method: str, path: str, body: Any) -> int:
         connection.close()
 
 
-def _of_port(address: str, port: int) -> tuple[int, list[str]]:
-    """How many were sent, and those that got what they asked for."""
+def of_port(address: str, port: int) -> tuple[int, list[str]]:
+    """How many were sent, and those that got what they asked for. A port at which nobody speaks
+    HTTP is asked in one way."""
+    sent, got = 0, []
     with contextlib.suppress(OSError):
         socket.create_connection((address, port), timeout=2).close()
-        got = [
-            f"{name}: {address}:{port} {status}"
-            for name, asked in REQUESTS.items()
-            if 200 <= (status := _status(address, port, *asked)) < 400
-        ]
-        return len(REQUESTS), got
-    return 0, []
+        for way, headers in WAYS.items():
+            statuses = {
+                name: _status(address, port, *asked, headers) for name, asked in REQUESTS.items()
+            }
+            sent += len(statuses)
+            got += [
+                f"{name} {way}: {address}:{port} {status}"
+                for name, status in statuses.items()
+                if 200 <= status < 400
+            ]
+            if not any(statuses.values()):
+                break
+    return sent, got
 
 
 def _begun(path: str) -> bytes:
@@ -112,7 +140,7 @@ def _of_machine(there: dict[str, Any]) -> list[str]:
             attempt()
             got.append(name)
 
-    for pid in there["pids"]:
+    for pid in there.get("pids", ()):
         for what in ("environ", "mem", "maps", "auxv"):
             tried(f"/proc/{pid}/{what}", lambda p=f"/proc/{pid}/{what}": _begun(p))
         for what in ("cwd", "root", "exe"):
@@ -120,13 +148,13 @@ def _of_machine(there: dict[str, Any]) -> list[str]:
         tried(f"/proc/{pid}/fd", lambda p=f"/proc/{pid}/fd": os.listdir(p))
         tried(f"signal {pid}", lambda p=pid: os.kill(p, 0))
         tried(f"limits {pid}", lambda p=pid: os.sched_setaffinity(p, [0]))
-    for path in there["folders"]:
+    for path in there.get("folders", ()):
         tried(f"list {path}", lambda p=path: os.listdir(p))
         tried(f"write in {path}", lambda p=path: os.mkdir(f"{p}/of-a-stranger"))
-    for path in there["files"]:
+    for path in there.get("files", ()):
         tried(f"read {path}", lambda p=path: os.open(p, os.O_RDONLY | os.O_NONBLOCK))
         tried(f"write {path}", lambda p=path: os.open(p, os.O_WRONLY | os.O_NONBLOCK))
-    for path in there["sockets"]:
+    for path in there.get("sockets", ()):
         tried(f"connect {path}", lambda p=path: socket.socket(socket.AF_UNIX).connect(p))
     return got
 
@@ -134,14 +162,14 @@ def _of_machine(there: dict[str, Any]) -> list[str]:
 def main() -> None:
     there = json.load(sys.stdin)
     pool = ThreadPoolExecutor(16)
-    list(pool.map(lambda _: _status("127.0.0.1", 1, "POST", "/", {}), range(16)))
+    list(pool.map(lambda _: _status("127.0.0.1", 1, "POST", "/", {}, {}), range(16)))
     if there["uid"]:  # all that is imported on the way is here now: it may be root's alone
         os.setgroups([])
         os.setgid(there["uid"])
         os.setuid(there["uid"])
     pairs = [(address, port) for address in there["addresses"] for port in there["ports"]]
     with pool:
-        answers = list(pool.map(lambda pair: _of_port(*pair), pairs))
+        answers = list(pool.map(lambda pair: of_port(*pair), pairs))
     got = [each for _, found in answers for each in found] + _of_machine(there)
     print(json.dumps({"sent": sum(sent for sent, _ in answers), "got": got}))
 

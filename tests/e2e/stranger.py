@@ -1,4 +1,5 @@
-"""A stranger: somebody in another network, who knows this machine's addresses and no key."""
+"""A stranger: somebody in another network, who knows this machine's addresses and no key, and what
+such a person or another user of the machine asks for."""
 
 from __future__ import annotations
 
@@ -7,12 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
 import pytest
+
+from infra.processes.children import family
+from infra.stack import Stack
+from tests.e2e import requests_of_strangers
 
 _CONNECT = """
 import json, socket, sys
@@ -74,6 +79,25 @@ class Stranger:
         command = self.program("-c", program, *arguments)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return json.loads(done.stdout)
+
+
+def listening(stack: Stack) -> Iterator[int]:
+    """Every port of the stack's processes, also those on loopback."""
+    for process in family(stack.services.values(), stack.mark):
+        with suppress(psutil.Error):  # it ended meanwhile
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.port
+
+
+def asked_by_a_stranger(program: Sequence[str], there: dict[str, Any]) -> dict[str, Any]:
+    """What a program that runs Python, as another user or elsewhere, got of what is there."""
+    code = f"import runpy; runpy.run_path({requests_of_strangers.__file__!r}, run_name='__main__')"
+    done = subprocess.run(
+        [*program, code], input=json.dumps(there), capture_output=True, text=True, timeout=240,
+        check=True, cwd="/",
+    )  # fmt: skip
+    return json.loads(done.stdout)
 
 
 @contextmanager

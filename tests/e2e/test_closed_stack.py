@@ -4,7 +4,6 @@ pages in its user's browser meet it: whoever has no key gets health pages and no
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import resource
@@ -20,14 +19,14 @@ import psutil
 import pytest
 
 from flows.page.ray_page import RAY_PAGE
-from infra.access import basic, bearer, key, key_path
+from infra.access import LOOPBACK, basic, bearer, key, key_path
 from infra.home import home, runtime_dir
 from infra.logins import login_link
 from infra.processes.children import family
 from infra.stack import WORK_POOL, Stack
 from infra.stack.exposure import open_ports, unguarded
-from tests.e2e import requests_of_strangers
-from tests.e2e.stranger import stranger
+from tests.e2e.stranger import asked_by_a_stranger, listening, stranger
+from tests.parts.machine import Machine
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +56,7 @@ def test_no_port_is_reached_by_the_machine_s_own_address(stack: Stack) -> None:
         for address in addresses
         if address.family is socket.AF_INET and not address.address.startswith("127.")
     ]
-    ports = {port for _, port in _listening(stack)}
+    ports = set(listening(stack))
     assert set(stack.ports.values()) <= ports
     reached = [(host, port) for host in others for port in ports if _takes(host, port)]
     assert reached == []
@@ -66,11 +65,11 @@ def test_no_port_is_reached_by_the_machine_s_own_address(stack: Stack) -> None:
 def test_every_port_gives_health_and_nothing_else_without_the_key(stack: Stack) -> None:
     name_of = {port: name for name, port in stack.ports.items()}
     told: list[str] = []
-    for address, port in set(_listening(stack)):
+    for port in set(listening(stack)):
         for path in PATHS:
             name = name_of.get(port, "another")
             for method in ("GET", "POST"):
-                status = _asked(method, address, port, path)
+                status = _asked(method, LOOPBACK, port, path)
                 is_free = method == "GET" and (path in HEALTH or (name, path) in FRAMES)
                 if 200 <= status < 400 and not is_free:
                     told.append(f"{method} {name} {port}/{path}: {status}")
@@ -78,7 +77,6 @@ def test_every_port_gives_health_and_nothing_else_without_the_key(stack: Stack) 
     assert unguarded(stack) == []
 
 
-_OF_ANOTHER_USER = "import runpy; runpy.run_path({!r}, run_name='__main__')"
 _TO_THE_GCS = """
 import os, sys
 from ray._raylet import GcsClient
@@ -87,18 +85,20 @@ print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
 """
 
 
-def test_another_user_gets_nothing_of_any_port_file_or_process(stack: Stack) -> None:
+def test_another_user_gets_nothing_of_any_port_file_or_process(
+    machine: Machine, stack: Stack
+) -> None:
     """Who may run programs on this machine, and asks everything of everything."""
     if os.geteuid() != 0:
         pytest.skip("needs root, which can be another user")
-    before, there = _state(stack), _all_of(stack)
+    before, there = machine.counts(), _all_of(stack)
     assert len(there["pids"]) > 10
     assert len(there["files"]) > 30
     assert there["sockets"]
-    told = _asked_by_a_stranger([sys.executable, "-c"], {**there, "uid": 65534})
+    told = asked_by_a_stranger([sys.executable, "-c"], {**there, "uid": 65534})
     assert told["got"] == []
-    assert told["sent"] >= 30 * len(stack.ports)
-    assert _state(stack) == before
+    assert told["sent"] >= 30 * len(there["ports"])
+    assert machine.counts() == before
     done = subprocess.run(
         [sys.executable, "-c", _TO_THE_GCS, stack.ray_address], capture_output=True, text=True,
         timeout=120, check=False, env=os.environ | {"RAY_AUTH_MODE": "disabled",
@@ -109,9 +109,9 @@ def test_another_user_gets_nothing_of_any_port_file_or_process(stack: Stack) -> 
 
 
 def test_a_neighbour_on_the_network_reaches_nothing(stack: Stack) -> None:
-    there = _all_of(stack) | {"pids": [], "folders": [], "files": [], "sockets": [], "uid": 0}
+    there: dict[str, Any] = {"ports": sorted(set(listening(stack))), "uid": 0}
     with stranger() as other:
-        told = _asked_by_a_stranger(other.program("-c"), {**there, "addresses": other.addresses()})
+        told = asked_by_a_stranger(other.program("-c"), {**there, "addresses": other.addresses()})
     assert told == {"sent": 0, "got": []}, "no port takes a connection"
 
 
@@ -127,36 +127,12 @@ def _all_of(stack: Stack) -> dict[str, Any]:
             shared |= {path for path in maps if path.startswith("/dev/shm/")}
     return {
         "addresses": ["127.0.0.1"],
-        "ports": sorted({port for _, port in _listening(stack)}),
+        "ports": sorted(set(listening(stack))),
         "pids": [process.pid for process in processes],
         "folders": [str(path) for path in (*places, *found) if path.is_dir()],
         "files": [*(str(path) for path in found if path.is_file()), *sorted(shared)],
         "sockets": [str(path) for path in found if path.is_socket()],
     }
-
-
-def _asked_by_a_stranger(program: list[str], there: dict[str, Any]) -> dict[str, Any]:
-    code = _OF_ANOTHER_USER.format(requests_of_strangers.__file__)
-    done = subprocess.run(
-        [*program, code], input=json.dumps(there), capture_output=True, text=True, timeout=240,
-        check=True, cwd="/",
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-def _state(stack: Stack) -> dict[str, int]:
-    """How much there is of what a request that does something would add to."""
-    names = ("flow_runs", "deployments", "flows", "work_pools", "block_documents", "variables")
-    with httpx.Client(headers=basic(), trust_env=False, timeout=60) as api:
-        counts = {
-            what: api.post(f"{stack.prefect_api}/{what}/count", json={}).raise_for_status().json()
-            for what in names
-        }
-        url = f"{stack.mlflow_uri}/api/2.0/mlflow/experiments/search?max_results=99"
-        counts["experiments"] = len(api.get(url).raise_for_status().json()["experiments"])
-    url = f"{stack.ray_dashboard}/api/jobs/"
-    jobs = httpx.get(url, headers=bearer(), trust_env=False, timeout=60).raise_for_status()
-    return counts | {"jobs": len(jobs.json())}
 
 
 def test_a_page_of_another_site_changes_and_reads_nothing(stack: Stack, web: httpx.Client) -> None:
@@ -255,14 +231,6 @@ def test_no_process_leaves_its_memory_in_a_file(stack: Stack) -> None:
     ]
     assert len(limits) > 10
     assert max(limits) <= 1
-
-
-def _listening(stack: Stack) -> Iterator[tuple[str, int]]:
-    for process in family(stack.services.values(), stack.mark):
-        with suppress(psutil.Error):  # it ended meanwhile
-            for connection in process.net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    yield "127.0.0.1", connection.laddr.port
 
 
 def _takes(host: str, port: int) -> bool:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import pytest
 
 from flows.page.ray_page import RAY_PAGE
 from infra.access import key
 from infra.stack import Stack
+from tests.e2e.stranger import listening
 from tests.parts.machine import Machine
 from tests.parts.prefect_form import Tab, chromium, opened_tab
 
@@ -128,12 +128,11 @@ def foreign_server() -> Generator[Foreign]:
 
 def test_the_printed_links_are_all_that_a_browser_needs(machine: Machine, stack: Stack) -> None:
     """No click, no form, no password; and what other pages and servers get of it is nothing."""
-    del stack
     with opened_tab() as tab, foreign_server() as foreign:
         _logs_in(machine, tab)
-        before = _state(machine)
-        assert _attacks(machine, tab, f"http://127.0.0.1:{foreign.port}/") == []
-        assert _state(machine) == before
+        before = machine.counts()
+        assert _attacks(stack, tab, f"http://127.0.0.1:{foreign.port}/") == []
+        assert machine.counts() == before
         _sees_nothing_of_use(machine, foreign)
 
 
@@ -150,11 +149,10 @@ def _logs_in(machine: Machine, tab: Tab) -> None:
     assert (tab.clicks, tab.filled) == (0, 0)
 
 
-def _attacks(machine: Machine, tab: Tab, page: str) -> list[Any]:
+def _attacks(stack: Stack, tab: Tab, page: str) -> list[Any]:
     """What the page at this address could read, and every answer but a refusal that it got."""
     statuses: list[tuple[str, str, int]] = []
-    ports = [machine.port(name) for name in ("prefect", "mlflow", "ray_dashboard")]
-    ports.append(machine.port("ray_agent_http"))
+    ports = sorted(set(listening(stack)))
 
     def note(response: Any) -> None:
         path = "/" + response.url.partition("//")[2].partition("/")[2]
@@ -169,20 +167,6 @@ def _attacks(machine: Machine, tab: Tab, page: str) -> list[Any]:
         tab.page.remove_listener("response", note)
     assert sent >= 30 * len(ports)
     return [*read, *statuses]
-
-
-def _state(machine: Machine) -> list[Any]:
-    """How much there is of what a command that runs would add to."""
-    with httpx.Client(headers=machine.basic, trust_env=False, timeout=60) as api:
-        counts = [
-            api.post(f"{machine.prefect_api}/{what}/count", json={}).raise_for_status().json()
-            for what in ("flow_runs", "deployments", "flows")
-        ]
-    jobs = httpx.get(
-        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/", headers=machine.bearer,
-        trust_env=False,
-    )  # fmt: skip
-    return [*counts, len(jobs.raise_for_status().json())]
 
 
 def _sees_nothing_of_use(machine: Machine, foreign: Foreign) -> None:

@@ -11,11 +11,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from engines.sglang.http import call
@@ -25,7 +23,7 @@ from infra.home import SOURCE_ROOT, runtime_dir
 from infra.processes.children import family
 from infra.stack import Stack, doctor, load_stack
 from infra.stack.exposure import open_ports
-from tests.e2e.stranger import stranger
+from tests.e2e.stranger import asked_by_a_stranger, listening, stranger
 from tests.parts.machine import BUCKET, Machine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -118,17 +116,25 @@ def test_a_fleet_generates_and_takes_weights_and_strangers_do_neither(
     assert done.returncode == 0, log.read_text()[-6000:]
 
 
-def test_others_reach_the_ports_that_the_page_lists_and_no_more(open_stack: Stack) -> None:
+def test_others_reach_the_ports_that_the_page_lists_and_no_more(
+    keyed: Machine, open_stack: Stack
+) -> None:
     """After the test before, whose servers and router still run."""
+    before = keyed.counts()
     listed = re.findall(r"^\| (`.+`) \|", (SOURCE_ROOT / "docs/security.md").read_text(), re.M)
     names = {name for row in listed for name in re.findall("`(.+?)`", row)}
     ours = open_ports(open_stack)
     name_of = {port: name for name, port in open_stack.ports.items()}
     kinds = {port: name_of.get(port) or _kind(program) for port, program in ours.items()}
     with stranger() as other:
-        reached = other.reaches(_listening(open_stack))
+        reached = other.reaches(listening(open_stack))
         told = other.get([f"{port}/{path}" for port in reached for path in _PATHS])
-    assert {kinds.get(port, f"{port}, on loopback") for port in reached} <= names
+        there = {"addresses": [other.host], "ports": sorted(reached), "uid": 0}
+        got = asked_by_a_stranger(other.program("-c"), there)
+    assert {kinds.get(port, f"{port}, on loopback") for port in reached} == names
+    assert got["got"] == []
+    assert got["sent"] >= 30 * len(reached)
+    assert keyed.counts() == before
     assert set(open_stack.ports.values()) <= reached
     assert "sglang" in kinds.values()
     home = open_stack.services["ray"].log.parents[1]
@@ -145,15 +151,6 @@ _FREE = ("/", "/v1/models")
 
 def _kind(program: str) -> str:
     return "ray worker" if program.startswith(("ray::", "python")) else program.partition(":")[0]
-
-
-def _listening(stack: Stack) -> Iterator[int]:
-    """Every port of the stack's processes, also those on loopback."""
-    for process in family(stack.services.values(), stack.mark):
-        with suppress(psutil.Error):  # it ended meanwhile
-            for connection in process.net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    yield connection.laddr.port
 
 
 def test_a_block_that_is_missing_or_holds_no_variables_is_explained(keyed: Machine) -> None:

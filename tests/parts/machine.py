@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 
 from infra.access import basic_token
 
@@ -108,6 +109,22 @@ class Machine:
     def bearer(self) -> dict[str, str]:
         """What a program sends to Ray and SGLang."""
         return {"Authorization": f"Bearer {self.key}"}
+
+    def counts(self) -> dict[str, int]:
+        """How much there is of what a request that does something would add to."""
+        names = ("flow_runs", "deployments", "flows", "work_pools", "block_documents", "variables")
+        experiments = "api/2.0/mlflow/experiments/search?max_results=99"
+        with httpx.Client(headers=self.basic, trust_env=False, timeout=60) as api:
+            found = {
+                what: api.post(f"{self.prefect_api}/{what}/count", json={}).raise_for_status()
+                for what in names
+            }
+            url = f"http://127.0.0.1:{self.port('mlflow')}/{experiments}"
+            found_experiments = api.get(url).raise_for_status().json()["experiments"]
+        url = f"http://127.0.0.1:{self.port('ray_dashboard')}/api/jobs/"
+        jobs = httpx.get(url, headers=self.bearer, trust_env=False, timeout=60).raise_for_status()
+        counts = {what: reply.json() for what, reply in found.items()}
+        return counts | {"experiments": len(found_experiments), "jobs": len(jobs.json())}
 
     def port(self, service: str) -> int:
         stack = json.loads((Path(self.env["TRIBUTARY_HOME"]) / "stack.json").read_text())

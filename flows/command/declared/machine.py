@@ -90,7 +90,8 @@ def clean(*, days: int | None = None, yes: bool = False, json: Json = False) -> 
     """Show what of runs that ended long ago takes room in this home's records, or remove it.
 
     Curves in MLflow are thinned to 100 points; their last values stay, and so do runs, models,
-    artifacts and reports. Logs that nobody wrote to for as long are removed.
+    artifacts and reports. Logs that nobody wrote to for as long are removed, and the files of
+    MLflow's and Prefect's databases get smaller by what removed rows left.
 
     Args:
         days: How long ago; TRIBUTARY_KEEP_DAYS, or 90, if it is left out.

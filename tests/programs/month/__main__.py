@@ -126,7 +126,7 @@ def _state(ground: Ground) -> State:
     """Of files and bytes those in the home, which has the store."""
     sizes = [file.stat().st_size for file in home().rglob("*") if file.is_file()]
     steps = max((line[0] for line in _lines(ground.log)), default=0)
-    return State(steps, len(sizes), sum(sizes), ground.rows())
+    return State(steps, len(sizes), sum(sizes), ground.all_points())
 
 
 def _lines(log: Path) -> list[tuple[int, float, float, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.tracking.spool import spool_folder
 from infra.tracking.tracker import Tracker
 from tasks.durable.claims import Claims, Owner
 from tasks.durable.identity import StageIdentity, stage_identity
@@ -80,11 +82,21 @@ class Ground:
         """How many points of a metric MLflow has."""
         return self._count("select count(*) from metrics where key = ?", key)
 
-    def rows(self) -> int:
-        """How many points MLflow has."""
-        return self._count("select count(*) from metrics")
+    def all_points(self) -> int:
+        """How many points MLflow has, and will have: those of a killed attempt wait for the next
+        one, which sends them."""
+        waiting = {
+            (point["key"], point["step"])
+            for file in spool_folder().glob("*.jsonl")
+            for line in file.read_bytes().splitlines(keepends=True)
+            if line.endswith(b"\n")  # the last one may be incomplete
+            for point in json.loads(line)["metrics"]
+        }
+        known = "select count(*) from metrics where key = ? and step = ?"
+        unsent = sum(not self._count(known, *point) for point in waiting)
+        return self._count("select count(*) from metrics") + unsent
 
-    def _count(self, query: str, *given: str) -> int:
+    def _count(self, query: str, *given: str | int) -> int:
         with sqlite3.connect(f"file:{self.folder}/mlflow/mlflow.db?mode=ro", uri=True) as database:
             return database.execute(query, given).fetchone()[0]
 

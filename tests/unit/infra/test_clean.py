@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
+from flows.command.clean import clean_records
 from flows.command.main import main
+from flows.command.output import CommandConsole
 from infra.home import home, runtime_dir
 from infra.processes import leftovers
 from infra.processes.children import ProcessRecord, birth_of
@@ -226,3 +231,33 @@ def test_the_command_says_what_it_removed(
     assert left.name in said
     assert ended.value.code in (0, 1)
     assert not left.exists()
+
+
+def test_what_removed_rows_left_in_a_database_is_room_for_others_and_can_be_given_back(
+    memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a server that has the file open, as Prefect's has."""
+    del memory
+    file = home() / "prefect" / "prefect.db"
+    file.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(file)) as server:
+        server.execute("PRAGMA journal_mode=WAL")
+        server.execute("CREATE TABLE log (id INTEGER PRIMARY KEY, message TEXT)")
+        sizes: list[int] = []
+        for _ in range(4):
+            server.executemany("INSERT INTO log (message) VALUES (?)", [("x" * 800,)] * 2000)
+            server.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM log LIMIT 10)")
+            server.commit()
+            server.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            sizes.append(file.stat().st_size)
+        assert max(sizes) <= 1.05 * sizes[0]
+        assert clean_records(None, yes=False, json=True, console=CommandConsole()) == 0
+        told = json.loads(capsys.readouterr().out)
+        free = told["free"]
+        assert told["logs"] == {"files": 0, "bytes": 0}
+        assert free > 0.8 * sizes[-1]
+        assert file.stat().st_size == sizes[-1], "nothing happens unasked"
+        assert clean_records(None, yes=True, json=False, console=CommandConsole()) == 0
+        assert f"{free / 1e6:.1f} MB removed" in capsys.readouterr().out
+        assert file.stat().st_size < sizes[-1] / 10
+        assert server.execute("SELECT COUNT(*) FROM log").fetchone() == (10,)

@@ -20,6 +20,7 @@ from engines.chat.chat import Chat
 from engines.chat.folder import load_chat_folder
 from engines.rollout.drivers.session_host import Attempt, End, SessionHost
 from engines.types import Message, Status
+from tests.e2e.requests_of_strangers import of_port
 from tests.parts.agent_parts import PROBLEM, Script, served, session_of
 from tests.parts.chat_parts import QWEN3, QWEN_TOKENS, chat_folder
 
@@ -92,6 +93,16 @@ async def test_a_request_without_the_key_of_an_open_session_is_refused() -> None
         unknown = await post(url, key, "/v1/embeddings", HELLO)
         assert unknown.status_code == 404
         assert "there are POST /v1/chat/completions" in unknown.json()["error"]["message"]
+
+
+async def test_strangers_and_pages_of_other_sites_get_nothing() -> None:
+    script = Script(lambda prompt: "hi")
+    async with served(session_of(script)) as (url, _):
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        sent, got = await asyncio.to_thread(of_port, host, int(port))
+    assert sent >= 150
+    assert got == []
+    assert not script.prompts
 
 
 @pytest.mark.parametrize("path", [CHAT, ANTHROPIC, RESPONSES])

@@ -14,6 +14,10 @@ _ASK_S = 10.0
 _NCCL = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
 """what SGLang turns off in its servers: members of one group must agree on them"""
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch's own variable, and its older name, which it reads where the other is not set"""
+_EXACT_PINNED = "pinned_max_round_threshold_mb:1"
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
@@ -48,6 +52,16 @@ def nccl_environment() -> dict[str, str]:
     """Variables that ranks and servers need alike, or their groups do not come to be; a value that
     a person set for the stack stays, on both sides."""
     return {name: os.environ.get(name, "0") for name in _NCCL}
+
+
+def allocator_environment() -> dict[str, str]:
+    """Variables for a rank's process: torch would round each pinned block up to a power of two, and
+    nearly twice a model's state could wait in host memory. Settings of a person stay."""
+    name = next((name for name in _ALLOCATOR if os.environ.get(name)), _ALLOCATOR[0])
+    theirs = os.environ.get(name, "")
+    if _EXACT_PINNED.partition(":")[0] in theirs:
+        return {}
+    return {name: ",".join(filter(None, (theirs, _EXACT_PINNED)))}
 
 
 def gpu_name() -> str:

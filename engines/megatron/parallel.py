@@ -116,6 +116,10 @@ def stop_parallel() -> None:
     gc.collect()
     if device.has_cuda():
         torch.cuda.empty_cache()
+        # Pinned blocks too, in which a sleeping rank's bytes and checkpoints waited: an idle rank
+        # would hold as much host memory as a model's whole state.
+        if torch.cuda.is_initialized():
+            torch.accelerator.empty_host_cache()
 
 
 def control_group() -> dist.ProcessGroup | None:

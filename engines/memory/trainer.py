@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from engines.memory.loss import Place
@@ -28,6 +28,8 @@ class TrainerMemory:
     activations: int
     """of the moment with most of them, the loss's own memory included"""
     runtime: int
+    offloaded: int = 0
+    """of the optimizer, in the host's memory for good"""
 
     @property
     def total(self) -> int:
@@ -37,6 +39,12 @@ class TrainerMemory:
     def state(self) -> int:
         """What outlives a step."""
         return self.weights + self.gradients + self.optimizer + self.copies
+
+    def host_bytes(self, *, sleeps: bool) -> int:
+        """What a rank on a GPU takes of its host's memory at most: a checkpoint's copy until it is
+        written, what is offloaded, and the place of what sleeps, which it keeps once it slept."""
+        asleep = self.weights + self.optimizer + self.copies if sleeps else 0
+        return asleep + self.offloaded + self.weights + self.optimizer + self.offloaded
 
 
 def trainer_memory(size: ModelSize, needs: TrainerNeeds) -> TrainerMemory:
@@ -52,11 +60,14 @@ def _of_stage(size: ModelSize, needs: TrainerNeeds, stage: int) -> TrainerMemory
     replicas = layout.dp * layout.cp
     sharded = held.dense / replicas + held.experts / max(replicas / layout.ep, 1)
     weights = held.all * needs.value_bytes
+    on_device = ceil(sharded * needs.state.on_device(needs.precision))
+    whole = replace(needs.state, share_on_device=1.0)
     return TrainerMemory(
         weights=weights,
         gradients=held.all * needs.state.gradient,
-        optimizer=ceil(sharded * needs.state.on_device(needs.precision)),
+        optimizer=on_device,
         copies=needs.copies * weights,
         activations=ceil(largest_moment(size, needs, stage)),
         runtime=RUNTIME_BYTES[needs.place],
+        offloaded=ceil(sharded * whole.on_device(needs.precision)) - on_device,
     )

@@ -20,14 +20,16 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 def memory_table(roles: Sequence[RoleMemory]) -> Table:
     """Roles that need the same are one row."""
-    table = Table("stages", "role", "devices", *PARTS, "a device", title="memory")
+    table = Table("stages", "role", "devices", *PARTS, "a device", "host, a rank", title="memory")
     rows: dict[tuple[str, ...], list[str]] = {}
     for role in roles:
         parts = parts_of(role)
         sizes = [size_text(parts[name]) if parts.get(name) else "" for name in PARTS]
         if role.filled:
             sizes[PARTS.index("KV cache")] += f", {role.cached_tokens:,} tokens"
-        row = (role.role, str(role.num_devices), *sizes, size_text(role.total + role.filled))
+        host = size_text(role.host_bytes) if role.host_bytes else ""
+        total = size_text(role.total + role.filled)
+        row = (role.role, str(role.num_devices), *sizes, total, host)
         rows.setdefault(row, []).append(role.stage)
     for row, stages in rows.items():
         table.add_row(", ".join(stages), *row)
@@ -35,7 +37,7 @@ def memory_table(roles: Sequence[RoleMemory]) -> Table:
 
 
 def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
-    """In bytes, on each device."""
+    """In bytes, on each device; `host`: each rank's in its host's memory."""
     return [
         {
             "stage": role.stage,
@@ -44,6 +46,7 @@ def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
             "parts": dict(parts_of(role)),
             "total": role.total + role.filled,
             "cached_tokens": role.cached_tokens,
+            "host": role.host_bytes,
         }
         for role in roles
     ]

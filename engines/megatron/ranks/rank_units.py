@@ -17,7 +17,7 @@ from engines.devices.placement import rank_place
 from engines.devices.units import OwnerSettings, Request
 from engines.megatron.ranks.rank import RankUse, RunningRank, TrainerRank
 from engines.megatron.ranks.rank_lease import RankTerms
-from infra.cuda import nccl_environment
+from infra.cuda import allocator_environment, nccl_environment
 from infra.errors import EngineError
 
 _START_S = 180.0
@@ -138,7 +138,7 @@ class RankUnits:
         environment = dict(_CPU_ENV)
         if device is not None:
             own = await asyncio.to_thread(self._agent.gpu_environment, device, host)
-            environment = _GPU_ENV | nccl_environment() | own
+            environment = _GPU_ENV | nccl_environment() | allocator_environment() | own
         actor = self._agent.start_actor(self._class, environment, host)
         try:
             place = await asyncio.wait_for(actor.place.remote(), _START_S)

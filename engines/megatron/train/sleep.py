@@ -1,8 +1,9 @@
 """Giving back the device memory of a rank's tensors, and taking it again with what they held.
 
-On a GPU the bytes wait in pinned host memory, and the tensors are empty meanwhile. Where the device
-is the CPU they wait in a file: host memory is what sleeping has to give back there. The tensors
-keep their addresses and lose their pages. All views of a memory work again after `wake`.
+On a GPU the bytes wait in pinned host memory (`HostMemory`), and the tensors are empty meanwhile.
+Where the device is the CPU they wait in a file: host memory is what sleeping has to give back
+there. The tensors keep their addresses and lose their pages. All views of a memory work again after
+`wake`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import gc
 import mmap
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import IO
 
 import torch
@@ -23,6 +25,34 @@ from infra.home import home
 
 _CHUNK = 1 << 28
 _MADV_DONTNEED = 4
+_ALIGNMENT = 512
+"""of what waits in host memory: a device copies from there in whole lines"""
+
+
+class HostMemory:
+    """Host memory in which a part of a rank waits: one block that is as large as the part, not a
+    block for each tensor, and stays from one sleep to the next. Pinned where there is a GPU."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._block.numel()
+
+    def places(self, sizes: Sequence[int]) -> list[Tensor]:
+        """A place of each of these sizes in bytes; those that it gave before are used again."""
+        starts = starts_of(sizes)
+        if self.num_bytes < starts[-1]:
+            self._block = torch.empty(0, dtype=torch.uint8)  # the old one first gives its room back
+            pinned = torch.cuda.is_initialized()
+            self._block = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pinned)
+        return [self._block[start:][:size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def starts_of(sizes: Iterable[int]) -> list[int]:
+    """Where each size begins in a block, and at last the block's own size."""
+    return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
 @dataclass(slots=True)
@@ -56,7 +86,8 @@ class SleepingMemory:
         """Take the memory again; every tensor holds the same bits as before, or zeros."""
         for storage, held in self.in_host_memory:
             storage.resize_(held.numel())
-            _bytes_of(storage).copy_(held)
+            _bytes_of(storage).copy_(held, non_blocking=True)
+        _finish_copies()
         if self.file is not None:
             self.file.seek(0)
             for storage in self.in_file:
@@ -69,27 +100,45 @@ class SleepingMemory:
 
 
 def put_to_sleep(
-    kept: Iterable[Tensor], zeroed: Iterable[Tensor], besides: Iterable[Tensor] = ()
+    kept: Iterable[Tensor],
+    zeroed: Iterable[Tensor],
+    besides: Iterable[Tensor] = (),
+    host: HostMemory | None = None,
 ) -> SleepingMemory:
     """Empty these tensors: `kept` come back as they are, `zeroed` come back as zeros. What they
-    share with `besides` stays."""
+    share with `besides` stays. `host`: where the bytes wait; None: in a file."""
     memory, seen = SleepingMemory(), {x.untyped_storage().data_ptr() for x in besides}
-    for storage in _storages(kept, seen):
-        if storage.device.type == "cpu":
-            # On a disk: the folder of temporary files may be memory itself.
-            memory.file = memory.file or tempfile.TemporaryFile(dir=home())  # noqa: SIM115
-            memory.file.write(_memory_of(storage))
-            memory.in_file.append(storage)
-        else:
-            memory.in_host_memory.append((storage, _bytes_of(storage).to("cpu").pin_memory()))
+    storages = list(_storages(kept, seen))
     memory.zeroed = [(storage, storage.nbytes()) for storage in _storages(zeroed, seen)]
-    for storage, _ in (*memory.in_host_memory, *memory.zeroed):
-        _empty(storage)
-    for storage in memory.in_file:
-        _empty(storage)
+    if host is None:
+        _write(memory, storages)
+    else:
+        places = host.places([storage.nbytes() for storage in storages])
+        memory.in_host_memory = list(zip(storages, places, strict=True))
+        for storage, place in memory.in_host_memory:
+            place.copy_(_bytes_of(storage), non_blocking=True)
+        _finish_copies()
+    for storage in (*storages, *(storage for storage, _ in memory.zeroed)):
+        if host is None:
+            _drop_pages(storage)
+        else:
+            storage.resize_(0)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return memory
+
+
+def _write(memory: SleepingMemory, storages: Iterable[UntypedStorage]) -> None:
+    for storage in storages:
+        # On a disk: the folder of temporary files may be memory itself.
+        memory.file = memory.file or tempfile.TemporaryFile(dir=home())  # noqa: SIM115
+        memory.file.write(_memory_of(storage))
+        memory.in_file.append(storage)
+
+
+def _finish_copies() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _storages(tensors: Iterable[Tensor], seen: set[int]) -> Iterator[UntypedStorage]:
@@ -101,11 +150,8 @@ def _storages(tensors: Iterable[Tensor], seen: set[int]) -> Iterator[UntypedStor
             yield storage
 
 
-def _empty(storage: UntypedStorage) -> None:
-    """Give its memory back; on the CPU, whole pages of it, which from now on read as zeros."""
-    if storage.device.type != "cpu":
-        storage.resize_(0)
-        return
+def _drop_pages(storage: UntypedStorage) -> None:
+    """Give whole pages of a CPU's memory back, which from now on read as zeros."""
     page = mmap.PAGESIZE
     start = -(-storage.data_ptr() // page) * page
     size = (storage.data_ptr() + storage.nbytes()) // page * page - start

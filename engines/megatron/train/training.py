@@ -54,7 +54,7 @@ from engines.megatron.train.objectives import Objective
 from engines.megatron.train.optimizer import apply_step, build_optimizer, build_scheduler
 from engines.megatron.train.optimizer_shards import optimizer_parts
 from engines.megatron.train.pack import FlatSequences, Pack, build_pack
-from engines.megatron.train.sleep import SleepingMemory, on_device, put_to_sleep
+from engines.megatron.train.sleep import HostMemory, SleepingMemory, on_device, put_to_sleep
 from engines.megatron.train.stopwatch import Stopwatch
 from infra.errors import TrainingStopped
 
@@ -116,6 +116,8 @@ class Training:
         self._scheduler = build_scheduler(self._optimizer, optimizer, total_steps)
         self._run_schedule = get_forward_backward_func()
         self._asleep: dict[TrainerPart, SleepingMemory] = {}
+        self._waiting_room: dict[TrainerPart, HostMemory] = {}
+        """of each part that slept; kept, because pinning memory takes longer than copying to it"""
         self._state = TrainingState(self._ddp, self._optimizer, self._scheduler, self.layout, seed)
         self._writing: CheckpointBeingWritten | None = None
 
@@ -291,10 +293,12 @@ class Training:
 
     def _put_to_sleep(self, part: TrainerPart) -> SleepingMemory:
         tensors = self.tensors_of(part)
+        room = self._waiting_room.setdefault(part, HostMemory()) if device.has_cuda() else None
         if part == "gradients":
-            return put_to_sleep((), tensors)
+            return put_to_sleep((), tensors, host=room)
         # In fp32 the optimizer steps on the weights themselves.
-        return put_to_sleep(tensors, (), self.tensors_of("weights") if part != "weights" else ())
+        weights = self.tensors_of("weights") if part != "weights" else ()
+        return put_to_sleep(tensors, (), weights, room)
 
     def tensors_of(self, part: TrainerPart) -> Iterator[Tensor]:
         """All tensors of a part that outlive a step; several may share memory."""

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from engines.memory.needs import TrainerNeeds
 from flows.checks.memory.base_model import base_model
 from flows.checks.memory.changes import Change, Room, server_change, trainer_change
-from flows.checks.memory.machine import machine_bytes, machine_cautions, side_by_side
+from flows.checks.memory.machine import (
+    host_cautions,
+    machine_bytes,
+    machine_cautions,
+    side_by_side,
+)
 from flows.checks.memory.placement import devices_for, devices_of, placement_problems
 from flows.checks.memory.planned_devices import GB, PlannedDevices, device_bytes, stated_devices
 from flows.checks.memory.roles import RoleMemory, longest_sequence, roles_of
@@ -64,6 +69,8 @@ def memory_cautions(recipe: Recipe, plan: list[PlannedStage]) -> Iterator[str]:
         roles = planned_memory(recipe, plan)
         together = side_by_side(plan, recipe.resources, roles)
         yield from machine_cautions(roles, machine_bytes(), longest, together)
+    elif recipe.resources.devices is None:
+        yield from host_cautions(planned_memory(recipe, plan), machine_bytes(), len(gpu_sizes()))
     base = base_model(recipe.base)
     if base is None:
         yield (

@@ -105,6 +105,23 @@ def machine_cautions(
     )
 
 
+def host_cautions(roles: Sequence[RoleMemory], there: int, per_host: int) -> Iterator[str]:
+    """Stages whose ranks on this host's `per_host` GPUs take most of its memory, `there` bytes: by
+    what waits there while they sleep, by a checkpoint's copy and by what is offloaded."""
+    for stage in dict.fromkeys(role.stage for role in roles):
+        ranks = [role for role in _of_stages(roles, [stage]) if role.host_bytes]
+        needed = sum(role.host_bytes * min(role.num_devices, per_host) for role in ranks)
+        if needed + STACK_BYTES <= there * _SHARE:
+            continue
+        asleep = any(role.sleeps for role in ranks)
+        yield (
+            f"stage {stage}: its ranks take up to {needed / GB:.1f} GB of this host's memory, which"
+            f" is {there / GB:.1f} GB: {'weights and optimizer while they sleep, and ' * asleep}"
+            "a checkpoint's copy until it is written. Use more ranks on more hosts"
+            f"{', `share: false`' * asleep}, or a smaller model"
+        )
+
+
 def _said(roles: Sequence[RoleMemory], there: int, longest: int) -> str:
     parts = " and ".join(f"{r.role} {r.total * r.num_devices / GB:.1f} GB" for r in roles)
     total = _total(roles) + STACK_BYTES

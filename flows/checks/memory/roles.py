@@ -37,6 +37,16 @@ class RoleMemory:
     """bytes that the stage's other side has on the same devices at this role's largest moment"""
     device: str = ""
     """the kind that it wants; empty: any"""
+    sleeps: bool = False
+    """whether it takes turns with the stage's other side on one device"""
+
+    @property
+    def host_bytes(self) -> int:
+        """What each of its ranks takes of its host's memory at most, beside its process; 0 of a
+        server and on CPUs."""
+        if not isinstance(self.needs, TrainerNeeds) or self.needs.place == "cpu":
+            return 0
+        return trainer_memory(self.size, self.needs).host_bytes(sleeps=self.sleeps)
 
     @property
     def total(self) -> int:
@@ -86,8 +96,11 @@ def _in_turns(trained: Sequence[RoleMemory], served: Sequence[RoleMemory]) -> li
     ]
     most = max(beside_server(rank) for rank in ranks if isinstance(rank, TrainerMemory))
     return [
-        *(replace(role, beside=size) for role, size in zip(trained, besides, strict=True)),
-        *(replace(role, beside=most) for role in served),
+        *(
+            replace(role, beside=size, sleeps=True)
+            for role, size in zip(trained, besides, strict=True)
+        ),
+        *(replace(role, beside=most, sleeps=True) for role in served),
     ]
 
 

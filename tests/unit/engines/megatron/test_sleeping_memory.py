@@ -3,11 +3,16 @@ memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import psutil
 import pytest
 import torch
 
-from engines.megatron.train.sleep import on_device, put_to_sleep
+from engines.megatron.train.sleep import HostMemory, on_device, put_to_sleep, starts_of
+from engines.memory.known_models import DENSE
+from infra.cuda import allocator_environment
 
 pytestmark = pytest.mark.unit
 
@@ -66,3 +71,56 @@ def test_at_least_four_fifths_of_the_memory_goes_back_to_the_system() -> None:
     asleep.wake()
     assert asleep.num_bytes == num_bytes
     assert returned >= 0.8 * num_bytes
+
+
+def test_in_host_memory_all_parts_share_a_block_that_is_used_again() -> None:
+    """As on a GPU, whose tensors are empty meanwhile."""
+    room, whole, small = HostMemory(), torch.randn(100_000), torch.arange(7)
+    view, before = whole[10:20].view(2, 5), whole.clone()
+    gradients = torch.full((1000,), float("nan"))
+    for _ in range(2):
+        asleep = put_to_sleep([view, whole, small], [gradients], host=room)
+        assert room.num_bytes == 400_384 + 512, "each begins at a multiple of 512"
+        assert asleep.num_bytes == 400_000 + 56 + 4000
+        assert {x.untyped_storage().nbytes() for x in (whole, small, gradients)} == {0}
+        block = {held.untyped_storage().data_ptr() for _, held in asleep.in_host_memory}
+        asleep.wake()
+        assert torch.equal(whole, before)
+        assert torch.equal(view, before[10:20].view(2, 5))
+        assert small.tolist() == list(range(7))
+        assert gradients.tolist() == [0.0] * 1000
+        gradients.fill_(float("nan"))
+    again = put_to_sleep([whole], [], host=room)
+    assert {held.untyped_storage().data_ptr() for _, held in again.in_host_memory} == block
+    again.wake()
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-4B", "Qwen3-8B"])
+def test_what_sleeps_takes_as_much_host_memory_as_it_has_bytes(name: str, replicas: int) -> None:
+    """By the rule with which torch rounds pinned blocks; one for each tensor took half as much
+    again without the setting that ranks get."""
+    counts = list(_weights(DENSE[name]))
+    weights = [2 * sum(counts)]  # one flat buffer, in bf16
+    optimizer = [4 * -(-count // replicas) for count in counts for _ in range(3)]
+    state = sum(weights) + sum(optimizer)
+    (setting,) = allocator_environment().values()
+    assert setting == "pinned_max_round_threshold_mb:1"
+    held = sum(_pinned(starts_of(sizes)[-1], 1 << 20) for sizes in (weights, optimizer))
+    assert 1 <= held / state <= 1.001
+    assert sum(_pinned(size, 1 << 62) for size in weights + optimizer) / state > 1.2
+
+
+def _weights(config: Mapping[str, Any]) -> Iterator[int]:
+    """Numbers in each tensor of a dense Qwen3, as Megatron has it."""
+    hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = (config[f"num_{x}_heads"] * head for x in ("attention", "key_value"))
+    for _ in range(config["num_hidden_layers"]):
+        yield from (hidden * (queries + 2 * keys), hidden * queries, 3 * hidden * ffn)
+        yield from (hidden, hidden, head, head)
+    yield from (config["vocab_size"] * hidden, hidden)
+
+
+def _pinned(size: int, threshold: int) -> int:
+    """What torch's allocator of pinned memory takes for a block."""
+    return size if size > threshold else 1 << (size - 1).bit_length()

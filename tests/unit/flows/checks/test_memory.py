@@ -12,13 +12,14 @@ from rich.console import Console
 from engines.megatron.spec import Parallel
 from engines.memory.known_models import known_sizes
 from engines.memory.needs import TrainerNeeds
+from engines.memory.optimizer_state import optimizer_state
 from engines.memory.recompute import Recompute
 from engines.memory.server import ServerMemory, ServerNeeds, server_memory
 from engines.memory.trainer import TrainerMemory, trainer_memory
 from flows.checks.kept_bytes import KeptBytes, kept_bytes
 from flows.checks.memory.changes import Room, server_change, trainer_change
 from flows.checks.memory.fit import memory_cautions, memory_problems, planned_memory
-from flows.checks.memory.machine import machine_cautions, side_by_side
+from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
 from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
 from flows.command.memory_table import memory_json, memory_table
@@ -243,6 +244,37 @@ def test_servers_weights_beside_a_checkpoint_count_as_far_as_they_pass_the_free_
     trainer = TrainerMemory(2, 4, 12, 0, 3, 0)
     assert beside_trainer(trainer, ServerMemory(7, 50, 1, 9)) == ASLEEP_BYTES
     assert beside_trainer(trainer, ServerMemory(10, 50, 1, 9)) == ASLEEP_BYTES + 3
+
+
+def test_the_hosts_memory_that_ranks_take_is_said_and_a_host_that_has_too_little_is_a_caution():
+    """bf16: what sleeps has 2 + 12 bytes a weight and the reference 2, a checkpoint's copy 14."""
+    devices = "resources.devices={memory_gb: 80, per_host: 1}"
+    recipe = load_recipe("one-gpu", ["base.folder=memory://nowhere/Qwen3-0.6B", devices])
+    roles = planned_memory(recipe, plan_post_train(recipe))
+    (rl,) = [r for r in roles if (r.stage, r.role) == ("reasoning-rl", "trainer")]
+    sft = replace(rl, sleeps=False, needs=replace(rl.needs, copies=0))
+    weights = rl.size.num_weights
+    frozen = rl.needs.copies if isinstance(rl.needs, TrainerNeeds) else 0
+    assert (sft.host_bytes, rl.host_bytes) == (14 * weights, (28 + 2 * frozen) * weights)
+    assert [row["host"] for row in memory_json([sft])] == [14 * weights]
+    assert not list(host_cautions(roles, 100 * GB, 1))
+    (said,) = [line for line in host_cautions(roles, 20 * GB, 1) if "reasoning-rl" in line]
+    assert f"take up to {rl.host_bytes / GB:.1f} GB of this host's memory, which is 20.0" in said
+    assert "while they sleep" in said
+    assert "`share: false`" in said
+    assert not list(host_cautions([sft], 20 * GB, 1))
+
+
+def test_what_is_offloaded_counts_to_the_host_and_is_copied_for_a_checkpoint() -> None:
+    half = optimizer_state(
+        "bf16", {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
+    )
+    whole = trainer_memory(QWEN3_4B, NEEDS)
+    split = trainer_memory(QWEN3_4B, replace(NEEDS, state=half))
+    assert split.offloaded == pytest.approx(whole.optimizer / 2, abs=2)
+    saved = whole.weights + whole.optimizer
+    assert split.host_bytes(sleeps=False) == pytest.approx(saved + split.offloaded, abs=2)
+    assert whole.host_bytes(sleeps=True) == 2 * saved
 
 
 def test_on_cpus_a_stage_that_takes_most_of_the_machine_is_a_caution_with_what_to_set() -> None:

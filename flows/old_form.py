@@ -34,7 +34,7 @@ def old_form_problem(data: Any) -> str | None:
         new["experts"] = {name: {"path": path} for name, path in experts.items()}
     if is_old:
         new["unified"] = {"path": _unified_path(unified, recipe)}
-    said = ["its stages are written as paths now (docs/write-a-recipe.md)."]
+    said = ["its stages are written as paths now (docs/recipe.md)."]
     if left:
         said.append(
             f"Leave {' and '.join(f'`{field}`' for field in left)} out: it stands in a path."

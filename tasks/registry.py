@@ -3,7 +3,7 @@
 Each of ours is a package `tasks.<kind>` with `spec.py` and `body.py`. Those of `PATH_KINDS` stand
 in paths; `base` and `served` begin plans, `evaluate` and `lm_eval` end
 them, and `replay` is a plan of its own. One of
-the user's is a class `module:Class` with the body `run` beside it (docs/add-a-stage.md).
+the user's is a class `module:Class` with the body `run` beside it (docs/extend.md).
 """
 
 from __future__ import annotations

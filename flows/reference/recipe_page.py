@@ -16,8 +16,8 @@ from tasks.registry import PATH_KINDS
 
 _INTRO = """# Every field of a recipe
 
-This page is made from the code. Read [write a recipe](../write-a-recipe.md) for fields by task, and
-[paths](../paths.md) for stages and their order. A stage of a path is written as `kind: settings`.
+This page is made from the code. Read [write a recipe](../recipe.md) for fields by task, and
+[paths](../recipe.md) for stages and their order. A stage of a path is written as `kind: settings`.
 """
 
 

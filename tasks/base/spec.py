@@ -53,7 +53,7 @@ class BaseSettings(Config):
 
     random: RandomModel | None = None
     folder: str | None = None
-    """an HF folder of a supported family (docs/add-a-model-family.md lists them): a path, relative
+    """an HF folder of a supported family (docs/own-model.md lists them): a path, relative
     to the recipe's file, any fsspec URL, or a model on a hub, `hf:org/name@revision`"""
 
     @model_validator(mode="after")

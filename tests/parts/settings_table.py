@@ -1,4 +1,5 @@
-"""Which settings run which kinds of stage again, read from the specs: the table of docs/caching.md.
+"""What each kind of stage reads of a domain, and which of its settings run nothing again, read from
+the specs: the table of docs/storage.md.
 
 `python -m tests.parts.settings_table` writes it into the page.
 """
@@ -15,7 +16,7 @@ from pydantic.fields import FieldInfo
 from infra.config import is_result_neutral
 from tasks.registry import SPECS
 
-PAGE = Path(__file__).parents[2] / "docs/caching.md"
+PAGE = Path(__file__).parents[2] / "docs/storage.md"
 BEGIN, END = (
     "<!-- settings: made by `python -m tests.parts.settings_table` -->",
     "<!-- end of settings -->",
@@ -26,14 +27,22 @@ AGAIN, NOT = "again", "no"
 
 
 def table() -> str:
-    rows: dict[str, dict[str, str]] = {}
-    for kind, spec in SPECS.items():
-        for name, says in _settings(spec):
-            rows.setdefault(name, {})[kind] = says
-    head = ["setting", *SPECS]
+    head = ["kind", "reads of its domain", "settings of its own that run nothing again"]
     lines = [head, ["---"] * len(head)]
-    lines += [[f"`{name}`", *(row.get(kind, "") for kind in SPECS)] for name, row in rows.items()]
+    for kind, spec in SPECS.items():
+        found = dict(_settings(spec))
+        of_domain = [name.removeprefix("domain.") for name in found if name.startswith("domain.")]
+        lines.append([f"`{kind}`", _listed(of_domain), _listed(neutral(kind))])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def neutral(kind: str) -> list[str]:
+    """The settings of a kind that are in no digest."""
+    return [name for name, says in _settings(SPECS[kind]) if says == NOT]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _settings(spec: type[BaseModel]) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,17 @@ def test_commands_can_be_typed(block: Block) -> None:
                 assert importlib.util.find_spec(module), f"no module {module}"
             case ["make", target, *_]:
                 assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
-            case ["pytest" | ".venv/bin/pytest" | "cp" | "export" | "curl" | "pip" | "sbatch", *_]:
+            case [
+                "pytest"
+                | ".venv/bin/pytest"
+                | "cp"
+                | "export"
+                | "curl"
+                | "pip"
+                | "sbatch"
+                | "build/uv/bin/uv",
+                *_,
+            ]:
                 pass
             case _:
                 pytest.fail(f"{block.page}: what is this command? {words}")

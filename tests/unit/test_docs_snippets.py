@@ -158,12 +158,12 @@ from tests.parts.tiny import tiny_model
 artifact, ids = Path("artifact"), torch.tensor([[1, 2, 3]])
 tiny_model(artifact / "critic")
 """
+_OWN_STAGE = (ROOT / "examples/own_stage/interpolate.py").read_text()
 _BEFORE = {
     "add-an-expert.md": _STARTER,
     "tutorial-own-environment.md": _STARTER,
-    "add-a-stage.md": (ROOT / "examples/own_stage/interpolate.py").read_text(),
-    "critic.md": _CRITIC,
-    "custom-algorithms.md": snippets("custom-algorithms.md", "python")[1] + "\nmy_loss = loss\n",
+    "algorithms.md": _CRITIC,
+    "extend.md": f"{_OWN_STAGE}\n{snippets('extend.md', 'python')[1]}\nmy_loss = loss\n",
 }
 """what a page takes for granted before its blocks, such as the file that they change"""
 

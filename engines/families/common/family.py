@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Family:
     """One architecture: all that the engines must know of it and of no other.
 
-    Adding one is described in `docs/add-a-model-family.md`.
+    Adding one is described in `docs/own-model.md`.
     """
 
     architecture: str

@@ -1,6 +1,6 @@
 """`make proof`: runs the tests that prove the algorithms and prints what each estimator has.
 
-Writes `build/proof.json` and the table in `docs/algorithms.md`. Exit 1 if a row is incomplete, if
+Writes `build/proof.json` and a summary in `docs/algorithms.md`. Exit 1 if a row is incomplete, if
 a test claims an estimator that is not there, or if a test fails.
 """
 

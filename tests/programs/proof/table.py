@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.programs.bench.rows import Row
-from tests.programs.proof.exceptions import EXCEPTIONS, reason
+from tests.programs.proof.exceptions import reason
 from tests.programs.proof.marks import HAND_NUMBERS, PROOFS
 
 BEGIN, END = "<!-- proof table: made by `make proof` -->", "<!-- end of the proof table -->"
@@ -62,16 +62,24 @@ def unknown(names: Sequence[str], numbers: Mapping[tuple[str, str], int]) -> set
 
 
 def markdown(table: Sequence[Proven]) -> str:
+    """How many estimators have each proof, and which estimators have all."""
+    complete = [p.name for p in table if not p.missing]
     lines = [
-        "| estimator | " + " | ".join(PROOFS) + " |",
-        "|---|" + "---|" * len(PROOFS),
-        *(f"| {p.name} | " + " | ".join(p.cells.values()) + " |" for p in table),
+        "| proof | estimators that have it | does not apply to | tests (`hand`: numbers) |",
+        "|---|---|---|---|",
+        *(f"| {proof} | {' | '.join(_counts(proof, table))} |" for proof in PROOFS),
         "",
-        "A dash is a proof that does not apply:",
-        "",
-        *(f"- {rows}, {proof}: {why}." for (rows, proof), why in EXCEPTIONS.items()),
+        f"Complete: {', '.join(complete)}.",
+        *(f"{p.name} lacks {', '.join(p.missing)}." for p in table if p.missing),
     ]
     return "\n".join(lines)
+
+
+def _counts(proof: str, table: Sequence[Proven]) -> tuple[str, str, str]:
+    cells = [p.cells[proof] for p in table]
+    having = sum(proof not in p.missing and p.cells[proof] != "-" for p in table)
+    tests = sum(int(cell) for cell in cells if cell.isdigit())
+    return str(having), str(cells.count("-")), str(tests)
 
 
 def into_page(page: Path, table: Sequence[Proven]) -> None:

@@ -62,10 +62,8 @@ def test_a_new_choice_is_a_new_row() -> None:
 def test_the_page_shows_every_estimator() -> None:
     text = (ROOT / "docs/algorithms.md").read_text()
     table = text.partition(BEGIN)[2].partition(END)[0]
-    shown = [
-        line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if " | " in line
-    ]
-    assert shown == ["estimator", *estimators()]
+    (complete,) = [line for line in table.splitlines() if line.startswith("Complete: ")]
+    assert complete.removeprefix("Complete: ").rstrip(".").split(", ") == estimators()
 
 
 def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
@@ -73,10 +71,11 @@ def test_the_table_goes_between_its_markers(tmp_path: Path) -> None:
     page.write_text(f"before\n{BEGIN}\n| a stale row |\n{END}\nafter\n")
     into_page(page, proven(["loss clip"], ALL, set()))
     text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n| estimator |")
+    assert text.startswith(f"before\n{BEGIN}\n| proof |")
     assert text.endswith(f"{END}\nafter\n")
     assert "stale" not in text
-    assert "| loss clip | 3 | 3 |" in text
+    assert "| hand | 1 | 0 | 3 |" in text
+    assert "Complete: loss clip." in text
     page.write_text("nothing")
     with pytest.raises(ValueError, match="lacks the line"):
         into_page(page, [])

@@ -16,11 +16,13 @@ def test_the_page_holds_the_table_that_the_specs_give() -> None:
 
 def test_the_table_says_what_reads_what() -> None:
     rows = {row.split(" | ")[0].strip("| `"): row.split("|")[2:-1] for row in table().splitlines()}
-    kinds = [cell.strip() for cell in rows["setting"]]
-    said = {name: dict(zip(kinds, map(str.strip, row), strict=True)) for name, row in rows.items()}
-    untouched = dict.fromkeys(("offline", "replay", "lm_eval", "served"), "")  # no problems
-    assert said["domain.curriculum"] == dict.fromkeys(kinds, "again") | untouched
-    assert said["domain.rewards"]["rl"] == "again"
-    assert said["domain.rewards"]["sft"] == said["domain.rewards"]["evaluate"] == ""
-    assert said["checkpoint_every"]["sft"] == said["trainer.micro_batch_tokens"]["rl"] == "no"
-    assert said["trainer.precision"]["opd"] == "again"
+    reads, nothing = zip(*rows.values(), strict=True)
+    of_domain = dict(zip(rows, reads, strict=True))
+    for kind in ("offline", "replay", "lm_eval", "served"):
+        assert "curriculum" not in of_domain[kind], "it draws no problems"
+    assert "`rewards`" in of_domain["rl"]
+    assert "`rewards`" not in of_domain["sft"] + of_domain["evaluate"]
+    again = dict(zip(rows, nothing, strict=True))
+    assert "`checkpoint_every`" in again["sft"]
+    assert "`trainer.micro_batch_tokens`" in again["rl"]
+    assert "trainer.precision" not in again["opd"]

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from flows.page.ray_page import RAY_PAGE
 from infra.access import key
 from infra.stack import Stack
 from tests.e2e.stranger import listening
+from tests.parts.json_server import serving
 from tests.parts.machine import Machine
 from tests.parts.prefect_form import Tab, chromium, opened_tab
 
@@ -116,14 +116,8 @@ def foreign_server() -> Generator[Foreign]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     seen.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_the_printed_links_are_all_that_a_browser_needs(machine: Machine, stack: Stack) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from queue import Queue
 from typing import Any
@@ -18,6 +17,7 @@ from flows.saved import remove_recipe, save_recipe
 from infra.errors import InputError
 from infra.stack import WORK_POOL, Stack
 from infra.stack.schedules import note_schedules, restore_schedules
+from tests.parts.json_server import serving
 from tests.parts.machine import until
 
 pytestmark = pytest.mark.e2e
@@ -42,14 +42,8 @@ def webhook() -> Iterator[tuple[str, Queue[dict[str, Any]]]]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}/hook", sent
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _listed(api: PrefectApi, flow: str) -> list[str]:

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.parts.json_server import serving
 
 TOKEN = "hf_planted"
 _REPO = r"/(?P<repo>[\w.-]+/[\w.-]+)"
@@ -76,14 +77,8 @@ def hub_standin() -> Iterator[Hub]:
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(server):
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def use_hub(hub: Hub, patch: pytest.MonkeyPatch, cache: Path, token: str = "") -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseServer
 from typing import Any, TypeAlias
 
 Answer: TypeAlias = Callable[[str, dict[str, Any]], tuple[int, Any]]
@@ -36,10 +37,18 @@ def json_server(answer: Answer) -> Generator[int]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    with serving(server):
+        yield server.server_port
+
+
+@contextmanager
+def serving(server: BaseServer) -> Generator[None]:
+    """The server answers in a thread of its own, and is closed at the end of the block, at once:
+    by default it would look every half a second whether it is over."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield server.server_port
+        yield
     finally:
         server.shutdown()
         thread.join()

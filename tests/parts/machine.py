@@ -169,11 +169,13 @@ class Machine:
         return sum(entry["Key"].endswith(".claim.json") for entry in listed.get("Contents", []))
 
 
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Looks often at first: most of what is waited for comes soon."""
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.5)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.5)
 
 
 def settings(name: str, seed: int) -> list[str]:

@@ -7,8 +7,7 @@ the job and misbehaves as a file beside it says.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from tasks.durable.identity import stage_identity
 from tasks.durable.launch import LocalLauncher, log_path
 from tasks.durable.protocol import JobInput, job_path
 from tasks.stage import Resources, StageResources
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.integration
 
@@ -137,13 +137,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
             launcher.stop(job)
 
 
-def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
-
-
 def test_a_stage_runs_once_and_is_found_afterwards(bench: Bench) -> None:
     made, cached = bench.run(bench.place("first"))
     again, cached_again = bench.run(bench.place("second"))
@@ -205,7 +198,7 @@ def test_attempts_that_may_help_wait_longer_each_time(bench: Bench) -> None:
     seen, place = Seen(), replace(bench.place("run"), retry_seconds=3600.0)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(bench.run, place, seen)
-        _until(lambda: bool(seen.warnings))
+        until(lambda: bool(seen.warnings))
         assert "trying again in 60 s" in seen.warnings[0]
         place.cancelled.set()
         with pytest.raises(StageStopped):
@@ -241,7 +234,7 @@ def test_a_job_that_hangs_before_its_first_heartbeat_is_tried_again(
             stop = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
             super().submit(job, stop if job.endswith("-a1") else arguments, env)
 
-    place, seen = bench.place("run"), Seen()
+    place, seen = bench.place("run", silent=12.0), Seen()  # looks every second
     bench.launchers.append(Freezing())
     bench.run(replace(place, launcher=bench.launchers[-1], begin_seconds=10.0), seen)
     assert [attempt for _, attempt, _ in seen.jobs] == [1, 2]
@@ -331,7 +324,7 @@ def test_a_cancelled_run_stops_its_job(bench: Bench) -> None:
         running = pool.submit(bench.run, place, seen)
         assert seen.begun.wait(30)
         job = seen.jobs[0][0]
-        _until(lambda: bench.claims.pulse(1) != b"")
+        until(lambda: bench.claims.pulse(1) != b"")
         place.cancelled.set()
         child = place.launcher._children[job]  # pyright: ignore
         psutil.Process(child.pid).kill()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from engines.sglang.servers.server import Server
 from engines.sglang.spec import FleetSpec
 from infra.processes.leftovers import SHARED_MEMORY, leftovers_of, leftovers_of_dead
 from infra.stack.clean import clean
+from tests.parts.machine import until
 from tests.parts.tiny import tiny_model
 
 pytestmark = pytest.mark.integration
@@ -41,13 +41,6 @@ def _outside() -> set[Path]:
     return {p for place in (SHARED_MEMORY, Path(tempfile.gettempdir())) for p in place.iterdir()}
 
 
-def _until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
-
-
 def test_nothing_is_left_of_a_server_however_it_ends(
     children: ChildProcesses, tmp_path: Path
 ) -> None:
@@ -63,7 +56,7 @@ def test_nothing_is_left_of_a_server_however_it_ends(
     stopped.stop()
     os.killpg(killed.pid, signal.SIGKILL)
     # nobody asks for the killed one: its parent notices by itself
-    _until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
+    until(lambda: not leftovers_of(killed.pid) and not leftovers_of(stopped.pid))
     assert leftovers_of(kept.pid)
     kept.probe()
 
@@ -78,6 +71,6 @@ def test_what_a_crash_left_is_found_and_removed(children: ChildProcesses, tmp_pa
     assert not leftovers_of_dead()
     assert not [found for found in clean(dry=True) if str(server.pid) in found.path.name]
     children._process.kill()  # the kernel ends the server, and nobody is left to clear up
-    _until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
+    until(lambda: set(leftovers_of_dead()) == set(leftovers_of()) != set())
     clean()
     assert not leftovers_of()

@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from infra.stack.ports import PARTS
 from infra.stack.prefect_server import furnish
 from infra.stack.record import new_stack, require_same_host, save_record
 from infra.stack.services import services
+from tests.parts.json_server import serving
 
 pytestmark = pytest.mark.unit
 
@@ -168,12 +168,9 @@ def server() -> Iterator[tuple[int, dict[str, Any]]]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    with serving(listening):
         yield listening.server_address[1], pool
-        listening.shutdown()
-        thread.join()
 
 
 def test_the_work_pool_gets_the_template_and_keeps_its_type(

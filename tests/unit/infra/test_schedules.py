@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from infra.stack.ports import PARTS
 from infra.stack.prefect_server import ask
 from infra.stack.record import Stack
 from infra.stack.schedules import note_schedules, restore_schedules
+from tests.parts.json_server import serving
 
 pytestmark = pytest.mark.unit
 
@@ -67,13 +67,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[St
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    with serving(listening):
         ports = dict.fromkeys(PARTS, 1) | {"prefect": listening.server_address[1]}
         yield Stack(mark="m", ports=ports), deployments
-        listening.shutdown()
-        thread.join()
 
 
 def switch_off(deployments: Any) -> None:

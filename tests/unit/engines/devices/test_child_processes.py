@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from engines.devices import child_processes
 from engines.devices.child_processes import ChildProcesses
 from engines.devices.host_agent import HostAgent
 from infra.errors import EngineError
+from tests.parts.machine import until
 
 pytestmark = pytest.mark.unit
 
@@ -21,13 +21,6 @@ pytestmark = pytest.mark.unit
 def children(tmp_path: Path) -> Iterator[ChildProcesses]:
     with ChildProcesses(tmp_path / "logs", "tests.parts.preloaded_part") as children:
         yield children
-
-
-def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def test_a_server_is_a_fork_of_what_its_parent_loaded(

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from engines.sglang.http import NoAnswerInTime, NoConnection, Refused, call, order
 from engines.weights import update
 from infra.errors import EngineError
+from tests.parts.json_server import json_server
 
 pytestmark = pytest.mark.unit
 
 
 @contextmanager
 def _answering(status: int, text: str) -> Generator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with json_server(lambda *_: (status, text.encode())) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(

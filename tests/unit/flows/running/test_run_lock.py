@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +25,7 @@ from flows.running.run_lock import is_running, working_on
 from infra.errors import InputError, StageFailed
 from infra.processes.children import ProcessRecord, birth_of
 from infra.stack.record import new_stack, save_record
+from tests.parts.json_server import serving
 
 pytestmark = pytest.mark.unit
 
@@ -75,14 +75,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     save_record(stack.model_copy(update={"services": {"prefect-server": alive}}))
     server = Api(("127.0.0.1", stack.ports["prefect"]), _Handler)
     server.posted, server.bodies = [], []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

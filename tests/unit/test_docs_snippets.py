@@ -161,7 +161,7 @@ tiny_model(artifact / "critic")
 _OWN_STAGE = (ROOT / "examples/own_stage/interpolate.py").read_text()
 _BEFORE = {
     "add-an-expert.md": _STARTER,
-    "tutorial-own-environment.md": _STARTER,
+    "tutorial-own-reward.md": _STARTER,
     "algorithms.md": _CRITIC,
     "extend.md": f"{_OWN_STAGE}\n{snippets('extend.md', 'python')[1]}\nmy_loss = loss\n",
 }

@@ -3,7 +3,7 @@
 Usage: python -m tests.programs.growth [ROW ...]. Each row calls the real classes with made-up data
 at three sizes, each in a process of its own, and counts processor time, memory, calls to the store
 and bytes. A row whose name has none of ROW in it is left out. It writes `build/growth.json` and,
-of all rows, the table of `docs/growth.md`; exit 1 if a cost grows faster than its row allows.
+of all rows, the table of `docs/figures.md`; exit 1 if a cost grows faster than its row allows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of measured rows, for the terminal and for `docs/growth.md`."""
+"""The table of measured rows, for the terminal; those that break a bound, for `docs/figures.md`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.programs.growth.fit import Fitted
 from tests.programs.growth.meter import Figure
 
-PAGE = Path(__file__).parents[3] / "docs" / "growth.md"
+PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 BEGIN, END = "<!-- written by `make growth` -->\n", "<!-- end of what `make growth` writes -->"
 HEAD = ("row", "sizes", "cost at each size", "exponent", "bound", "holds")
 
@@ -30,8 +30,20 @@ def lines(found: Sequence[Fitted]) -> Iterator[Sequence[str]]:
 def update_page(found: Sequence[Fitted], machine: str) -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in [HEAD, ["---"] * 6, *lines(found)])
-    PAGE.write_text(f"{before}{BEGIN}\n{machine}:\n\n{table}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{summary(list(lines(found)), machine)}{END}{after}")
+
+
+def summary(told: Sequence[Sequence[str]], machine: str) -> str:
+    """The lines that break a bound, as a table, and the names of the rows that break none."""
+    broken = [line for line in told if line[-1] == "NO"]
+    names = {line[0] for line in broken}
+    held = dict.fromkeys(line[0] for line in told if line[0] not in names)
+    head = [HEAD[:-1], ["---"] * (len(HEAD) - 1), *(line[:-1] for line in broken)]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in head)
+    return (
+        f"{machine}: {len(told)} costs, of which {len(broken)} break their bound:\n\n{table}\n"
+        + (f"Within their bounds: {'; '.join(held)}.\n")
+    )
 
 
 def _cost(figure: Figure, cost: Mapping[Figure, float]) -> str:

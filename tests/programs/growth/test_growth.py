@@ -13,7 +13,7 @@ import pytest
 
 from tests.programs.growth.fit import Fitted, exponent, least
 from tests.programs.growth.meter import Figure, Meter
-from tests.programs.growth.page import PAGE, lines
+from tests.programs.growth.page import PAGE, lines, summary
 from tests.programs.growth.registry import HISTORY, ROWS, WORK, Growth, load_rows
 
 pytestmark = pytest.mark.unit
@@ -98,7 +98,16 @@ def test_what_is_prepared_apart_must_succeed(tmp_path: Path) -> None:
 def test_the_page_has_every_row() -> None:
     load_rows()
     told = PAGE.read_text()
-    assert [name for name in ROWS if f"| {name} |" not in told] == []
+    held = told.partition("Within their bounds: ")[2].partition(".\n<!--")[0].split("; ")
+    assert [name for name in ROWS if name not in held and f"| {name} |" not in told] == []
+
+
+def test_the_page_lists_what_breaks_its_bound_and_names_what_holds() -> None:
+    good, bad = ("a", "sizes", "1 s", "0.00", "<= 0.1", "yes"), ("b", "s", "2 s", "1", "<= 0", "NO")
+    said = summary([good, bad, ("b", "s", "3 s", "0", "<= 0", "yes")], "a machine")
+    assert said.startswith("a machine: 3 costs, of which 1 break their bound:")
+    assert "| b | s | 2 s | 1 | <= 0 |\n" in said
+    assert "Within their bounds: a.\n" in said
 
 
 def test_a_full_disk_takes_no_file_and_still_gives_what_it_has(tmp_path: Path) -> None:

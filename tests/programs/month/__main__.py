@@ -3,7 +3,7 @@
 Usage: python -m tests.programs.month [DAYS]. Trainer, servers and the clock between them are
 simulated; job, loop, records, checkpoints, tracking, MLflow's server and the report's page are
 real. What a step costs on the last day is compared with the first. It writes `build/month.json`;
-exit 1 if something grew, or if the result lacks a step. `docs/growth.md` tells more.
+exit 1 if something grew, or if the result lacks a step. `docs/figures.md` tells more.
 """
 
 from __future__ import annotations

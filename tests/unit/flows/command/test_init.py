@@ -73,8 +73,8 @@ def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: 
 
 
 def test_the_environment_of_the_tutorial_holds_the_same_tests(tmp_path: Path) -> None:
-    page = PAGE.with_name("tutorial-own-environment.md").read_text()
-    own = page.split("```python\n")[1].split("```")[0]
+    page = PAGE.with_name("tutorial-own-reward.md").read_text()
+    own = page.split("```python\n")[2].split("```")[0]
     assert _exit_code("init", str(tmp_path)) == 0
     written, recipe = tmp_path / "my_domain.py", tmp_path / "recipe.yaml"
     before, after = written.read_text().split("ITEMS = (")

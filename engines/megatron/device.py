@@ -55,6 +55,7 @@ def prepare() -> None:
             " LOCK=locks/cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
         )
     _install_fused_adam()
+    _add_norms_on_the_device()
     _write_checkpoints_in_process()
     if has_cuda():
         return
@@ -97,6 +98,21 @@ def _install_fused_adam() -> None:
     factory.USING_PYTORCH_OPTIMIZER = False
     distrib_optimizer.HAVE_APEX_OR_TE = True
     distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+def _add_norms_on_the_device() -> None:
+    """Without apex and Transformer Engine, Megatron fetches the norm of each parameter's gradient
+    from the device by itself: hundreds of times a step, each of which waits for all kernels."""
+    from megatron.core.optimizer import clip_grads
+    from megatron.core.utils import local_multi_tensor_l2_norm
+
+    def norm(_size: int, _overflow: Any, tensors: list[list[torch.Tensor]], *_: Any) -> Any:
+        (gradients,) = tensors
+        norms: Any = torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
+        return torch.linalg.vector_norm(torch.stack(list(norms)).float()).reshape(1), None
+
+    if getattr(clip_grads, "l2_norm_impl", None) is local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = norm
 
 
 def _write_checkpoints_in_process() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engines.algorithms.linear_logprobs import linear_logprobs
 from engines.families.common.family import ModelShape
-from engines.megatron import device
+from engines.megatron import device, kernels
 from engines.megatron.layers import RMSNorm, layer_spec
 from engines.megatron.option_values import filled
 from engines.megatron.parallel import Layout
@@ -161,12 +161,15 @@ def transformer_config(
         # variable_seq_lengths asks for this dispatcher even where there is no expert.
         "moe_token_dispatcher_type": "alltoall",
         "use_cpu_initialization": not device.has_cuda(),
-        # These fusions need apex or Transformer Engine kernels; a recipe may turn them on.
+        # These need kernels of apex or Transformer Engine.
         "gradient_accumulation_fusion": False,
         "masked_softmax_fusion": False,
+        # Without dropout and biases there is one addition, and nothing to fuse it with.
         "bias_dropout_fusion": False,
-        "bias_activation_fusion": False,
     }
+    fields["bias_activation_fusion"] = (
+        kernels.in_use().compiled and fields["activation_func"] is F.silu
+    )
     return filled(TransformerConfig, options, **fields)
 
 

@@ -5,10 +5,14 @@ Axes: T tokens, N heads, D head size.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from engines.megatron import kernels
 
 
 def rotary_factors(positions_T: Tensor, speeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,13 +28,23 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x_TND, cos, sin)
+        return _rotation()(x_TND, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         # A rotation's gradient is the rotation back.
-        return _rotated(gradients[0], cos, -sin), None, None
+        return _rotation()(gradients[0], cos, -sin), None, None
+
+
+def _rotation() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return _fused() if kernels.in_use().compiled else _rotated
+
+
+@functools.cache
+def _fused() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """One pass over a tensor in place of five, for packs of any number of tokens."""
+    return torch.compile(_rotated, dynamic=True)
 
 
 def _rotated(x_TND: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

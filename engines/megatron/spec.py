@@ -8,6 +8,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import RESULT_NEUTRAL, Config
 
+KernelChoice = Literal["auto", "fused", "plain"]
+
 
 class Parallel(Config):
     """How one model is distributed over ranks. World size = tp * pp * cp * dp."""
@@ -54,6 +56,9 @@ class TrainerSettings(Config):
     """parameter and compute type; fp32 on CPU"""
     micro_batch_tokens: Annotated[PositiveInt, RESULT_NEUTRAL] = 8192
     """largest number of tokens in one micro-batch of one rank"""
+    kernels: Annotated[KernelChoice, RESULT_NEUTRAL] = "auto"
+    """auto: the fused kernels that the device has; fused: refuse to start where one is missing;
+    plain: none of them"""
     megatron: dict[str, Any] = Field(default_factory=dict)
     """fields of Megatron-core's TransformerConfig, OptimizerConfig and
     DistributedDataParallelConfig, passed through under their own names"""

@@ -35,7 +35,7 @@ from engines.devices.units import Held
 from engines.devices.waiting_time import transfer_bound_s
 from engines.families.common.config import read_config
 from engines.families.common.registry import model_shape
-from engines.megatron import device
+from engines.megatron import device, kernels
 from engines.megatron.flops import mfu
 from engines.megatron.hf.folder import HfWeights
 from engines.megatron.hf.layout import gathered_tensors, load_weights
@@ -97,6 +97,7 @@ class Training:
         self.shape = model_shape(config)
         if has_value_head:
             self.shape = replace(self.shape, has_value_head=True, is_tied=False)
+        kernels.choose(spec.kernels)
         self.steps_done = 0
         """optimizer steps so far"""
         self.scored_flops = 0.0
@@ -126,7 +127,7 @@ class Training:
         load_weights(self.network, self.shape, self.layout, weights.read, weights.file_of)
 
     def _data_parallel(self, network: PackedModel) -> DistributedDataParallel:
-        half = self.config.bf16
+        half, parallel = self.config.bf16, self.layout.parallel
         ddp = DistributedDataParallel(
             self.config,
             filled(
@@ -134,6 +135,8 @@ class Training:
                 self.spec.megatron,
                 use_distributed_optimizer=True,
                 grad_reduce_in_fp32=True,
+                # Beside the backward pass, where a device can do both at once.
+                overlap_grad_reduce=device.has_cuda() and parallel.dp * parallel.cp > 1,
             ),
             Float16Module(self.config, network) if half else network,
         )

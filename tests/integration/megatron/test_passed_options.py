@@ -157,6 +157,22 @@ def test_an_accepted_option_changes_something_and_not_the_model(
         assert np.abs(other["weights"][key] - tensor).max() < 1e-5, key
 
 
+def test_fused_kernels_give_the_numbers_of_plain_ones(ranks: Ranks, model: Path) -> None:
+    """Compiled for the CPU here, from the code that is compiled for a GPU: that takes seconds."""
+    plain, fused = (
+        ranks.run(
+            observed,
+            TrainerArgs(model, Parallel(), TrainerSettings(micro_batch_tokens=96, kernels=kind)),
+        )
+        for kind in ("plain", "fused")
+    )
+    assert fused["seen"]["operations"] != plain["seen"]["operations"]
+    for ours, theirs in zip(fused["before"], plain["before"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    for key, tensor in plain["weights"].items():
+        assert np.abs(fused["weights"][key] - tensor).max() < 1e-5, key
+
+
 def test_gradients_are_summed_in_half_precision_where_that_is_asked_for(
     ranks: Ranks, model: Path
 ) -> None:

@@ -354,7 +354,7 @@ def models_in(annotation: Any) -> Sequence[type[BaseModel]]:
 
 MARKED = {
     *("checkpoint_every", "keep_rollouts", "external"),
-    *("micro_batch_tokens", "max_total_tokens", "max_bad_share"),
+    *("micro_batch_tokens", "kernels", "max_total_tokens", "max_bad_share"),
     *("routing", "max_turns_per_server", "model"),
 }
 

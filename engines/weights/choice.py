@@ -4,10 +4,11 @@ where the ranks and the servers run and what the servers reach."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from engines.weights.broadcast.transport import Broadcast
-from engines.weights.cuda_ipc import CudaIpc, is_one_gpu, require_one_gpu
+from engines.weights.cuda_ipc import CudaIpc, gpus_of, require_gpu, require_shared_gpus
 from engines.weights.disk import Disk
 from engines.weights.disk_delta.transport import DiskDelta
 from engines.weights.ranks import Ranks
@@ -39,7 +40,8 @@ def transport_to(
     if name == "auto":
         name = _near(targets, ranks, gpu) if is_near else _far_of(targets, ranks, wanted.url)
     if wanted.transport == "cuda_ipc":
-        require_one_gpu(targets, ranks, gpu)
+        require_gpu(gpu)
+        require_shared_gpus(ranks.from_leader(partial(gpus_of, targets)), ranks, gpu)
     if name == "shared_memory" and not is_near:
         raise EngineError(
             "weights.transport is `shared_memory`, but not all trainer ranks and servers are on"
@@ -49,7 +51,20 @@ def transport_to(
 
 
 def _near(targets: Sequence[Target], ranks: Ranks, gpu: str) -> TransportName:
-    return "cuda_ipc" if is_one_gpu(targets, ranks, gpu) else "shared_memory"
+    """On one host: CUDA IPC where every rank of a server shares its GPU with one of ours, else NCCL
+    where none shares it with a sender, for it takes no two members on one GPU. Servers of others do
+    not say on which GPUs they are."""
+    trainers = ranks.gather((gpu, ranks.is_sender))
+    if not all(name for name, _ in trainers):
+        return "shared_memory"
+    served = ranks.from_leader(partial(gpus_of, targets))
+    taken = {name for gpus in served.values() for name in gpus}
+    if not all(served.values()):
+        return "shared_memory"
+    if taken <= {name for name, _ in trainers}:
+        return "cuda_ipc"
+    senders = {name for name, is_sender in trainers if is_sender}
+    return "shared_memory" if taken & senders else "broadcast"
 
 
 def _far_of(targets: Sequence[Target], ranks: Ranks, url: str) -> TransportName:

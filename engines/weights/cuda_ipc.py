@@ -1,25 +1,33 @@
-"""Weights by CUDA IPC, for a trainer and servers on one GPU: nothing is copied through the host.
+"""Weights by CUDA IPC, where each rank of each server has one of the trainer's ranks on its GPU:
+nothing is copied through the host.
 
-A bucket is packed in the GPU's memory; the servers get a few kilobytes that say where it lies, open
-that memory and copy from it on the device. This has never run on a GPU.
+    the stage's sender packs a bucket ─▶ all ranks have it (NCCL) ─▶ each tells where it lies on its
+    GPU ─▶ rank 0 tells each server where its ranks find it: a few kilobytes
+
+The servers' ranks open that memory and copy from it on their device. This has never run on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from engines.sglang.http import UnknownRequest, call
-from engines.weights.buckets import Bucket, OwnMemory, TrainedWeights
+from engines.weights.buckets import Bucket, Memory, OwnMemory, TrainedWeights
 from engines.weights.ranks import Ranks
 from engines.weights.reach import ANSWER_S, REACH
-from engines.weights.recheck import checked_stream
+from engines.weights.recheck import checked
 from engines.weights.report import PublishReport
 from engines.weights.shared_memory import tell
-from engines.weights.shared_tensors import flat_handles
+from engines.weights.shared_tensors import pickled, places_in
 from engines.weights.transport import Target
-from engines.weights.update import Servers
+from engines.weights.update import Servers, Update, finish
 from infra.errors import EngineError
 
 if TYPE_CHECKING:
@@ -27,6 +35,20 @@ if TYPE_CHECKING:
 
 _DEVICE = 6
 """position of the device in what torch needs to open a CUDA tensor of another process"""
+Gpus = Mapping[str, tuple[str, ...]]
+"""the names of the GPUs of each server's ranks, in order, by its URL"""
+Opening = tuple[Callable[..., Any], tuple[Any, ...]]
+"""what opens a tensor in another process, and with which arguments"""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Where servers find a bucket."""
+
+    num_bytes: int
+    places: list[SimpleNamespace]
+    openings: Mapping[tuple[str, int], Opening]
+    """by URL and number of the server's rank"""
 
 
 class CudaIpc:
@@ -37,52 +59,163 @@ class CudaIpc:
     def push(
         self, weights: TrainedWeights, targets: Sequence[Target], version: int
     ) -> PublishReport:
-        import torch
-
-        device = weights.weights[0].local.device
-        require_gpu(gpu_of(weights))
-        several = [target.url for target in targets if target.num_ranks > 1]
-        if several:
-            raise EngineError(_apart(several))
-
-        def send(servers: Servers, bucket: Bucket) -> list[Future[Any]]:
-            # What packs the bucket is only queued on this process's stream.
-            torch.cuda.current_stream(device).synchronize()
-            told = {url: flat_handles(bucket, 1, SharedOnDevice)[0] for url in servers.urls}
-            return servers.start(lambda url: tell(url, [told[url]], bucket.flat.nbytes))
-
-        def fresh(num_bytes: int) -> Tensor:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-        # A server of one rank lets go of a bucket, and waits for its copies, before it answers:
-        # torch does so when a tensor that it opened is freed, and `mapped_weights` in each rank. So
-        # a bucket's memory may be used again then. Servers of several ranks are refused above: they
-        # are on several GPUs, and would open the memory of one from the others.
-        memory = OwnMemory(device)
+        gpu, ranks = self.gpu(weights), weights.ranks
+        require_gpu(gpu)
+        served = ranks.from_leader(partial(gpus_of, targets))
+        require_shared_gpus(served, ranks, gpu)
+        push = partial(self._push, weights, served, gpu, version)
         try:
-            return checked_stream(self.name, weights, targets, version, memory, send, fresh)
+            # Two buckets' memory is used in turn: a server's rank waits for its copies before any
+            # of them answers (`mapped_weights`), and the next but one comes after the answer.
+            return checked(
+                self.name,
+                push,
+                self.memory(weights),
+                self.allocate(weights),
+                ranks,
+                targets,
+                version,
+            )
         finally:
-            torch.cuda.ipc_collect()
+            self.collect()
 
     def close(self) -> None:
         """Nothing is kept between pushes: the training needs the memory."""
 
+    # What a GPU does
 
-class SharedOnDevice:
-    """A CUDA tensor that pickles as what another process needs to open it.
+    def gpu(self, weights: TrainedWeights) -> str:
+        return gpu_of(weights)
 
-    Processes number their devices differently, so the device is told by its name, as SGLang
-    expects it.
-    """
+    def memory(self, weights: TrainedWeights) -> Memory:
+        return OwnMemory(weights.weights[0].local.device)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+    def allocate(self, weights: TrainedWeights) -> Callable[[int], Tensor]:
+        import torch
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        from torch.multiprocessing import reductions
+        device = weights.weights[0].local.device
+        return lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-        opened_by, needed = reductions.reduce_tensor(self._tensor)
-        return opened_by, by_name(needed, _uuid(self._tensor))
+    def share(self, flat: Tensor) -> Opening:
+        """For one process that opens it: torch counts them."""
+        return shared_on_device(flat)
+
+    def wait_for(self, flat: Tensor) -> None:
+        """Until what packs it, or brings it here, is done: it is only queued."""
+        import torch
+
+        torch.cuda.current_stream(flat.device).synchronize()
+
+    def collect(self) -> None:
+        import torch
+
+        torch.cuda.ipc_collect()
+
+    # A push
+
+    def _push(
+        self, weights: TrainedWeights, served: Gpus, gpu: str, version: int, memory: Memory
+    ) -> PublishReport:
+        began = time.perf_counter()
+        ranks, within_s = weights.ranks, weights.wait_s()
+        buckets = self._told(weights, served, gpu, memory)
+        first = next(buckets)  # before servers pause
+        sent, sending = 0, list[Future[Any]]()
+        with Servers(list(served)) as servers:
+            update = Update(servers, version)
+            try:
+                ranks.settle(update.begin if ranks.is_leader else None)
+                for told in chain([first], buckets):
+                    ranks.settle(partial(finish, sending), within_s)
+                    if ranks.is_leader:
+                        sending = servers.start(partial(_tell, told, served))
+                        sent += told.num_bytes
+                ranks.settle(partial(finish, sending), within_s)
+                ranks.settle(update.end if ranks.is_leader else None)
+            except BaseException:
+                if ranks.is_leader:
+                    update.give_up()
+                raise
+        return PublishReport(
+            version=version,
+            transport=self.name,
+            bytes=sum(ranks.gather(sent)),
+            servers=len(served),
+            seconds=time.perf_counter() - began,
+            pause_seconds=update.pause_seconds,
+        )
+
+    def _told(
+        self, weights: TrainedWeights, served: Gpus, gpu: str, memory: Memory
+    ) -> Iterator[Told]:
+        """Every bucket of every stage in turn, on every rank, where each finds it on its GPU."""
+        ranks, index = weights.ranks, 0
+        own = ranks.rank, ranks.stage, weights.bucket_sizes()
+        senders = [each for each in ranks.gather(own if ranks.is_sender else None) if each]
+        mine = [
+            (url, position)
+            for url, gpus in served.items()
+            for position, name in enumerate(gpus)
+            if name == gpu
+        ]
+        for sender, stage, sizes in sorted(senders, key=lambda each: each[1]):
+            slots = partial(_turned, memory, index)
+            packed = weights.buckets(slots) if stage == ranks.stage else None
+            for place, size in enumerate(sizes):
+                bucket = next(packed) if packed is not None else None
+                flat = slots(place % 2, size)[:size] if bucket is None else bucket.flat
+                _spread(flat, sender, ranks)
+                self.wait_for(flat)
+                yield self._gathered(flat, bucket, mine, ranks)
+            index += len(sizes)
+
+    def _gathered(
+        self, flat: Tensor, bucket: Bucket | None, mine: Sequence[tuple[str, int]], ranks: Ranks
+    ) -> Told:
+        places = None if bucket is None else places_in(bucket)
+        of_all = ranks.gather((places, {each: self.share(flat) for each in mine}))
+        openings = {each: opening for _, found in of_all for each, opening in found.items()}
+        return Told(flat.nbytes, next(found for found, _ in of_all if found), openings)
+
+
+def _turned(memory: Memory, first: int, slot: int, num_bytes: int) -> Tensor:
+    """Memory whose two slots take turns also from one stage to the next."""
+    return memory((slot + first) % 2, num_bytes)
+
+
+def _spread(flat: Tensor, sender: int, ranks: Ranks) -> None:
+    """From the rank that packed it to all others, over what connects their GPUs."""
+    if ranks.world > 1:
+        import torch.distributed as dist
+
+        dist.broadcast(flat, sender)
+
+
+def _tell(told: Told, served: Gpus, url: str) -> None:
+    texts = [
+        pickled({"flattened_tensor": Opened(*told.openings[url, rank]), "metadata": told.places})
+        for rank in range(len(served[url]))
+    ]
+    tell(url, texts, told.num_bytes)
+
+
+class Opened:
+    """Pickles as what opens a tensor, and so is one where it is read."""
+
+    def __init__(self, opened_by: Callable[..., Any], needed: tuple[Any, ...]) -> None:
+        self._opening = opened_by, needed
+
+    def __reduce__(self) -> Opening:
+        return self._opening
+
+
+def shared_on_device(flat: Tensor) -> Opening:
+    """What another process needs to open a CUDA tensor. Processes number their devices differently,
+    so the device is told by its name, as SGLang expects it."""
+    from torch.multiprocessing import reductions
+
+    opened_by, needed = reductions.reduce_tensor(flat)
+    return opened_by, by_name(needed, _uuid(flat))
 
 
 def by_name(needed: tuple[Any, ...], device: str) -> tuple[Any, ...]:
@@ -96,6 +229,19 @@ def gpu_of(weights: TrainedWeights) -> str:
     return _uuid(tensor) if tensor.device.type == "cuda" else ""
 
 
+def gpus_of(targets: Sequence[Target]) -> Gpus:
+    """What servers say of their ranks' GPUs; none of one that is not ours, or spans hosts."""
+    return {target.url: _gpus(target) for target in targets}
+
+
+def _gpus(target: Target) -> tuple[str, ...]:
+    try:
+        names = call(target.url, REACH, {"gpu": True}, timeout=ANSWER_S)["gpus"]
+    except UnknownRequest:
+        return ()
+    return tuple(names) if len(names) == target.num_ranks and all(names) else ()
+
+
 def require_gpu(gpu: str) -> None:
     """Raises EngineError if a rank's weights are on the CPU."""
     if not gpu:
@@ -105,44 +251,15 @@ def require_gpu(gpu: str) -> None:
         )
 
 
-def require_one_gpu(targets: Sequence[Target], ranks: Ranks, gpu: str) -> None:
-    """Raises EngineError unless all senders and all servers are on one GPU. All ranks call it."""
-    require_gpu(gpu)
-    apart = ranks.from_leader(lambda: [t.url for t in targets if not _is_on(t, gpu)])
-    senders = {name for name in ranks.gather(gpu if ranks.is_sender else "") if name}
-    if apart:
-        raise EngineError(_apart(apart))
-    if len(senders) > 1:
+def require_shared_gpus(served: Gpus, ranks: Ranks, gpu: str) -> None:
+    """Raises EngineError if a server's rank is on a GPU without a trainer's. All ranks call it."""
+    trainers = set(ranks.gather(gpu))
+    if apart := [url for url, gpus in served.items() if not gpus or not trainers >= set(gpus)]:
         raise EngineError(
-            "weights.transport is `cuda_ipc`, but the trainer's pipeline stages are on"
-            f" {len(senders)} GPUs: set it to `auto` or `shared_memory`"
+            f"weights.transport is `cuda_ipc`, but {', '.join(apart)}: not known to run on the"
+            " trainer's GPUs alone. It is for servers of ours each of whose ranks shares its GPU"
+            " with one of the trainer's (`share: true`); else set it to `auto` or `broadcast`"
         )
-
-
-def is_one_gpu(targets: Sequence[Target], ranks: Ranks, gpu: str) -> bool:
-    """Whether `require_one_gpu` would be content. Asks no server where there is no GPU."""
-    if not all(ranks.gather(gpu)):
-        return False
-    senders = {name for name in ranks.gather(gpu if ranks.is_sender else "") if name}
-    return len(senders) == 1 and ranks.from_leader(lambda: all(_is_on(t, gpu) for t in targets))
-
-
-def _apart(urls: Sequence[str]) -> str:
-    return (
-        f"weights.transport is `cuda_ipc`, but {', '.join(urls)}: not known to run on the"
-        " trainer's GPU alone. It is for a trainer and servers of ours that share one GPU, with"
-        " `tp_per_server: 1`; else set it to `auto` or `shared_memory`"
-    )
-
-
-def _is_on(target: Target, gpu: str) -> bool:
-    """Whether all of a server is on that GPU; one that is none of ours does not say."""
-    if target.num_ranks > 1:
-        return False
-    try:
-        return call(target.url, REACH, {"gpu": True}, timeout=ANSWER_S)["gpu"] == gpu
-    except UnknownRequest:
-        return False
 
 
 def _uuid(tensor: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from secrets import token_hex
 from typing import Any
@@ -70,9 +71,9 @@ def answer_reach(body: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "reaches": False}
 
 
-def answer_gpu(number: int) -> dict[str, Any]:
-    """The server's side of a question for its GPU, which is the one of this number here."""
-    return {"success": True, "gpu": gpu_uuid(number)}
+def answer_gpus(numbers: Sequence[int]) -> dict[str, Any]:
+    """The server's side of a question for its ranks' GPUs, which have these numbers here."""
+    return {"success": True, "gpus": [gpu_uuid(number) for number in numbers]}
 
 
 def _reads(folder: str, file: str) -> bool:

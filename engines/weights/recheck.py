@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engines.weights.buckets import Memory, TrainedWeights
+from engines.weights.ranks import Ranks
 from engines.weights.report import PublishReport
 from engines.weights.server_weights import server_weights
 from engines.weights.stream import Send, stream
@@ -38,19 +39,36 @@ def checked_stream(
 
     Raises EngineError if a server holds other weights than it was sent.
     """
-    report = stream(name, weights, targets, version, memory, send)
+
+    def push(memory: Memory) -> PublishReport:
+        return stream(name, weights, targets, version, memory, send)
+
+    return checked(name, push, memory, allocate, weights.ranks, targets, version)
+
+
+def checked(
+    name: str,
+    push: Callable[[Memory], PublishReport],
+    memory: Memory,
+    allocate: Callable[[int], Tensor],
+    ranks: Ranks,
+    targets: Sequence[Target],
+    version: int,
+) -> PublishReport:
+    """The same for any push through buckets' memory."""
+    report = push(memory)
     if os.environ.get(VARIABLE, "0") in ("", "0"):
         return report
     ask = partial(_checksums, targets)
-    found = weights.ranks.from_leader(ask)
+    found = ranks.from_leader(ask)
     kept: list[Tensor] = []
 
     def once(slot: int, num_bytes: int) -> Tensor:
         kept.append(allocate(num_bytes))
         return kept[-1]
 
-    stream(name, weights, targets, version, once, send)
-    sent = weights.ranks.from_leader(ask)
+    push(once)
+    sent = ranks.from_leader(ask)
     wrong = [url for url, checksum in sent.items() if found[url] != checksum]
     if wrong:
         raise EngineError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.processes.leftovers import note_torch_memory
 
@@ -37,21 +37,20 @@ def handles(tensors: Sequence[tuple[str, Tensor]], count: int) -> list[str]:
 
     One for each process that opens them: torch counts them when it pickles.
     """
-    return [_pickled(list(tensors)) for _ in range(count)]
+    return [pickled(list(tensors)) for _ in range(count)]
 
 
-def flat_handles(
-    bucket: Bucket, count: int, share: Callable[[Tensor], Any] = lambda flat: flat
-) -> list[str]:
+def flat_handles(bucket: Bucket, count: int) -> list[str]:
     """The same of a whole bucket, which is opened once instead of once for each tensor; for
-    SGLang's load format `FLAT`. `share`: what is pickled in place of the bucket's memory."""
-    return [_pickled(_flat_record(bucket, share)) for _ in range(count)]
+    SGLang's load format `FLAT`."""
+    record = {"flattened_tensor": bucket.flat, "metadata": places_in(bucket)}
+    return [pickled(record) for _ in range(count)]
 
 
-def _flat_record(bucket: Bucket, share: Callable[[Tensor], Any]) -> dict[str, Any]:
-    """As SGLang reads it, in types that it lets through."""
+def places_in(bucket: Bucket) -> list[SimpleNamespace]:
+    """Where each tensor lies, as SGLang reads it, in types that it lets through."""
     begin = bucket.flat.data_ptr()
-    places = [
+    return [
         SimpleNamespace(
             name=name,
             shape=tuple(tensor.shape),
@@ -62,10 +61,9 @@ def _flat_record(bucket: Bucket, share: Callable[[Tensor], Any]) -> dict[str, An
         )
         for name, tensor in bucket.tensors
     ]
-    return {"flattened_tensor": share(bucket.flat), "metadata": places}
 
 
-def _pickled(content: object) -> str:
+def pickled(content: object) -> str:
     data = io.BytesIO()
     with _by_file_name():
         ForkingPickler(data).dump(content)

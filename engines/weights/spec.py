@@ -15,8 +15,9 @@ class WeightTransport(Config):
     """How published weights reach the servers of a stage."""
 
     transport: TransportName = "auto"
-    """`auto`: CUDA IPC on one GPU, shared memory on one host, else broadcast if the servers reach
-    the ranks, else the changes through `url`"""
+    """`auto`: on one host CUDA IPC where servers share the trainer's GPUs, broadcast where they
+    have others, shared memory on CPUs; else broadcast if the servers reach the ranks, else the
+    changes through `url`"""
     url: str = ""
     """folder that all ranks and servers reach, as a path or fsspec URL, e.g. `s3://bucket/weights`;
     `disk` needs a path that is the same on every host. Each stage has a folder of its own in it"""

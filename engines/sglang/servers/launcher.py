@@ -107,7 +107,9 @@ def serve(options: dict[str, Any]) -> None:
     if options.get("enable_memory_saver"):
         prepare_memory_saver()
     server_files.adopt()
-    weight_routes.install(options.get("base_gpu_id", 0), options.get("nnodes", 1))
+    first, num_hosts = options.get("base_gpu_id", 0), options.get("nnodes", 1)
+    gpus = range(first, first + options.get("tp_size", 1) // num_hosts)
+    weight_routes.install(gpus, num_hosts)
     try:
         run_server(ServerArgs(**options, **keys))
     finally:

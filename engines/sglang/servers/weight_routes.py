@@ -3,15 +3,16 @@ generate, as deltas or by broadcast, and for the choice of their transport."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
-def install(first_gpu: int, num_hosts: int = 1) -> None:
+def install(gpus: Sequence[int], num_hosts: int = 1) -> None:
     """Add them to SGLang's application, under the same key as its requests that change weights.
     They are plain functions, which the application runs in threads: it generates on meanwhile.
 
-    `first_gpu`: the number of its first GPU; `num_hosts`: over which its ranks are spread, for what
-    arrives lies in the memory of this one.
+    `gpus`: the numbers of those that its ranks on this host have; `num_hosts`: over which its ranks
+    are spread, for what arrives lies in the memory of this one.
     """
     from fastapi import Body
     from sglang.srt.entrypoints.http_server import app
@@ -21,7 +22,7 @@ def install(first_gpu: int, num_hosts: int = 1) -> None:
     from engines.weights.broadcast.arrivals import Arrivals
     from engines.weights.disk_delta import requests
     from engines.weights.disk_delta.served_copy import ServedCopy
-    from engines.weights.reach import REACH, answer_gpu, answer_reach
+    from engines.weights.reach import REACH, answer_gpus, answer_reach
 
     copy, arriving = ServedCopy(), Arrivals()
 
@@ -35,7 +36,7 @@ def install(first_gpu: int, num_hosts: int = 1) -> None:
         return requests.answer_forget(copy)
 
     def reach(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
-        return answer_gpu(first_gpu) if "gpu" in body else answer_reach(body)
+        return answer_gpus(gpus) if "gpu" in body else answer_reach(body)
 
     def join(body: dict[str, Any] = Body()) -> dict[str, Any]:  # noqa: B008
         return arriving.join(body)

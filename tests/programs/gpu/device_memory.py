@@ -15,8 +15,8 @@ from torch.multiprocessing import reductions
 
 from engines.megatron import device
 from engines.weights.buckets import Bucket
-from engines.weights.cuda_ipc import SharedOnDevice
-from engines.weights.shared_tensors import flat_handles
+from engines.weights.cuda_ipc import Opened, shared_on_device
+from engines.weights.shared_tensors import pickled, places_in
 from tests.programs.bench.rows import Row
 
 NUM_BYTES = 300_000_000
@@ -30,7 +30,9 @@ def publish() -> list[Row]:
     flat = torch.randint(0, 256, (NUM_BYTES,), dtype=torch.uint8, device=place)
     torch.cuda.synchronize()
     copied = _seconds_of_a_copy(flat)
-    (told,) = flat_handles(Bucket(flat, [("weight", flat)]), 1, SharedOnDevice)
+    bucket = Bucket(flat, [("weight", flat)])
+    shared = Opened(*shared_on_device(flat))
+    told = pickled({"flattened_tensor": shared, "metadata": places_in(bucket)})
     reader = [sys.executable, "-m", __spec__.name]
     done = subprocess.run(
         reader, input=told, text=True, capture_output=True, check=True, timeout=RUN_S

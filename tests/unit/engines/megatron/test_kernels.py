@@ -93,7 +93,7 @@ def test_a_kernel_that_fails_or_computes_something_else_is_not_used_and_said(
         found = choose("auto")
     assert (found.compiled, found.attention, chip.attention) == (True, "", "")
     assert said in caplog.text
-    with pytest.raises(InputError, match="trainer.kernels is `fused`") as refused:
+    with pytest.raises(InputError, match=r"trainer\.kernels is `fused`") as refused:
         choose("fused")
     assert said in str(refused.value)
     assert "write `auto`" in str(refused.value)

@@ -18,7 +18,7 @@ from engines.weights.buckets import Bucket, TrainedWeights
 from engines.weights.choice import transport_to
 from engines.weights.cuda_ipc import CudaIpc, by_name, gpu_of
 from engines.weights.model_folder import WholeTensor
-from engines.weights.ranks import ALONE
+from engines.weights.ranks import ALONE, Ranks
 from engines.weights.shared_tensors import allocate, flat_handles
 from engines.weights.spec import WeightTransport
 from engines.weights.transport import Target
@@ -30,6 +30,13 @@ pytestmark = pytest.mark.unit
 
 OURS, OTHER = "6dd0a9c2-3f5c-1e65-8d2a-0b9c61a7f7d4", "11111111-2222-3333-4444-555555555555"
 WANTED = WeightTransport(transport="cuda_ipc")
+
+
+class _Two(Ranks):
+    """The first of two ranks, which sends; the other one is on the GPU `OTHER`."""
+
+    def gather(self, own: Any, within_s: float = 0.0) -> list[Any]:
+        return [own, (OTHER, False) if isinstance(own, tuple) else own]
 
 
 @pytest.fixture
@@ -49,27 +56,43 @@ def test_without_a_gpu_it_says_so_and_what_to_do(on_cpu: TrainedWeights) -> None
 
 def test_auto_takes_it_where_the_servers_are_on_the_trainers_gpu() -> None:
     auto = WeightTransport()
-    with served(lambda _: {"gpu": OURS}) as near, served(lambda _: {"gpu": OTHER}) as beside:
+    with served(lambda _: {"gpus": [OURS]}) as near, served(lambda _: {"gpus": [OTHER]}) as beside:
         assert transport_to([near], ALONE, auto, OURS).name == "cuda ipc"
         assert transport_to([near], ALONE, WANTED, OURS).name == "cuda ipc"
+        # NCCL takes no two members on one GPU: one would be the trainer and a server.
         assert transport_to([near, beside], ALONE, auto, OURS).name == "shared memory"
         with pytest.raises(EngineError, match=f"{beside.url}: not known to run on the trainer's"):
             transport_to([near, beside], ALONE, WANTED, OURS)
         assert transport_to([near], ALONE, auto, "").name == "shared memory"
+        assert transport_to([beside], ALONE, auto, OURS).name == "broadcast"
+
+
+def test_auto_looks_at_every_rank_of_a_server() -> None:
+    auto = WeightTransport()
+
+    def both(*gpus: str) -> str:
+        with served(lambda _: {"gpus": list(gpus)}) as one:
+            return transport_to([Target(one.url, 2, "0")], _Two(), auto, OURS).name
+
+    assert both(OURS, OTHER) == "cuda ipc"
+    assert both(OTHER, "a third") == "broadcast"
+    assert both(OURS, "a third") == "shared memory"
+    assert both(OURS, "") == "shared memory", "the driver's tool was not there"
+    assert both(OURS) == "shared memory", "its other rank is on another host"
 
 
 def test_a_server_of_others_or_of_several_ranks_is_never_taken_to_be_there() -> None:
-    with served(lambda _: None) as foreign, served(lambda _: {"gpu": OURS}) as near:
+    with served(lambda _: None) as foreign, served(lambda _: {"gpus": [OURS]}) as near:
         several = Target(near.url, 2, "0")
         for target in (foreign, several):
             assert transport_to([target], ALONE, WeightTransport(), OURS).name == "shared memory"
-            with pytest.raises(EngineError, match="tp_per_server: 1"):
+            with pytest.raises(EngineError, match="shares its GPU with one of the trainer's"):
                 transport_to([target], ALONE, WANTED, OURS)
 
 
 def test_on_another_host_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "is_on_this_host", lambda _: False)
-    with served(lambda body: {"reaches": True} if "port" in body else {"gpu": OURS}) as far:
+    with served(lambda body: {"reaches": True} if "port" in body else {"gpus": [OURS]}) as far:
         assert transport_to([far], ALONE, WeightTransport(), OURS).name == "broadcast"
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from install.environment import create_environment
+from install.launcher import put_launcher
 from install.lock_file import read_lock
 from install.pip_settings import pip_options, settings_for_uv
 from install.torch_sources import install_torch
@@ -47,6 +48,7 @@ def install(lock: Path, venv: Path) -> None:
     uv.install("--no-deps", "-e", ".")
     # Compiled once here, the packages are not compiled by each of a recipe's many processes.
     uv.python_runs("-m", "compileall", "-q", *PACKAGES)
+    say(put_launcher(venv / "bin" / "tributary", os.environ))
 
 
 def say(line: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +34,7 @@ def write_starter(folder: str, console: Console) -> int:
     for line in (
         f"wrote {', '.join(FILES)} in {folder}",
         "next:",
-        f"  pytest {shown}",
+        f"  {_pytest()} {shown}",
         f"  tributary check {recipe}",
         "  tributary up",
         f"  tributary run {recipe}",
@@ -40,6 +42,12 @@ def write_starter(folder: str, console: Console) -> int:
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _pytest() -> str:
+    """As it can be typed in this shell: with its path, if only the command is on PATH."""
+    found, ours = shutil.which("pytest"), Path(sys.executable).with_name("pytest")
+    return "pytest" if found and Path(found).samefile(ours) else str(ours)
 
 
 def _write(target: Path) -> None:

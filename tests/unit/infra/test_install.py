@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from install.environment import VERSIONS, create_environment
+from install.launcher import put_launcher
 from install.lock import simplified
 from install.lock_file import read_lock
 from install.pip_settings import pip_options, settings_for_uv
@@ -230,3 +231,57 @@ def test_the_mirror_is_the_one_that_apt_uses(tmp_path: Path, name: str, text: st
     assert mirror(tmp_path) == "http://m/d"
     (tmp_path / name).unlink()
     assert mirror(tmp_path) == "http://deb.debian.org/debian"
+
+
+class TestLauncher:
+    @pytest.fixture
+    def program(self, tmp_path: Path) -> Path:
+        return self.installed(tmp_path / "clone")
+
+    @staticmethod
+    def installed(clone: Path) -> Path:
+        program = clone / ".venv/bin/tributary"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho $0\n")
+        program.chmod(0o755)
+        return program
+
+    @staticmethod
+    def shell(home: Path, *more: str) -> dict[str, str]:
+        return {"HOME": str(home), "PATH": ":".join([*more, "/usr/bin", "/bin"])}
+
+    def runs(self, environ: dict[str, str]) -> bool:
+        shell = ["/bin/sh", "-c", "tributary"]
+        return subprocess.run(shell, env=environ, capture_output=True).returncode == 0
+
+    def test_the_command_works_without_a_path_where_the_shell_looks_in_the_users_folder(
+        self, program: Path, tmp_path: Path
+    ) -> None:
+        environ = self.shell(tmp_path, str(tmp_path / ".local/bin"))
+        for _ in range(2):
+            assert "type `tributary doctor` next" in put_launcher(program, environ)
+            assert self.runs(environ)
+        assert (tmp_path / ".local/bin/tributary").resolve() == program
+
+    def test_elsewhere_the_line_that_is_printed_makes_it_work(
+        self, program: Path, tmp_path: Path
+    ) -> None:
+        environ = self.shell(tmp_path)
+        said = put_launcher(program, environ)
+        assert not self.runs(environ)
+        assert not (tmp_path / ".local").exists()
+        line = said.partition(": ")[2]
+        typed = subprocess.run(["/bin/sh", "-c", f"{line}; tributary"], env=environ)
+        assert typed.returncode == 0
+
+    def test_a_command_of_that_name_that_is_there_is_left_alone(
+        self, program: Path, tmp_path: Path
+    ) -> None:
+        other, folder = self.installed(tmp_path / "other"), tmp_path / ".local/bin"
+        environ = self.shell(tmp_path, str(folder))
+        put_launcher(other, environ)
+        assert f"export PATH={program.parent}:$PATH" in put_launcher(program, environ)
+        assert (folder / "tributary").resolve() == other
+        other.unlink()  # that clone was removed
+        assert "next" in put_launcher(program, environ)
+        assert (folder / "tributary").resolve() == program

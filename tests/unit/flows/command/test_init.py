@@ -49,14 +49,24 @@ def test_a_new_folder_is_written_tested_and_accepted(
     assert _exit_code("init", str(folder)) == 0
     assert {file.name for file in folder.iterdir()} == set(FILES)
     said = capsys.readouterr().out
-    for command in ("pytest", "tributary check", "tributary up", "tributary run"):
+    for command in ("tributary check", "tributary up", "tributary run"):
         assert f"  {command}" in said
+    assert f"pytest {folder}" in said
     assert f"tributary run {folder / 'recipe.yaml'}" in said
     assert _own_tests_pass(folder)
     assert _exit_code("check", str(folder / "recipe.yaml")) == 0
     shown = capsys.readouterr().out
     assert "my-domain-rl" in shown
     assert "warning:" not in shown
+
+
+def test_what_is_printed_can_be_typed_where_only_the_command_is_on_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert _exit_code("init", str(tmp_path)) == 0
+    (program,) = re.findall(r"^  (\S*pytest) ", capsys.readouterr().out, re.M)
+    assert subprocess.run([program, "--version"], timeout=60).returncode == 0
 
 
 def test_the_task_of_the_page_is_short_and_the_same_tests_hold_for_it(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """control characters but for tabs and line ends, marks of direction, and separators of lines"""
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#!|~&$])")
+_MARKDOWN = re.compile(r"([\\`*{}\[\]()<>#!|~&$]|(?<!\w)_|_(?!\w))")
+"""what means something in markdown; within a word `_` does not"""
 
 
 def shown(text: str) -> str:
@@ -48,6 +49,24 @@ def show_log_records() -> None:
 def markdown_text(text: str) -> str:
     """Markdown that shows this text: it holds no link, picture, HTML or end of a table's cell."""
     return _MARKDOWN.sub(r"\\\1", shown(text).replace("\n", " "))
+
+
+def markdown_code(text: str) -> str:
+    """Markdown that shows this text in one line as code, which nothing in it ends."""
+    text = shown_line(text)
+    ticks = "`" * (_longest_ticks(text) + 1)
+    room = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{ticks}{room}{text}{room}{ticks}"
+
+
+def markdown_block(text: str, language: str = "") -> str:
+    """Markdown that shows this text as a block of code, which no line of it ends."""
+    fence = "`" * max(3, _longest_ticks(text) + 1)
+    return f"{fence}{language}\n{shown(text)}\n{fence}"
+
+
+def _longest_ticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def markdown_cell(markdown: str) -> str:

@@ -24,7 +24,13 @@ _TEXT = (
     "'Tributary: ' ~ flow_run.name ~ ': ' ~ flow_run.state.name ~ '. '"
     " ~ (flow_run.state.message or '')[:500] ~ ' ' ~ ((flow_run | ui_url) or '')"
 )
-_PAYLOAD = f'{{"text": {{{{ ({_TEXT}) | tojson }}}}, "content": {{{{ ({_TEXT}) | tojson }}}}}}'
+# A message may quote what a model or a row says, and is to call nobody: Slack reads `<!channel>`,
+# Mattermost `@channel`; Discord obeys `allowed_mentions`.
+_QUIET = "replace('&', '&amp;') | replace('<', '&lt;') | replace('@', '@\u200b') | tojson"
+_PAYLOAD = (
+    f'{{"text": {{{{ ({_TEXT}) | {_QUIET} }}}}, "content": {{{{ ({_TEXT}) | tojson }}}},'
+    ' "allowed_mentions": {"parse": []}}'
+)
 
 
 def notify_at(api: PrefectApi, url: str) -> None:

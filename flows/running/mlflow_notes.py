@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flows.plan import PlannedStage
 from flows.reports.outcome import Best
 from flows.reports.report import Scores, domains_of, markdown_table
+from infra.shown_text import markdown_code, markdown_text
 from infra.store.artifacts import ArtifactRecord
 from infra.tracking.rest import Dataset
 
@@ -50,7 +51,7 @@ def stage_note(
     `origin` is the page of the run that made a cached stage."""
     rows = [[role, _linked(source.stage, source.page)] for role, source in sources.items()]
     rows += [["makes", f"a version of {planned.model}"]] if planned.model else []
-    rows += [["artifact", f"`{record.url}`"]] if record else []
+    rows += [["artifact", markdown_code(record.url)]] if record else []
     rows += [["made by", _linked("another run", origin)]] if origin else []
     rows += [[title, _linked(title, page)] for title, page in links.items()]
     rows += [["log", f"`tributary logs {run} {planned.name}`"]]
@@ -66,7 +67,7 @@ def _outcome(record: ArtifactRecord) -> str:
     if not shown:
         return ""
     return markdown_table(
-        ["outcome", ""], [[name, f"{value:.4g}"] for name, value in shown.items()]
+        ["outcome", ""], [[markdown_text(name), f"{value:.4g}"] for name, value in shown.items()]
     )
 
 
@@ -97,8 +98,8 @@ def _cell(row: Mapping[str, float], domain: str, is_best: bool) -> str:
 def _linked(text: str, page: str) -> str:
     """MLflow follows no `file:` address; there it is to be copied."""
     if page.startswith("http"):
-        return f"[{text}]({page})"
-    return f"`{page}`" if page else text
+        return f"[{markdown_text(text)}]({page})"
+    return markdown_code(page) if page else markdown_text(text)
 
 
 def datasets_of(planned: PlannedStage) -> Iterator[Dataset]:

@@ -118,6 +118,12 @@ def database() -> Database | None:
         raise InputError(f"{wanted}: its host or port cannot be read") from None
     if url.scheme not in ("postgresql", "postgres"):
         raise InputError(f"{wanted}, not `{url.scheme}://...`")
+    if url.query or url.fragment:
+        names = ", ".join(part.partition("=")[0] for part in url.query.split("&")) or "#"
+        raise InputError(
+            f"{wanted}, with nothing behind NAME: `{names}` would not be used. Both servers read"
+            " PGSSLMODE and PGSSLROOTCERT from the environment, e.g. PGSSLMODE=verify-full"
+        )
     if not url.hostname or not url.username:
         raise InputError(f"{wanted}: the {'host' if url.username else 'user'} is missing")
     return Database(

@@ -248,14 +248,14 @@ def _submit(work: StageWork, place: RunPlace, claims: Claims, claim: Claim) -> N
 
 def _follow(work: StageWork, place: RunPlace, claims: Claims, claim: Claim, watch: _Tail) -> End:
     """Wait until the attempt is over, one way or another, and say how."""
-    mine = claim.owner.run == place.run
+    job, mine = claim.owner.job, claim.owner.run == place.run
     kills = kernel_kills()
-    watch.started(claim.owner.job, claim.number, mine)
+    watch.started(job, claim.number, mine)
     if _reachable(place, claim):
         with _vigil(place, claims, claim):
-            place.launcher.follow(claim.owner.job, lambda line: dispatch(line, watch), place.let_go)
+            place.launcher.follow(job, lambda line: dispatch(job, line, watch), place.let_go)
         _unless_let_go(work, place)
-        withdraw(claim.owner.job)
+        withdraw(job)
     else:
         watch.line(f"attempt {claim.number} runs elsewhere (run {claim.owner.run}); waiting for it")
         _wait_elsewhere(work, place, claims, claim)

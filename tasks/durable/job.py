@@ -84,7 +84,7 @@ def main(root: str, job: str) -> int:
 
     with (
         _swept(),
-        _heartbeat(claims, given.attempt),
+        _heartbeat(claims, given),
         watchdog(pulse, given.resources.stall_seconds, job, give_up),
     ):
         end = _attempt(store, given, claims, stop, pulse)
@@ -310,7 +310,7 @@ def _swept() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _heartbeat(claims: Claims, attempt: int) -> Generator[None]:
+def _heartbeat(claims: Claims, given: JobInput) -> Generator[None]:
     over = threading.Event()
 
     def beat() -> None:
@@ -318,9 +318,9 @@ def _heartbeat(claims: Claims, attempt: int) -> Generator[None]:
         while not over.wait(HEARTBEAT_SECONDS if number else 0):
             number += 1
             try:
-                claims.beat(attempt, number)
+                claims.beat(given.attempt, number)
             except TributaryError as error:  # the body must not die of a slow store
-                emit("warn", message=f"heartbeat: {error}")
+                emit(given.job, "warn", message=f"heartbeat: {error}")
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

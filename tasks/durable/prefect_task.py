@@ -25,6 +25,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
 from infra.errors import TributaryError
+from infra.shown_text import markdown_block, markdown_code, markdown_text
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageLetGo, StageStopped
 from tasks.durable.launch import title_of
@@ -131,24 +132,24 @@ class _PrefectWatch:
         self._updated = now
         filled = _BAR * done // max(total, 1)
         bar = "▓" * filled + "░" * (_BAR - filled)
-        self._show("running", f"`{bar}` {done} of {total} {message}")
+        self._show("running", f"`{bar}` {done} of {total} {markdown_text(message)}")
 
     def failed(self, message: str) -> None:
-        self._show("failed", f"```\n{message}\n```")
+        self._show("failed", markdown_block(message))
 
     def done(self, record: ArtifactRecord, cached: bool, outcome: str) -> None:
         origin = "found in the store" if cached else f"made in {record.seconds:.1f} s"
-        rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in record.metrics.items())
-        where = f"artifact `{record.url}`\n\ndigest `{record.digest}`"
-        warned = "".join(f"**Warning: {warning}**\n\n" for warning in record.warnings)
+        metrics = record.metrics.items()
+        rows = "\n".join(f"| {markdown_text(name)} | {value:.4g} |" for name, value in metrics)
+        where = f"artifact {markdown_code(record.url)}\n\ndigest `{record.digest}`"
+        warned = "".join(f"**Warning: {markdown_text(str(w))}**\n\n" for w in record.warnings)
         table = f"| metric | value |\n|---|---|\n{rows}"
         self._show(outcome or "done", f"{warned}{origin}\n\n{where}\n\n{table}")
 
     def _show(self, state: str, text: str) -> None:
         """The stage's one artifact; written anew as the stage goes on."""
-        content = (
-            f"### {self._stage.name} ({self._stage.kind}): {state}\n\n{text}\n\n{self._pages()}"
-        )
+        title = f"### {self._stage.name} ({self._stage.kind}): {markdown_text(state)}"
+        content = f"{title}\n\n{text}\n\n{self._pages()}"
         with self._tolerated():
             self._artifact.write(content)
 

@@ -1,13 +1,12 @@
 """What a flow and a stage's job say to each other.
 
 To the job: one `JobInput`, in the store at `jobs/<job id>.json`. From the job: JSON lines on its
-standard output that start with `MARK`, mixed with ordinary log lines.
+standard output that start with `MARK` and name the job, mixed with ordinary log lines.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from infra.config import Config
@@ -66,28 +65,29 @@ class JobWatcher(Protocol):
     def started(self, job: str, attempt: int, mine: bool) -> None: ...
 
 
-def emit(event: str, **values: Any) -> None:
-    """Print one event for the follower."""
-    print(MARK + json.dumps({"event": event, **values}), flush=True)
+def emit(job: str, event: str, **values: Any) -> None:
+    """Print one event for the follower of the job with this id."""
+    print(MARK + json.dumps({"job": job, "event": event, **values}), flush=True)
 
 
-def dispatch(text: str, watch: JobWatcher) -> None:
-    """Hand one line of a job's output to whom it concerns. A broken event is shown as text."""
+def dispatch(job: str, text: str, watch: JobWatcher) -> None:
+    """Hand one line of the job's output to whom it concerns. What is no event of this job is shown
+    as text: a model or a row may have said it, and a part of the user's printed it."""
+    match _event(job, text):
+        case {"event": "progress", "done": int(done), "total": int(total), "message": str(said)}:
+            watch.progress(done, total, writable(said))
+        case {"event": "warn", "message": str(said)}:
+            watch.warn(writable(said))
+        case _:
+            watch.line(text)
+
+
+def _event(job: str, text: str) -> Any:
+    """None for a line that is no event of this job."""
     if not text.startswith(MARK):
-        watch.line(text)
-        return
+        return None
     try:
         event = json.loads(text.removeprefix(MARK))
-        _deliver(event, watch)
-    except (ValueError, KeyError):
-        watch.line(text)
-
-
-def _deliver(event: Mapping[str, Any], watch: JobWatcher) -> None:
-    match event["event"]:
-        case "progress":
-            watch.progress(int(event["done"]), int(event["total"]), writable(str(event["message"])))
-        case "warn":
-            watch.warn(writable(str(event["message"])))
-        case other:
-            raise ValueError(f"unknown event {other}")
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and event.get("job") == job else None  # pyright: ignore

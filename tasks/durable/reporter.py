@@ -36,6 +36,7 @@ def line_pause(seconds: float) -> float:
 class JobReporter:
     """The `Reporter` of a job. MLflow gets every step; the log one a second, or all without it."""
 
+    job: str
     run: RunRef
     tracker: Tracker | None
     pulse: Pulse
@@ -73,10 +74,10 @@ class JobReporter:
         if done < total and now - self._last_progress < PROGRESS_SECONDS:
             return
         self._last_progress = now
-        emit("progress", done=done, total=total, message=message)
+        emit(self.job, "progress", done=done, total=total, message=message)
 
     def warn(self, message: str) -> None:
-        emit("warn", message=message)
+        emit(self.job, "warn", message=message)
 
     def keep_warning(self, warning: StageWarning) -> None:
         self.warnings.append(warning)
@@ -98,7 +99,7 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     """The job's reporter; what is still buffered is flushed, bounded, when the body ends."""
     run = given.mlflow_run or given.mlflow_deferred
     if not run:
-        yield JobReporter("", None, pulse)
+        yield JobReporter(given.job, "", None, pulse)
         return
     from infra.tracking.system_metrics import measured
     from infra.tracking.tracker import Tracker
@@ -106,9 +107,9 @@ def open_reporter(given: JobInput, pulse: Pulse) -> Generator[JobReporter]:
     tracker = Tracker(given.mlflow_uri, given.mlflow_experiment)
     try:
         with measured(partial(tracker.log, run), given.system_metrics_s):
-            yield JobReporter(run, tracker, pulse)
+            yield JobReporter(given.job, run, tracker, pulse)
     finally:
         tracker.flush()
         tracker.close()
         if refused := tracker.refused():
-            emit("warn", message=refused)
+            emit(given.job, "warn", message=refused)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from infra.home import runtime_dir
-from tests.parts.machine import BUCKET, SECRETS, Machine, settings
+from tests.parts.machine import BUCKET, SECRETS, Machine, settings, until
 
 STARTERS = (
     "bin/tributary ",
@@ -29,28 +33,65 @@ def test_a_planted_secret_is_nowhere(
     smoke: dict[str, Any],
     command_lines: set[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     del smoke  # there has been a run, at least that one
     monkeypatch.setenv("TRIBUTARY_HOME", machine.env["TRIBUTARY_HOME"])
     machine.call("check", "cpu-smoke", *settings("x", 3)[2:], timeout=120)
     machine.call("report", "first", "--json", timeout=120)
-    ray = httpx.get(
-        f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/", headers=machine.bearer
-    ).text
+    machine.call("secret", "planted", *SECRETS, timeout=120)
+    machine.call("export", "first/unified-rl", str(tmp_path / "model"), timeout=300)
+    machine.call("artifacts", "--run", "first", "--json", timeout=120)
+    _crashes(machine, tmp_path)
 
+    answers = _answers(machine)
     assert any("tasks.durable.job" in line for line in command_lines), "a stage ran while we looked"
-    assert '"submission_id"' in ray
+    assert '"submission_id"' in answers
     assert any(key.endswith("manifest.json") for key in _objects(machine))
-    places = [Path(machine.env["TRIBUTARY_HOME"]), runtime_dir()]
+    places = [Path(machine.env["TRIBUTARY_HOME"]), runtime_dir(), tmp_path]
     files = [file for place in places for file in place.rglob("*") if file.is_file()]
-    assert {"mlflow.db", "prefect.db", "stack.json"} <= {file.name for file in files}
-    said = "".join(machine.said) + ray
+    looked_at = {"mlflow.db", "prefect.db", "stack.json", "README.md", "lineage.json"}
+    assert looked_at <= {file.name for file in files}
+    said = "".join(machine.said) + answers
     for name, secret in SECRETS.items():
         assert secret not in said, f"{name} is in what was printed or answered"
         assert not [line for line in command_lines if secret in line], f"{name}: a command line"
     assert [found for file in files if (found := _secrets(file, _bytes(file)))] == []
     bodies = ((key, _body(machine, key)) for key in _objects(machine))
     assert [found for key, body in bodies if (found := _secrets(key, body))] == []
+
+
+def _crashes(machine: Machine, folder: Path) -> None:
+    """A command with all secrets ends as by a fault of its own, where dumps are welcome."""
+    line = f"ulimit -c unlimited; exec {machine.program} top --every 1"
+    command = subprocess.Popen(
+        ["sh", "-c", line], env=machine.env, cwd=folder, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(lambda: psutil.Process(command.pid).name() != "sh", 60)
+        until(lambda: resource.prlimit(command.pid, resource.RLIMIT_CORE)[0] <= 1, 60)
+        command.send_signal(signal.SIGABRT)
+        assert command.wait(30) == -signal.SIGABRT
+    finally:
+        command.kill()
+        command.wait(30)
+
+
+def _answers(machine: Machine) -> str:
+    """What Ray, Prefect and MLflow tell those who have the key, of runs and of secret blocks."""
+    ray = f"http://127.0.0.1:{machine.port('ray_dashboard')}/api/jobs/"
+    mlflow = f"http://127.0.0.1:{machine.port('mlflow')}/api/2.0/mlflow/runs/search"
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (f"{machine.prefect_api}/{what}/filter", {"limit": 200})
+        for what in ("block_documents", "flow_runs", "task_runs", "deployments", "artifacts")
+    ]
+    asked += [(f"{machine.prefect_api}/logs/filter", {"limit": 200, "sort": "TIMESTAMP_DESC"})]
+    asked += [(mlflow, {"experiment_ids": ["1"], "max_results": 500})]
+    with httpx.Client(headers=machine.basic, trust_env=False, timeout=60) as client:
+        told = [client.post(url, json=body).raise_for_status().text for url, body in asked]
+    assert '"planted"' in told[0], "the block is there"
+    return "".join([httpx.get(ray, headers=machine.bearer, trust_env=False).text, *told])
 
 
 def test_only_what_starts_jobs_has_secrets_that_jobs_do_not_all_need(

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from flows.command.models.lineage import Ancestor, Origin
+from infra.shown_text import markdown_block, markdown_code, markdown_text
 from infra.store.manifest import Manifest
 
 CARD, LINEAGE = "README.md", "lineage.json"
@@ -71,8 +72,8 @@ def card(
         head.pop("license")
     lines = [
         "---", yaml.safe_dump({**head, "tags": ["tributary"]}, sort_keys=False).strip(), "---",
-        "", f"# {name}", "", *_what(config, lineage, origin), "", *_load(), "", *_scores(origin),
-        *_licence(licence), "", *_lineage(lineage), "", *_recipe(origin),
+        "", f"# {markdown_text(name)}", "", *_what(config, lineage, origin), "", *_load(), "",
+        *_scores(origin), *_licence(licence), "", *_lineage(lineage), "", *_recipe(origin),
     ]  # fmt: skip
     return "\n".join(lines).rstrip() + "\n"
 
@@ -81,11 +82,13 @@ def _what(
     config: Mapping[str, Any], lineage: Sequence[Ancestor], origin: Origin | None
 ) -> Iterator[str]:
     own = lineage[0].manifest if lineage else None
-    architecture = ", ".join(config.get("architectures") or ()) or str(config.get("model_type"))
-    made = f" by a stage of kind `{own.kind}`" if own else ""
-    yield f"A {architecture}, post-trained with Tributary{made}."
+    named = config.get("architectures")
+    architectures = named if isinstance(named, list) else []
+    architecture = ", ".join(map(str, architectures)) or str(config.get("model_type"))
+    made = f" by a stage of kind {markdown_code(own.kind)}" if own else ""
+    yield f"A {markdown_text(architecture)}, post-trained with Tributary{made}."
     if origin is not None:
-        yield f"Run `{origin.run}`, stage `{origin.stage}`."
+        yield f"Run {markdown_code(origin.run)}, stage {markdown_code(origin.stage)}."
 
 
 def _load() -> Iterator[str]:
@@ -115,7 +118,7 @@ def _scores(origin: Origin | None) -> Iterator[str]:
         low_high = origin.intervals.get(domain)
         interval = f"{low_high[0]:.3f} to {low_high[1]:.3f}" if low_high else ""
         greedy = f"{origin.greedy[domain]:.3f}" if domain in origin.greedy else ""
-        yield f"| {domain} | {score:.3f} | {interval} | {greedy} |"
+        yield f"| {markdown_text(domain)} | {score:.3f} | {interval} | {greedy} |"
     yield ""
 
 
@@ -125,7 +128,8 @@ def _licence(licence: str) -> Iterator[str]:
     if licence == UNKNOWN_LICENCE:
         yield "Not stated. The licence of the base model and of the data apply."
     else:
-        yield f"`{licence}`. The licence of the base model and of the data apply as well."
+        theirs = "The licence of the base model and of the data apply as well."
+        yield f"{markdown_code(licence)}. {theirs}"
 
 
 def _lineage(lineage: Sequence[Ancestor]) -> Iterator[str]:
@@ -139,12 +143,13 @@ def _lineage(lineage: Sequence[Ancestor]) -> Iterator[str]:
     yield "| artifact | as | settings, code | libraries |"
     yield "|---|---|---|---|"
     for ancestor in lineage:
-        role = ancestor.role or "this model"
+        role = markdown_text(ancestor.role or "this model")
         if (manifest := ancestor.manifest) is None:
             yield f"| {ancestor.digest[:12]} | {role} | not in the store any more | |"
         else:
             short = f"{manifest.kind}/{manifest.digest[:12]}"
-            yield f"| {short} | {role} | {_seeds(manifest)} | {_libraries(manifest)} |"
+            made = f"{markdown_text(_seeds(manifest))} | {markdown_text(_libraries(manifest))}"
+            yield f"| {markdown_text(short)} | {role} | {made} |"
 
 
 def _seeds(manifest: Manifest) -> str:
@@ -164,6 +169,5 @@ def _recipe(origin: Origin | None) -> Iterator[str]:
         return
     yield "## Recipe"
     yield ""
-    yield "```yaml"
-    yield yaml.safe_dump(json.loads(json.dumps(origin.recipe)), sort_keys=False).strip()
-    yield "```"
+    recipe = yaml.safe_dump(json.loads(json.dumps(origin.recipe)), sort_keys=False).strip()
+    yield markdown_block(recipe, "yaml")

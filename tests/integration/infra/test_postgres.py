@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import psycopg2
 import pytest
 
 from infra.access import basic, prepare_key
+from infra.errors import InfrastructureError
+from infra.home import home
 from infra.processes.children import ProcessRecord, family, start, terminate, wait_ready
 from infra.processes.ports import free_ports
 from infra.stack.database import VARIABLE, Database, database
@@ -151,8 +154,40 @@ def test_the_password_is_in_no_argument_and_no_log(records: Stack) -> None:
     said = [" ".join(_arguments(process)) for process in processes]
     said += [record.log.read_text() for record in records.services.values()]
     said.append(records.model_dump_json())
+    settings = httpx.get(f"{records.prefect_api}/admin/settings", headers=basic(), timeout=30)
+    assert "connection_url" in settings.text
+    said.append(settings.text)
+    files = [file for file in home().rglob("*") if file.is_file()]
+    said += [file.read_bytes().decode(errors="replace") for file in files]
     for secret in (PASSWORD, "planted%2Fp%40ss%3A5c1e"):
         assert not any(secret in text for text in said)
+
+
+def test_an_encrypted_connection_is_asked_for_by_the_environment(
+    records: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This server has no certificate, so both clients give up."""
+    monkeypatch.setenv("PGSSLMODE", "require")
+    chosen = database()
+    assert chosen is not None
+    with pytest.raises(InfrastructureError, match="does not support SSL"):
+        chosen.prepare()
+    for service in services(records):
+        if service.name != "ray":
+            assert service.env["PGSSLMODE"] == "require"
+    url = chosen.prefect_env()["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    program = (
+        "import asyncio, os, sqlalchemy.ext.asyncio as s\n"
+        "async def main():\n"
+        "    async with s.create_async_engine(os.environ['URL']).connect(): pass\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"URL": url}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "rejected SSL upgrade" in done.stderr
 
 
 def test_both_go_on_when_the_database_is_back(postgres: Postgres, records: Stack) -> None:

@@ -11,6 +11,7 @@ from infra.processes.ports import free_ports
 from infra.stack import up
 from infra.stack.database import VARIABLE, database, mlflow_env
 from infra.stack.record import new_stack, save_record
+from infra.stack.services import services
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +43,18 @@ def test_the_record_of_a_stack_names_it_without_its_password() -> None:
     assert new_stack(None).database == "postgresql://ann@db.example:6000/lab"
 
 
+def test_only_the_servers_that_need_it_get_its_password(tmp_path: Path) -> None:
+    stack = new_stack(None)
+    with_it = {s.name for s in services(stack) if any("ss%2Fword" in v for v in s.env.values())}
+    assert with_it == {"prefect-server", "mlflow"}
+    for service in services(stack):
+        assert not [part for part in service.command if "word" in part], service.name
+    save_record(stack)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if "ss%2Fword" in file.read_text()]
+
+
 def test_without_an_address_the_records_are_in_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +70,9 @@ def test_without_an_address_the_records_are_in_the_home(
         ("postgresql://ann:secret@/lab", "host is missing"),
         ("postgresql://db/lab", "user is missing"),
         ("postgresql://ann:secret@db:port/lab", "port cannot be read"),
+        ("postgresql://ann@db/lab?password=secret", "`password` would not be used.*PGSSLMODE"),
+        ("postgresql://ann:secret@db/lab?sslmode=require&a=b", "`sslmode, a` would not be used"),
+        ("postgresql://ann:secret@db/lab#secret", "`#` would not be used"),
     ],
 )
 def test_what_is_no_address_is_refused(

@@ -9,20 +9,26 @@ import logging
 import re
 import resource
 import unicodedata
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markdown_it import MarkdownIt
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flows.command.models.card import card
+from flows.command.models.lineage import Origin
 from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
 from flows.command.shown_samples import Part, ShownSample
+from flows.page.notify import automation
 from flows.reports.report import markdown_table
 from infra.home import SOURCE_ROOT
-from infra.shown_text import markdown_text, shown, shown_line
+from infra.shown_text import markdown_block, markdown_code, markdown_text, shown, shown_line
 from tests.parts.recorded_run import exit_code
 
 pytestmark = pytest.mark.unit
@@ -156,3 +162,60 @@ def test_markdown_of_a_name_holds_no_link_no_html_and_ends_no_cell() -> None:
     assert "\n" not in text
     table = markdown_table(["a|b"], [["**c**\n<b>"]])
     assert table.splitlines()[::2] == [r"| a\|b |", r"| **c** \<b> |"]
+
+
+_FORGED = (
+    "```\n# done\n<img src=x onerror=alert(1)>",
+    "````",
+    "`",
+    "a`b``c",
+    "",
+    "x\x1b[2J\r\n```",
+)
+
+
+def _html(markdown: str) -> str:
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown)
+
+
+@pytest.mark.parametrize("text", _FORGED)
+def test_a_block_and_a_piece_of_code_end_where_we_end_them(text: str) -> None:
+    block = _html(f"before\n\n{markdown_block(text, 'yaml')}\n\nafter")
+    assert block.startswith("<p>before</p>\n<pre><code")
+    assert block.endswith("</code></pre>\n<p>after</p>\n")
+    assert "<img" not in block
+    assert "<h1" not in block
+    if text:
+        line = _html(f"before {markdown_code(text)} after")
+        assert re.fullmatch(r"<p>before <code>[^<]*</code> after</p>\n", line)
+
+
+def test_a_card_holds_no_markup_of_a_model_that_came_from_elsewhere() -> None:
+    evil = "x`\n\n# Free\n\n<script>alert(1)</script>[a](http://evil.example)"
+    origin = Origin(
+        run=evil, stage=evil, recipe={"name": f"```\n{evil}"}, scored_as=evil,
+        scores={f"|{evil}": 0.5}, greedy={}, intervals={},
+    )  # fmt: skip
+    made = card(evil, {"architectures": [evil], "model_type": evil}, evil, [], origin)
+    page = _html(made.split("---\n", 2)[2])
+    assert "<script" not in page
+    assert "<a " not in page
+    assert re.findall("<h[12]>(.*)</h[12]>", page)[1:] == [
+        "How to load it", "Scores", "Licence", "Lineage", "Recipe",
+    ]  # fmt: skip
+    assert card("m", {"architectures": "Qwen3", "model_type": "qwen3"}, "mit", [], None)
+
+
+def test_a_failure_that_quotes_a_model_calls_nobody_in_a_chat() -> None:
+    said = '<!channel> @channel @everyone <http://evil.example|open> & "}'
+    state = SimpleNamespace(name="Failed", message=said)
+    environment = ImmutableSandboxedEnvironment()
+    environment.filters["ui_url"] = lambda _: "http://127.0.0.1:4200/runs?a=1"
+    payload = automation("block")["actions"][0]["payload"]
+    told = json.loads(
+        environment.from_string(payload).render(flow_run=SimpleNamespace(name="n", state=state))
+    )
+    assert told["allowed_mentions"] == {"parse": []}
+    assert told["content"].startswith(f"Tributary: n: Failed. {said}")
+    assert "<" not in told["text"]
+    assert not re.search(r"@\w", told["text"])

@@ -134,8 +134,24 @@ def test_half_an_emoji_in_an_error_or_a_warning_is_written_and_shown() -> None:
     assert End.model_validate_json(end.model_dump_json()).message == "row 3: half ?"
     said: list[str] = []
     watch = SimpleNamespace(warn=said.append)
-    dispatch(MARK + json.dumps({"event": "warn", "message": "half \ud83d"}), watch)  # pyright: ignore
+    event = {"job": "a1", "event": "warn", "message": "half \ud83d"}
+    dispatch("a1", MARK + json.dumps(event), watch)  # pyright: ignore
     assert said == ["half ?"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *('{"event": "warn", "message": "all is well"}', "[]", "5", "null", "[" * 20_000, "{"),
+        '{"job": "b2", "event": "progress", "done": 9, "total": 9, "message": ""}',
+        *('{"job": "a1"}', '{"job": "a1", "event": "stop"}'),
+        '{"job": "a1", "event": "progress", "done": 1e999, "total": null, "message": {}}',
+    ],
+)
+def test_what_a_part_prints_of_a_model_is_never_taken_for_an_event(said: str) -> None:
+    lines: list[str] = []
+    dispatch("a1", MARK + said, SimpleNamespace(line=lines.append))  # pyright: ignore
+    assert lines == [MARK + said]
 
 
 @pytest.mark.parametrize(("days", "most"), [(1, 1_900), (7, 10_600), (28, 40_900)])

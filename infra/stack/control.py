@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.access import prepare_key, take_key
-from infra.errors import InfrastructureError
+from infra.errors import InfrastructureError, InputError
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.own_files import close_to_others, own_folder
+from infra.peers import strangers_at
 from infra.processes.children import (
     ProcessRecord,
     family,
@@ -119,13 +120,32 @@ def down(say: Say = lambda text: None) -> int:
 
 
 def load_stack() -> Stack | None:
-    """The running stack of this home; None when nothing of it runs, as far as this host can see."""
+    """The running stack of this home; None when nothing of it runs, as far as this host can see.
+
+    Raises InputError where another user's program listens at one of its ports, and would be sent
+    the key.
+    """
     stack = load_record()
     if stack is None or not stack.services:
         return None
     if is_elsewhere():
         return stack
-    return stack if any(is_alive(record) for record in stack.services.values()) else None
+    if not any(is_alive(record) for record in stack.services.values()):
+        return None
+    if not stack.head:
+        _require_our_ports(stack)
+    return stack
+
+
+def _require_our_ports(stack: Stack) -> None:
+    strangers = strangers_at(stack.ports.values())
+    for name, port in stack.ports.items():
+        if port in strangers:
+            raise InputError(
+                f"a program of another user (number {strangers[port]}) listens at port {port},"
+                f" which is {name}'s in this home's stack, and would be sent its key. `tributary"
+                " down`, then `tributary up`, which takes other ports"
+            )
 
 
 def status() -> list[ServiceState]:

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from infra.access import basic, bearer
 from infra.home import home, runtime_dir, stack_temporary_dir
 from infra.needed_secrets import with_secrets_of_the_store, without_secrets
+from infra.peers import strangers_at
 from infra.processes.children import MARK_VARIABLE
 from infra.proxies import unusable
 from infra.stack.database import mlflow_env, prefect_env
@@ -85,7 +87,11 @@ def program(name: str) -> str:
 
 
 def get_json(url: str) -> object:
-    """The answer's JSON, or None when there is no good answer in time."""
+    """The answer's JSON, or None when there is no good answer in time, or another user's program
+    would give it, which is not to see the key."""
+    place = urlsplit(url)
+    if strangers_at({place.port or 0}, place.hostname or ""):
+        return None
     try:
         reply = _http.get(url, headers=bearer())
         return reply.json() if reply.status_code == 200 else None
@@ -138,6 +144,8 @@ def _prefect_worker(stack: Stack) -> Service:
 
 def _worker_is_online(stack: Stack, worker: str) -> bool:
     url = f"{stack.prefect_api}/work_pools/{WORK_POOL}/workers/filter"
+    if strangers_at({stack.ports["prefect"]}):
+        return False
     try:
         reply = _http.post(url, json={}, headers=basic())
         workers = reply.json() if reply.status_code == 200 else []

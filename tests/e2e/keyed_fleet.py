@@ -15,7 +15,7 @@ import httpx
 from engines.sglang.fleet import Fleet
 from engines.sglang.spec import FleetSpec
 from engines.types import Generation, Sampling
-from infra.access import bearer, key
+from infra.access import basic, bearer, key
 from infra.home import home
 from infra.stack import load_stack
 from infra.stack.exposure import open_ports
@@ -34,7 +34,8 @@ _UPDATES = (
 
 async def main(folder: Path) -> None:
     first, second = (tiny_model(folder / str(seed), seed=seed) for seed in range(2))
-    spec = FleetSpec(sglang={"log_level": "info"})  # SGLang then logs its arguments
+    # SGLang then logs its arguments, and would show its metrics to everybody
+    spec = FleetSpec(sglang={"log_level": "info", "enable_metrics": True})
     async with await Fleet.lease(spec, first, 1, 1, pool_servers=1, holder="test") as fleet:
         before = await fleet.client.generate([1, 2, 3], _GREEDY)
         await asyncio.to_thread(push, second, fleet.server_urls, 5)
@@ -62,6 +63,12 @@ def _refuses_strangers(fleet: Fleet) -> None:
                 f"{url}/{path}", json=body, headers=headers, timeout=30, trust_env=False
             )
             assert reply.status_code in (401, 403), (url, path, reply.status_code)
+    metrics = [f"{url}/metrics" for url in fleet.server_urls]
+    for url in metrics:
+        for headers in ({}, _WRONG, bearer()):
+            assert httpx.get(url, headers=headers, trust_env=False).status_code == 401, url
+        assert "# TYPE" in httpx.get(f"{url}/", headers=basic(), trust_env=False, timeout=30).text
+    assert "sglang" not in httpx.get(f"{fleet.router_url}/engine_metrics", trust_env=False).text
     workers = f"{fleet.router_url}/workers"
     assert httpx.get(workers, trust_env=False).status_code == 401
     assert (

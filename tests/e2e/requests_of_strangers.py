@@ -79,7 +79,7 @@ REQUESTS: dict[str, tuple[str, str, Any]] = {
     "abort": ("POST", "/abort_request", {"abort_all": True}),
     "flush": ("POST", "/flush_cache", {}),
     "flush by GET": ("GET", "/flush_cache", None),
-    "server's options": ("GET", "/get_server_info", None),
+    "server's options": ("GET", "/server_info", None),
     "add a worker": ("POST", "/workers", {"url": "http://127.0.0.1:9"}),
     "add a worker as before": ("POST", "/add_worker?url=http://127.0.0.1:9", None),
     "remove a worker": ("DELETE", "/workers/http%3A%2F%2F127.0.0.1%3A9", None),

@@ -141,12 +141,16 @@ def test_others_reach_the_ports_that_the_page_lists_and_no_more(
     for asked, (status, body) in told.items():
         assert "# TYPE" not in body, f"{asked} gives metrics to everyone"
         assert str(home) not in body, f"{asked} gives a path to everyone"
+        assert "model_path" not in body, f"{asked} gives a path to everyone"
         assert status != 200 or asked.endswith(_FREE), asked
 
 
-_PATHS = ("", "metrics", "v1/models", "model_info", "server_info", "api/version", "workers")
-_FREE = ("/", "/v1/models")
-"""the frames of pages; the router's list"""
+_PATHS = (
+    "", "metrics", "engine_metrics", "v1/models", "model_info", "get_model_info", "server_info",
+    "get_server_info", "api/version", "workers",
+)  # fmt: skip
+_FREE = ("/", "/v1/models", "/get_server_info", "/engine_metrics")
+"""the frames of pages; the router's list, the number of its servers, and metrics of none"""
 
 
 def _kind(program: str) -> str:

@@ -7,6 +7,7 @@ ServerArgs as JSON. Where CUDA is, this is `sglang serve` with one small plugin.
 
 from __future__ import annotations
 
+import hmac
 import importlib
 import json
 import logging
@@ -18,7 +19,7 @@ from engines.sglang import plugin
 from engines.sglang.cpu import missing_modules as absent
 from engines.sglang.servers import server_files, weight_routes
 from engines.sglang.servers.host import prepare_environment, prepare_memory_saver, share_cores
-from infra.access import required_key
+from infra.access import basic_token, required_key
 from infra.cuda import has_cuda
 
 PRELOADED = (
@@ -89,6 +90,34 @@ def answer_no_other_origin() -> None:
     app.user_middleware = [each for each in app.user_middleware if each.cls is not CORSMiddleware]
 
 
+class ClosedMetrics:
+    """Asks for the key before SGLang's metrics, which SGLang itself shows to everybody. It is asked
+    for as a password: the router, which shows everybody what it gets, sends it otherwise."""
+
+    def __init__(self, app: Any, password: str) -> None:
+        self._app = app
+        self._expected = f"Basic {password}"
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/metrics"):
+            from starlette.datastructures import Headers
+            from starlette.responses import PlainTextResponse
+
+            given = Headers(scope=scope).get("authorization", "")
+            if not hmac.compare_digest(given.encode(), self._expected.encode()):
+                refused = PlainTextResponse("give the key as the password of `tributary`", 401)
+                await refused(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def close_metrics(key: str) -> None:
+    """Show them to nobody without the key."""
+    from sglang.srt.entrypoints.http_server import app
+
+    app.add_middleware(ClosedMetrics, password=basic_token(key))
+
+
 def serve(options: dict[str, Any]) -> None:
     """Serve until told to stop. `options` are fields of ServerArgs; `prepare` comes first.
 
@@ -103,6 +132,7 @@ def serve(options: dict[str, Any]) -> None:
     keys = {"api_key": key, "admin_api_key": key}
     keep_from_logs(key)
     answer_no_other_origin()
+    close_metrics(key)
     share_cores(options.get("tp_size", 1))
     if options.get("enable_memory_saver"):
         prepare_memory_saver()

@@ -8,6 +8,7 @@ nothing that runs a command passes.
 from __future__ import annotations
 
 from typing import cast
+from urllib.parse import unquote
 
 import httpx
 
@@ -20,6 +21,7 @@ _PAGE = ("static/", "favicon.ico", "speedscope-")
 _PASSED = ("content-type", "content-encoding", "content-length", "cache-control", "last-modified")
 _ONE_MINUTE = 60.0
 _ONLY_SHOWN = "405: Ray's page shows things here and changes nothing\n"
+_FROM_ELSEWHERE = "403: another page leads to Ray's page here, and not to its data\n"
 
 
 class RayPage:
@@ -36,6 +38,10 @@ class RayPage:
             await cast("Asgi", refusal)(scope, receive, send)
             return
         asked = scope["raw_path"].decode("latin-1").removeprefix(RAY_PAGE)
+        if not _is_page(asked) and _is_of_another_page(scope):
+            refusal = PlainTextResponse(_FROM_ELSEWHERE, 403)
+            await cast("Asgi", refusal)(scope, receive, send)
+            return
         query = scope["query_string"].decode("latin-1")
         url = httpx.URL(f"/{asked.lstrip('/')}" + (f"?{query}" if query else ""))
         async with self._http.stream(scope["method"], url, headers=bearer()) as reply:
@@ -47,8 +53,15 @@ class RayPage:
             await cast("Asgi", answer)(scope, receive, send)
 
 
+def _is_of_another_page(scope: Message) -> bool:
+    """Whether a link of a foreign page led here: some data of Ray's come from a profiler, which is
+    attached to a process to get them."""
+    sites = [value for name, value in scope["headers"] if name == b"sec-fetch-site"]
+    return not all(site in (b"none", b"same-origin") for site in sites)
+
+
 def _is_page(asked: str) -> bool:
-    return not asked or asked.startswith(_PAGE)
+    return not asked or (asked.startswith(_PAGE) and ".." not in unquote(asked))
 
 
 def with_ray(app: Asgi, ray: RayPage) -> Asgi:

@@ -186,6 +186,15 @@ def test_ray_s_page_shows_and_changes_nothing(stack: Stack, web: httpx.Client) -
         page = ray.get("")
         assert "Ray Dashboard" in page.text
         assert "sandbox" not in page.headers["content-security-policy"]
+        link = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        for site in ("same-site", "cross-site"):
+            led = link | {"Sec-Fetch-Site": site}
+            assert ray.get("", headers=led).status_code == 200
+            for asked in (
+                "memory_profile?pid=1", "worker/cpu_profile?pid=1", "nodes?view=summary",
+                "static/..%2fapi/jobs/", "static/%2e%2e/api/jobs/",
+            ):  # fmt: skip
+                assert ray.get(asked, headers=led).status_code == 403, asked
         data = ray.get("nodes?view=summary")
         assert data.json()["data"]["summary"]
         assert "sandbox" in data.headers["content-security-policy"]

@@ -64,6 +64,8 @@ class PlannedStage:
     """whether it must be in the store: the run begins after it"""
     again: bool = False
     """whether it runs although the store has it"""
+    accepts_code: bool = False
+    """whether a result of other code of ours counts for it"""
 
     @property
     def kind(self) -> str:

@@ -4,8 +4,8 @@ stage's name. What other recipes made is not compared with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -44,8 +44,12 @@ class Change:
 
 def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[str]]:
     """Why each stage is to run; nothing for a cached one. Raises what a store raises."""
-    identities = planned_identities(plan, install_hooks(read_hooks(recipe.hooks, recipe.data)))
+    user = install_hooks(read_hooks(recipe.hooks, recipe.data))
     artifacts = ArtifactStore(store_of(recipe.storage), home() / "cache")
+    taken = taken_by(recipe.name, artifacts)
+    identities = planned_identities(
+        plan, user, taken_as=lambda s, i: taken(s, i) if s.accepts_code else i
+    )
     cached = {
         name: artifacts.find(identity.kind, identity.digest) is not None
         for name, identity in identities.items()
@@ -55,6 +59,42 @@ def stage_reasons(recipe: Recipe, plan: list[PlannedStage]) -> dict[str, list[st
         return reasons(stage, identities[stage.name], cached, artifacts, recipe.name)
 
     return {stage.name: [] if cached[stage.name] else why(stage) for stage in plan}
+
+
+def made_by_other_code(recipe: Recipe, plan: list[PlannedStage]) -> list[str]:
+    """The stages that are to run for no other reason than that Tributary's own code changed since
+    the newest run of this recipe. Raises what a store raises."""
+    user = install_hooks(read_hooks(recipe.hooks, recipe.data))
+    taken = taken_by(recipe.name, ArtifactStore(store_of(recipe.storage), home() / "cache"))
+    found: list[str] = []
+
+    def take(stage: PlannedStage, identity: StageIdentity) -> StageIdentity:
+        older = taken(stage, identity)
+        if older is not identity:
+            found.append(stage.name)
+        return older
+
+    planned_identities(plan, user, taken_as=take)
+    return found
+
+
+def taken_by(
+    recipe: str, artifacts: ArtifactStore
+) -> Callable[[PlannedStage, StageIdentity], StageIdentity]:
+    """What counts for a stage where other code of ours is accepted: what the newest run made under
+    its name, if nothing but our code differs; else the stage's own identity."""
+
+    def taken(stage: PlannedStage, identity: StageIdentity) -> StageIdentity:
+        if artifacts.find(identity.kind, identity.digest) is not None:
+            return identity
+        older = _of_runs(stage, identity, artifacts, recipe)
+        if not isinstance(older, StageIdentity) or older.inputs != identity.inputs:
+            return identity
+        ours = identity.code.model_copy(update={"files": older.code.files})
+        differs = any(changes(older, replace(identity, code=ours)))
+        return identity if differs else older
+
+    return taken
 
 
 def reasons(

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tasks.place import Place
     from tasks.policy import PolicySettings
 
+RANK = "engines.megatron.ranks.rank:TrainerRank"
+SERVERS = "engines.sglang.servers.server_units:ServerUnits"
+"""what trains and what generates, in processes that outlive a stage"""
 ADMITTED = "admitted_problems"
 """the input that an `admit` stage made: no domain can have this name, as it has an underscore"""
 
@@ -133,7 +136,8 @@ class StageSpec(Config):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(ROLES[role] for role in self.trained_roles)
+        ranks = (RANK, *(ROLES[role] for role in self.trained_roles))
+        return (ranks if self.trained_roles else ()) + ((SERVERS,) if self.fleet else ())
 
     def problems(self) -> Iterator[str]:
         """Settings that contradict each other, each as `field: reason; what to do`."""

@@ -54,6 +54,7 @@ def run(
     until: str = "",
     only: str = "",
     force: Annotated[list[str] | None, Parameter(negative=())] = None,
+    accept_code: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Run a recipe to the end, showing its stages.
 
@@ -69,6 +70,7 @@ def run(
         until: End after this stage, and run nothing that it does not need.
         only: Run this stage alone; what it is made from must be in the store.
         force: Run this stage although the store has its result.
+        accept_code: Take what an earlier run made with other code of Tributary as it is.
     """
     from flows.command.run import start
     from flows.running.chosen_stages import ChosenStages
@@ -76,8 +78,9 @@ def run(
     if only and (from_ or until):
         raise InputError("--only says where to begin and to end; leave out --from and --until")
     chosen = ChosenStages(
-        from_stage=from_, until_stage=until, only_stage=only, force_stages=force or []
-    )
+        from_stage=from_, until_stage=until, only_stage=only, force_stages=force or [],
+        accept_code=accept_code,
+    )  # fmt: skip
     return start(recipe, set_ or [], expert, chosen, name, in_process, console)
 
 

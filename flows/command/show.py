@@ -67,6 +67,11 @@ def show_check(name: str, changes: list[str], json: bool, console: CommandConsol
     for note in notes(recipe, plan):
         console.say(note)
     _print_reasons(why, console)
+    if older := _of_other_code(recipe, plan, why):
+        console.say(
+            f"made by other code of Tributary, all else being the same: {', '.join(older)};"
+            f" `tributary run {name} --accept-code` takes them as they are"
+        )
     if roles:
         console.print(memory_table(roles))
     if kept:
@@ -109,6 +114,20 @@ def _state(why: list[str] | None) -> str:
     if not why:
         return "cached"
     return f"to run: {why[0]}" + (f" (+{len(why) - 1})" if len(why) > 1 else "")
+
+
+def _of_other_code(
+    recipe: Recipe, plan: list[PlannedStage], why: dict[str, list[str]]
+) -> list[str]:
+    """The stages that an upgrade of Tributary alone makes run again; asks the store only where a
+    stage is to run that ran before."""
+    if all(lines in ([], ["never run before"]) for lines in why.values()):
+        return []
+    from flows.reasons import made_by_other_code
+
+    with contextlib.suppress(TributaryError):
+        return made_by_other_code(recipe, plan)
+    return []
 
 
 def _print_reasons(why: dict[str, list[str]], console: CommandConsole) -> None:

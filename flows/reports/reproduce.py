@@ -70,4 +70,5 @@ def _of_stages(arguments: Mapping[str, Any]) -> str:
     chosen = chosen_of(arguments)
     one = {"from": chosen.from_stage, "until": chosen.until_stage, "only": chosen.only_stage}
     options = [f" --{name} {stage}" for name, stage in one.items() if stage]
-    return "".join([*options, *(f" --force {stage}" for stage in chosen.force_stages)])
+    options += [f" --force {stage}" for stage in chosen.force_stages]
+    return "".join([*options, " --accept-code" if chosen.accept_code else ""])

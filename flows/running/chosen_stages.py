@@ -4,6 +4,7 @@
 --from S    S and all that is made from it; everything else that these need is in the store
 --only S    both
 --force S   S runs although the store has it
+--accept-code  what other code of Tributary made is taken as it is
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class ChosenStages(Config):
     force_stages: list[str] = Field(default_factory=list)
     """run these although the store has their results; what depends on them runs again only if their
     results differ"""
+    accept_code: bool = False
+    """take what an earlier run of this recipe made with other code of Tributary (before an upgrade)
+    as it is, where settings, inputs and your own files are the same; all else runs as usual"""
 
     @model_validator(mode="after")
     def _one_way(self) -> ChosenStages:
@@ -81,7 +85,12 @@ def narrowed(plan: list[PlannedStage], chosen: ChosenStages) -> list[PlannedStag
             raise InputError(f"--force {name}: this run does not do it; it does {listed}")
     kept = needed_by(run, stages)
     return [
-        replace(stage, is_stored=stage.name not in run, again=stage.name in chosen.force_stages)
+        replace(
+            stage,
+            is_stored=stage.name not in run,
+            again=stage.name in chosen.force_stages,
+            accepts_code=chosen.accept_code and stage.name not in chosen.force_stages,
+        )
         for stage in plan
         if stage.name in kept
     ]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from flows.plan import PlannedStage
+from flows.reasons import changes, taken_by
 from flows.recipe import Recipe
 from flows.running.records import RunRecord, RunState, StageRecord
 from flows.running.repeated import again_in, settled
@@ -68,13 +69,15 @@ class RecipeRun:
     ) -> tuple[ArtifactRecord, bool]:
         """Look the stage up or run it. The experts' stages wait here for a free slot."""
         known = self.record.stage(planned.name)
-        work, first = self._work(planned, inputs, known, watch)
+        work, first, accepted = self._work(planned, inputs, known, watch)
         progress = _Recorded(self.record, planned, work.digest, watch, known)
         try:
             made, cached = self._look_up_or_run(planned, work, progress, known)
             if first is not None:
                 made, said = settled(first, made, self.place.artifacts)
                 progress.say(said)
+            if accepted:
+                progress.say(accepted)
             return made, cached
         except StageStopped as error:
             progress.end("stopped", str(error))
@@ -107,10 +110,17 @@ class RecipeRun:
         inputs: Mapping[str, ArtifactRecord],
         known: StageRecord | None,
         watch: JobWatcher,
-    ) -> tuple[StageWork, ArtifactRecord | None]:
-        """What there is to do, and the result that it repeats, if any."""
+    ) -> tuple[StageWork, ArtifactRecord | None, str]:
+        """What there is to do; the result that it repeats, if any; and why a result of other code
+        counts, if it does."""
         digests = {role: record.digest for role, record in inputs.items()}
         identity = stage_identity(planned.spec, digests, self._user_files)
+        accepted = ""
+        if planned.accepts_code:
+            older = taken_by(self.recipe.name, self.place.artifacts)(planned, identity)
+            if changed := "; ".join(change.text for change in changes(older, identity)):
+                accepted = f"taken as it is (--accept-code), though made by other code: {changed}"
+            identity = older
         first, digest, again = None, identity.digest, ""
         if planned.again:
             made_again = again_in(self.record.run, identity, known, self.place.artifacts)
@@ -122,7 +132,7 @@ class RecipeRun:
         if begun and begun != digest:
             digest = self._of_begun(planned, begun, digest, watch)
         work = StageWork(planned.name, planned.spec, inputs, planned.resources, digest, again=again)
-        return work, first
+        return work, first, accepted
 
     def _of_begun(self, planned: PlannedStage, begun: str, present: str, watch: JobWatcher) -> str:
         """The digest of a stage that this run started with other code or another base folder.

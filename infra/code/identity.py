@@ -1,14 +1,15 @@
-"""Code identity: which files a stage runs, found from what they import.
+"""Code identity: which code a stage runs, found from what it names.
 
-    entry modules -> our files (six packages of the source root)
-                  -> the user's files (the folder of installed hooks, or any folder on the path)
-                  -> installed distributions, by name and version
+    parts -> our definitions (in the six packages of the source root)
+          -> the user's files (the folder of installed hooks, or any folder on the path)
+          -> installed distributions, by name and version
 
-Our own files are followed to our files alone: the lock names the rest.
+Our own definitions are followed to ours alone: the lock names the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import re
@@ -21,8 +22,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from infra.code.definitions import ALL, AS_TYPE, EFFECTS, Definition, Module, read_module
 from infra.code.digest import digest_of, sha256_of
-from infra.code.imports import imports_of
 from infra.config import Config
 from infra.home import SOURCE_ROOT
 
@@ -31,15 +32,22 @@ _OURS = re.compile(rf"({'|'.join(sorted(PACKAGES))})(\.\w+)+")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
+SETTINGS, CHOICE = "infra.config.Config", "infra.config.Choice"
+Unit = tuple[str, str]
+"""a module of ours, and a definition in it or a method (`Class.method`)"""
+
+
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """What is found out of our files: several identities may share it, while no file changes."""
+    """What is found out of our code: several identities may share it, while no file changes."""
 
-    next: dict[Path, list[tuple[Path, Path]] | None] = field(default_factory=dict)
-    """what a file leads to"""
-    places: dict[str, list[tuple[Path, Path]]] = field(default_factory=dict)
-    """of a module"""
-    hashes: dict[Path, str] = field(default_factory=dict)
+    next: dict[Unit, list[Unit]] = field(default_factory=dict)
+    """what a definition leads to"""
+    modules: dict[str, Module] = field(default_factory=dict)
+    files: dict[str, Path | None] = field(default_factory=dict)
+    """of a module; None where there is none"""
+    found: dict[tuple[str, bool], list[Unit]] = field(default_factory=dict)
+    """what a dotted name leads to"""
 
 
 class CodeIdentity(Config):
@@ -48,10 +56,10 @@ class CodeIdentity(Config):
     hash: str
     """sha256 over the four tables below"""
     files: dict[str, str]
-    """sha256 of our files by their path below the source root"""
+    """sha256 of the definitions that count, by our file's path below the source root"""
     hooks: dict[str, str] = Field(default_factory=dict)
     """the same of the user's own files, by their path below the folder that they are imported
-    from, with whatever else lies in their packages"""
+    from: all that they define, and the content of whatever else lies in their packages"""
     installed: dict[str, str] = Field(default_factory=dict)
     """versions of the distributions that these import"""
     data: dict[str, str] = Field(default_factory=dict)
@@ -64,29 +72,35 @@ class CodeIdentity(Config):
 
 
 def code_identity(
-    modules: Sequence[str],
+    parts: Sequence[str],
     *,
+    settings: Sequence[str] = (),
     hooks: Path | None = None,
     data: Mapping[str, str] | None = None,
     root: Path = SOURCE_ROOT,
     looked_up: LookedUp | None = None,
 ) -> CodeIdentity:
-    """Identity of what importing the modules runs, directly or not.
+    """Identity of what the parts run: `module:definition` each, or `module` for all of it.
 
-    `hooks` is the folder of the user's installed files; `data` counts where one of them, or
-    another module of the user's, is imported. Imports inside functions count, those for type
-    checking only do not; a string that is exactly a module's dotted name counts as well, since
-    processes are started with `-m` and a name. A file of ours that only declares settings or
-    names parts does not (`infra.code.imports`). Raises InputError for a hook that is not Python.
+    A definition of ours counts with all that its code names: helpers, constants, base classes,
+    decorators, and what runs when their modules are imported. What a module defines besides does
+    not count, nor docstrings, comments and the types of parameters. `settings` are classes
+    (`module:Class`) whose values count elsewhere: of them the methods count that this code names.
+
+    Where a name cannot be followed further (a module that is passed on, or named by a string, since
+    processes are started with `-m` and a name), the whole module counts. A user's file counts
+    whole. `hooks` is the folder of the user's installed files; `data` counts where one of them, or
+    another module of the user's, is imported. Raises InputError for a file that is not Python.
     """
-    looked_up = LookedUp() if looked_up is None else looked_up
-    found = _Closure(root, hooks, looked_up)
-    found.follow(modules)
-    for file in found.ours - looked_up.hashes.keys():
-        looked_up.hashes[file] = sha256_of(file)
-    files = {f.relative_to(root).as_posix(): looked_up.hashes[f] for f in sorted(found.ours)}
+    found = _Closure(root, hooks, LookedUp() if looked_up is None else looked_up)
+    for part in parts:
+        found.reach(part.removesuffix(":").replace(":", "."))
+    for name in settings:
+        found.reach_methods(name.replace(":", "."))
+    found.finish()
+    files = found.files()
     declared = dict(data or {}) if found.users or found.installed else {}
-    users = {name: sha256_of(file) for name, file in sorted(found.users.items())}
+    users = {name: _user_digest(file) for name, file in sorted(found.users.items())}
     content = {"code": files, "hooks": users, "installed": found.installed, "data": declared}
     return CodeIdentity(
         hash=digest_of(content), files=files, hooks=users, installed=dict(found.installed),
@@ -102,73 +116,199 @@ def with_commit(identity: CodeIdentity, root: Path = SOURCE_ROOT) -> CodeIdentit
 
 @dataclass(slots=True)
 class _Closure:
-    """Grows by what is followed."""
+    """Grows by what is reached."""
 
     root: Path
     hooks: Path | None
     looked_up: LookedUp
-    ours: set[Path] = field(default_factory=set[Path])
     users: dict[str, Path] = field(default_factory=dict[str, Path])
     """by the path that they are known by"""
     installed: dict[str, str] = field(default_factory=dict[str, str])
-    _seen: set[Path] = field(default_factory=set[Path])
+    _units: set[Unit] = field(default_factory=set[Unit])
+    _pending: list[Unit] = field(default_factory=list[Unit])
+    _named_attributes: set[str] = field(default_factory=set[str])
+    _methods: dict[str, list[Unit]] = field(default_factory=dict[str, list[Unit]])
+    """of settings, by name"""
 
-    def follow(self, modules: Sequence[str]) -> None:
-        pending = [place for module in modules for place in self._places(module)]
-        while pending:
-            base, file = pending.pop()
-            if file in self._seen:
-                continue
-            self._seen.add(file)
-            if base == self.root:
-                if file not in self.looked_up.next:
-                    self.looked_up.next[file] = self._next(base, file)
-                found = self.looked_up.next[file]
-                if found is not None:
-                    self.ours.add(file)
-                    pending += found
-            else:
-                self._take(base, file)
-                pending += self._next(base, file) or ()
-
-    def _next(self, base: Path, file: Path) -> list[tuple[Path, Path]] | None:
-        """What a file leads to; None for one of ours that only declares."""
-        imports = imports_of(file, ".".join(file.relative_to(base).parent.parts))
-        if base == self.root and imports.only_declares:
-            return None
-        names = [*imports.names, *filter(self._is_module, imports.strings)]
-        if base == self.root:  # what our own files import of others is in the lock
-            names = [name for name in names if name.partition(".")[0] in PACKAGES]
-        return list(dict.fromkeys(place for name in names for place in self._places(name)))
-
-    def _places(self, module: str) -> Iterator[tuple[Path, Path]]:
-        """(folder on the path, file) of each file that importing a dotted name runs: packages on
-        the way and the module itself; for the name of an attribute, those of its module."""
-        top = module.partition(".")[0]
+    def reach(self, name: str) -> None:
+        """What a dotted name stands for: a definition of ours, or a file of the user's."""
+        top = name.partition(".")[0]
         if top in PACKAGES:
-            known = self.looked_up.places
-            if module not in known:
-                known[module] = [(self.root, file) for file in files_of(self.root, module)]
-            yield from known[module]
+            self._pending += self._found(name)
         elif self.hooks is not None and _is_in(self.hooks, top):
-            yield from ((self.hooks, file) for file in files_of(self.hooks, module))
+            self._take(self.hooks, name)
         elif (folder := _folder_of(top)) is not None:
-            yield from ((folder, file) for file in files_of(folder, module))
+            self._take(folder, name)
         elif (version := _version_of(top)) is not None:
             self.installed.setdefault(*version)
+
+    def reach_methods(self, name: str) -> None:
+        """Those of a class of settings and of its bases that reached code names, now or later."""
+        if name.partition(".")[0] not in PACKAGES:
+            return self.reach(name)
+        for module, found in self._found(name):
+            content = self._module(module)
+            for method in content.methods.get(found, ()):
+                unit = (module, f"{found}.{method}")
+                self._methods.setdefault(method, []).append(unit)
+                if method in self._named_attributes or method.startswith("__"):
+                    self._pending.append(unit)
+            for base in content.bases.get(found, ()):
+                if target := self._target(content, module, base):
+                    self.reach_methods(target)
+        return None
+
+    def finish(self) -> None:
+        while self._pending:
+            unit = self._pending.pop()
+            if unit in self._units:
+                continue
+            self._units.add(unit)
+            if unit not in self.looked_up.next:
+                self.looked_up.next[unit] = list(dict.fromkeys(self._next(unit)))
+            self._pending += self.looked_up.next[unit]
+            for name in self._definition(unit).attributes - self._named_attributes:
+                self._named_attributes.add(name)
+                self._pending += self._methods.get(name, ())
+
+    def files(self) -> dict[str, str]:
+        """What counts in each file of ours, as one hash."""
+        found: dict[str, list[str]] = {}
+        for module, name in self._units:
+            if digest := self._definition((module, name)).digest:
+                found.setdefault(module, []).append(f"{name} {digest}")
+        hashes = {
+            str(self._file(module)): hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+            for module, lines in found.items()
+        }
+        return {Path(f).relative_to(self.root).as_posix(): hashes[f] for f in sorted(hashes)}
+
+    def _found(self, name: str, *, as_type: bool = False) -> list[Unit]:
+        """The definition of ours that a dotted name leads to, through whatever imports it. As the
+        type of a field a choice leads nowhere: the spec says which one counts."""
+        key = name, as_type
+        if key not in self.looked_up.found:
+            self.looked_up.found[key] = list(self._find(name, as_type))
+        return self.looked_up.found[key]
+
+    def _find(self, name: str, as_type: bool) -> Iterator[Unit]:
+        parts = name.split(".")
+        depths = range(len(parts), 0, -1)
+        depth = next((n for n in depths if self._file(".".join(parts[:n]))), 0)
+        if not depth:
+            return
+        module, rest = ".".join(parts[:depth]), parts[depth:]
+        content = self._module(module)
+        yield module, EFFECTS
+        if not rest:
+            yield module, ALL
+        elif rest[0] in content:
+            if as_type and content.is_type(rest[0]):
+                yield module, rest[0] + AS_TYPE
+            elif not (as_type and self._is(f"{module}.{rest[0]}", CHOICE)):
+                yield module, rest[0]
+        elif rest[0] in content.bindings:
+            target = ".".join([content.bindings[rest[0]], *rest[1:]])
+            yield from self._found(target, as_type=as_type)
+        elif not content.is_package:
+            yield module, ALL
+
+    def _next(self, unit: Unit) -> Iterator[Unit]:
+        """What a definition leads to: all that its code names, and what runs when the modules are
+        imported in which these lie."""
+        module, name = unit
+        content, definition = self._module(module), self._definition(unit)
+        if name == EFFECTS:
+            parts = module.split(".")
+            packages = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+            yield from ((package, EFFECTS) for package in packages if self._file(package))
+            for imported in content.bindings.values():
+                yield from ((found, EFFECTS) for found, _ in self._found(imported))
+        else:
+            yield module, EFFECTS
+        is_type = content.is_type(name)
+        for used in definition.names:
+            if target := self._target(content, module, used):
+                yield from self._found(target, as_type=is_type)
+        holds_settings = name in content.bases and self._is(f"{module}.{name}", SETTINGS)
+        for used in definition.declared:
+            target = self._target(content, module, used)
+            if target and (holds_settings or not self._is(target, SETTINGS)):
+                yield from self._found(target, as_type=True)
+        for imported in definition.imports:
+            yield from self._found(imported)
+        for text in filter(_OURS.fullmatch, definition.strings):
+            if self._file(text):
+                yield text, ALL
+
+    def _target(self, content: Module, module: str, used: str) -> str:
+        """What a name that a module's code uses stands for; empty if it is none of ours."""
+        top, dot, rest = used.partition(".")
+        if top in content:
+            return f"{module}.{top}"
+        bound = content.bindings.get(top, "")
+        return f"{bound}{dot}{rest}" if bound.partition(".")[0] in PACKAGES else ""
+
+    def _is(self, name: str, ancestor: str) -> bool:
+        """Whether a dotted name is a class of ours below another."""
+        if name == ancestor:
+            return True
+        for module, found in self._found(name):
+            content = self._module(module)
+            targets = [self._target(content, module, base) for base in content.bases.get(found, ())]
+            if any(self._is(target, ancestor) for target in targets if target):
+                return True
+        return False
+
+    def _definition(self, unit: Unit) -> Definition:
+        module, name = unit
+        return self._module(module).definition(name)
+
+    def _module(self, name: str) -> Module:
+        if name not in self.looked_up.modules:
+            file = self._file(name)
+            assert file is not None, name
+            self.looked_up.modules[name] = read_module(file, name)
+        return self.looked_up.modules[name]
+
+    def _file(self, module: str) -> Path | None:
+        if module not in self.looked_up.files:
+            path = self.root.joinpath(*module.split("."))
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            self.looked_up.files[module] = file if file.is_file() else None
+        return self.looked_up.files[module]
+
+    def _take(self, base: Path, module: str) -> None:
+        """A file of the user's counts whole, and so does what else lies in its package."""
+        for file in files_of(base, module):
+            known = file.relative_to(base).as_posix()
+            if known in self.users:
+                continue
+            self.users[known] = file
+            package = base / file.relative_to(base).parts[0]
+            if base == self.hooks and package.is_dir():
+                for other in package.rglob("*"):
+                    if other.is_file() and other.suffix not in (".py", ".pyc"):
+                        self.users[other.relative_to(base).as_posix()] = other
+            whole = read_module(file, _module_name(base, file)).definition(ALL)
+            for name in sorted(whole.imports | set(filter(self._is_module, whole.strings))):
+                self.reach(name)
 
     def _is_module(self, text: str) -> bool:
         if _OURS.fullmatch(text):
             return True
         return self.hooks is not None and _is_in(self.hooks, text.partition(".")[0])
 
-    def _take(self, base: Path, file: Path) -> None:
-        self.users[file.relative_to(base).as_posix()] = file
-        package = base / file.relative_to(base).parts[0]
-        if base == self.hooks and package.is_dir():
-            for other in package.rglob("*"):
-                if other.is_file() and other.suffix not in (".py", ".pyc"):
-                    self.users[other.relative_to(base).as_posix()] = other
+
+def _module_name(base: Path, file: Path) -> str:
+    parts = file.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _user_digest(file: Path) -> str:
+    if file.suffix != ".py":
+        return sha256_of(file)
+    return read_module(file, file.stem).definition(ALL).digest
 
 
 def files_of(base: Path, module: str) -> Iterator[Path]:

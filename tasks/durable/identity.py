@@ -90,11 +90,12 @@ def stage_code(
     model that it imports, and what these import. Raises InputError for a hook that is not Python.
 
     Of all stages only `base` names a family: the others are made from what it gives them."""
-    modules = {part.partition(":")[0] for part in _parts(spec) if ":" in part}
+    parts = {part for part in _parts(spec) if ":" in part}
     if spec.imported_folder is not None:
-        modules |= _family_modules(spec.imported_folder)
+        parts |= _family_modules(spec.imported_folder)
     return code_identity(
-        [module_of(name_of(spec)), *sorted(modules)],
+        [f"{module_of(name_of(spec))}:run", *sorted(parts)],
+        settings=sorted(set(_settings(spec))),
         hooks=user.folder if user else None,
         data=user.data if user else None,
         root=root,
@@ -111,6 +112,20 @@ def _parts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _parts(item)
+
+
+def _settings(value: Any) -> Iterator[str]:
+    """`module:Class` of a spec and of all settings in it."""
+    if isinstance(value, Config):
+        yield f"{type(value).__module__}:{type(value).__qualname__}"
+        for field in type(value).model_fields:
+            yield from _settings(getattr(value, field))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _settings(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _settings(item)
 
 
 def _family_modules(url: str) -> set[str]:

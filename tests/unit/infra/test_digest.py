@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from infra.code.digest import canonical_json, content_of, digest_of
-from infra.code.identity import code_identity
-from infra.code.imports import imports_of
+from infra.code.identity import CodeIdentity, code_identity
 from infra.config import RESULT_NEUTRAL, Choice, Config
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
@@ -82,72 +81,172 @@ def test_what_a_choice_says_for_all_of_its_kind_counts() -> None:
     assert content_of(Algorithm(), {}) == {"advantage": {"std": True, "needs_spread": True}}
 
 
-def test_imports_inside_functions_and_started_modules_count(tmp_path: Path) -> None:
+ENTRY = '''
+"""What a stage runs."""
+from typing import TYPE_CHECKING
+from functools import cache
+
+from engines import used
+from engines.helpers import LIMIT, Base, helper, logged
+from infra.config import Choice, Config
+
+if TYPE_CHECKING:
+    from engines import typed
+
+
+class Size(Config):
+    """Settings, by value in a spec."""
+    words: int = 1
+    def doubled(self): return self.words * 2
+    def unnamed(self): return 0
+
+
+@logged
+def recorded(): return 1
+
+
+@cache
+def part(x: int) -> int:
+    """A part."""
+    from . import lazy
+    return helper(x) + LIMIT + used.three() + x.doubled()
+
+
+class Own(Base):
+    """With a base."""
+
+
+def neighbour(): return 2
+
+
+COMMAND = ["-m", "engines.started"]
+TABLE = {"one": "engines.named:One"}
+'''
+HELPERS = """
+from engines.far import FAR
+LIMIT: int = FAR + 2
+OTHER = 4
+def helper(x): return inner(x) + 5
+def inner(x): return x
+def logged(f): return f
+class Base:
+    def run(self): return 1
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
     package = tmp_path / "engines"
     package.mkdir()
-    (package / "__init__.py").write_text("")  # empty: it says nothing
-    (package / "entry.py").write_text(
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from engines import typed\n"
-        "def run():\n    from . import lazy\n"
-        "COMMAND = ['-m', 'engines.started']\n"
-        "PART = 'engines.named:Part'\n"
-    )
-    for name in ("typed", "lazy", "started", "named"):
-        (package / f"{name}.py").write_text("import json\n")
-    files = code_identity(["engines.entry"], root=tmp_path).files
-    assert list(files) == [
-        "engines/entry.py", "engines/lazy.py", "engines/started.py",
-    ]  # fmt: skip
+    files = {
+        "__init__": "", "entry": ENTRY, "helpers": HELPERS, "far": "FAR = 1\nNEAR = 2\n",
+        "used": "def three(): return 3\ndef four(): return 4\n", "typed": "X = 1\n",
+        "lazy": "def anything(): return 1\n", "started": "print('started')\n",
+        "named": "class One: pass\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
+    (tmp_path / "infra").mkdir()
+    shutil.copy(SOURCE_ROOT / "infra/config.py", tmp_path / "infra")
+    return tmp_path
 
 
-DECLARES = '''
-"""Settings."""
-from typing import Annotated, ClassVar, Literal
-from infra.config import Choice, Config
-Level = Literal["a", "b"]
-class One(Choice):
-    """One."""
-    code: ClassVar[str] = "engines.one:loss"
-    needs: ClassVar[tuple[str, ...]] = ("spread", "critic")
-    level: Level = "a"
-    @model_validator(mode="after")
-    def _ordered(self):
-        return self
-class Two(One):
-    @property
-    def parts(self):
-        return ()
-    @property
-    def needs(self):
-        return ()
-TABLE: dict[str, str] = {"one": "engines.one:One", "two": "engines.two:Two.make"}
-'''
+def identity_of(root: Path, part: str = "part") -> CodeIdentity:
+    return code_identity([f"engines.entry:{part}"], settings=["engines.entry:Size"], root=root)
+
+
+def edit(root: Path, file: str, old: str, new: str) -> None:
+    text = (root / f"engines/{file}.py").read_text()
+    assert old in text
+    (root / f"engines/{file}.py").write_text(text.replace(old, new))
+
+
+def test_what_a_definition_names_counts_and_no_more(code: Path) -> None:
+    assert list(identity_of(code).files) == [
+        f"engines/{name}.py" for name in ("entry", "far", "helpers", "lazy", "used")
+    ]
+    assert "engines/started.py" in identity_of(code, "COMMAND").files
+    assert "engines/named.py" not in identity_of(code, "TABLE").files
 
 
 @pytest.mark.parametrize(
-    ("added", "declares"),
+    ("file", "old", "new", "counts"),
     [
-        ("", True),
-        ("def compute(x): return x\n", False),
-        ("LIMIT = 3\n", False),
-        ("class Table(Config):\n    words: ClassVar[dict] = {'a': 1}\n", False),
-        ("WORDS = {'a': 'ant'}\n", False),
-        ("class Table(Config):\n    words: ClassVar[tuple] = (LEVEL, 'b')\n", False),
-        ("class Computes(Config):\n    x: int\n    @property\n    def y(self): return 1\n", False),
-        ("class Other:\n    x: int = 1\n", False),
+        ("entry", "helper(x) + LIMIT", "helper(x) - LIMIT", True),
+        ("entry", "@cache\ndef part", "def part", True),
+        ("entry", "return self.words * 2", "return self.words * 3", True),
+        ("helpers", "return inner(x) + 5", "return inner(x)", True),
+        ("helpers", "def inner(x): return x", "def inner(x): return -x", True),
+        ("helpers", "LIMIT: int = FAR + 2", "LIMIT: int = 5", True),
+        ("far", "FAR = 1", "FAR = 2", True),
+        ("used", "return 3", "return 33", True),
+        ("lazy", "return 1", "return 2", True),
+        # It keeps a record of what it decorates, when its module is imported.
+        ("helpers", "def logged(f): return f", "def logged(f): return None", True),
+        ("entry", "def recorded(): return 1", "def recorded(): return 2", True),
+        ("entry", "class Own", "print(1)\nclass Own", True),
+        ("entry", '"""A part."""', '"""The part."""', False),
+        ("entry", "def part(x: int) -> int:", "def part(x: float) -> float:  # typed", False),
+        ("entry", "    return helper(x) +", "    return (\n        helper(x)\n    ) +", False),
+        ("entry", "def neighbour(): return 2", "def neighbour(): return 3", False),
+        ("entry", "words: int = 1", "words: int = 2", False),
+        ("entry", "def unnamed(self): return 0", "def unnamed(self): return 1", False),
+        ("entry", '"one": "engines.named:One"', '"two": "engines.named:Two"', False),
+        ("helpers", "OTHER = 4", "OTHER = 5", False),
+        ("helpers", "def run(self): return 1", "def run(self): return 2", False),
+        ("helpers", "LIMIT: int = FAR", "LIMIT: float = FAR", False),
+        ("far", "NEAR = 2", "NEAR = 3", False),
+        ("used", "return 4", "return 44", False),
+        ("typed", "X = 1", "X = 2", False),
     ],
 )
-def test_a_file_of_settings_and_tables_of_parts_alone_is_none_of_the_code(
-    tmp_path: Path, added: str, declares: bool
+def test_an_edit_counts_where_its_definition_is_used(
+    code: Path, file: str, old: str, new: str, counts: bool
 ) -> None:
-    file = tmp_path / "settings.py"
-    file.write_text(DECLARES + added)
-    assert imports_of(file, "").only_declares is declares
+    before = identity_of(code)
+    edit(code, file, old, new)
+    assert (identity_of(code).hash != before.hash) == counts
 
 
-def test_words_alone_are_code() -> None:
-    assert not imports_of(SOURCE_ROOT / "curricula/vocabulary.py", "curricula").only_declares
+def test_an_edit_of_a_base_class_counts(code: Path) -> None:
+    before = identity_of(code, "Own")
+    edit(code, "helpers", "def run(self): return 1", "def run(self): return 2")
+    assert identity_of(code, "Own").hash != before.hash
+
+
+def test_where_definitions_stand_in_their_file_does_not_count(code: Path) -> None:
+    before = identity_of(code)
+    text = (code / "engines/far.py").read_text()
+    (code / "engines/far.py").write_text("NEAR = 2\n\n\nFAR = 1\n" if text else "")
+    assert identity_of(code).hash == before.hash
+
+
+CHOICES = """
+from typing import Annotated, ClassVar
+from pydantic import Field
+from infra.config import Choice, Config
+class One(Choice):
+    code: ClassVar[str] = "engines.one:loss"
+class Two(Choice):
+    code: ClassVar[str] = "engines.two:loss"
+    def extra(self): return 2
+Loss = Annotated[One | Two, Field(discriminator="kind")]
+class Options(Config):
+    loss: Loss = One()
+    rate: float = 0.1
+def part(): return Options().rate, Options().extra()
+"""
+
+
+def test_of_choices_that_settings_could_hold_none_counts_but_by_its_value(code: Path) -> None:
+    """`part` makes the settings itself, so their defaults count."""
+    (code / "engines/entry.py").write_text(CHOICES)
+    before = code_identity(["engines.entry:part"], root=code)
+    edit(code, "entry", "rate: float = 0.1", "rate: float = 0.2")
+    assert (after := code_identity(["engines.entry:part"], root=code)).hash != before.hash
+    edit(code, "entry", "return 2", "return 3")
+    edit(code, "entry", "Annotated[One | Two,", "Annotated[One | Two | Three,")
+    assert code_identity(["engines.entry:part"], root=code).hash == after.hash
 
 
 def test_a_file_that_is_not_python_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from infra.code.undeclared_reads import undeclared_reads, watch_reads
 from infra.errors import InputError
-from infra.user_files import MAX_BYTES, UserFiles, data_path, install_hooks, read_hooks
+from infra.user_files import MAX_BYTES, UserFiles, data_path, install_hooks, read_hooks, same_names
 
 pytestmark = pytest.mark.unit
 
@@ -111,3 +111,16 @@ def test_a_hook_that_reads_an_undeclared_file_is_named_once(folder: Path) -> Non
     finally:
         watch_reads(install_hooks(UserFiles()))
     assert undeclared_reads() == []
+
+
+@pytest.mark.parametrize("second", ["b/cfg.py", "c/cfg"])
+def test_two_hooks_of_one_name_are_refused_with_both_paths(tmp_path: Path, second: str) -> None:
+    paths = [tmp_path / "a/cfg.py", tmp_path / second]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("") if path.suffix else path.mkdir()
+    named = [str(path) for path in paths]
+    with pytest.raises(InputError) as refused:
+        read_hooks(named)
+    assert all(path in str(refused.value) for path in named)
+    assert list(same_names([named[0], named[0]])) == []

@@ -235,12 +235,12 @@ def test_what_changes_a_stage_is_its_part_and_no_other(tmp_path: Path) -> None:
         return {name: i.digest for name, i in planned_identities(plan, user).items()}
 
     named = f"experts.agent.path.rl.buffer={{name: '{file.stem}:Learns'}}"
-    before, after = digests(SOURCE, named), digests(f"{SOURCE}\n# changed\n", named)
+    before, after = digests(SOURCE, named), digests(f"{SOURCE}\nchanged = True\n", named)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {
         "agent-rl", "unified-distill", "unified-sft", "unified-rl", "evaluate",
     }  # fmt: skip
-    assert digests(SOURCE) == digests(f"{SOURCE}\n# changed\n")
+    assert digests(SOURCE) == digests(f"{SOURCE}\nchanged = True\n")
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from flows.load import load_recipe
+from flows.plan import PlannedStage
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
-from infra.config import Config, is_result_neutral
+from infra.code.definitions import ALL as WHOLE_MODULE
+from infra.code.identity import LookedUp
 from infra.errors import InputError
 from infra.home import SOURCE_ROOT
-from infra.user_files import data_path, install_hooks, read_hooks, same_names
-from tasks.durable.identity import NEUTRAL, spec_content, stage_code
-from tasks.registry import SPECS
+from infra.user_files import data_path, install_hooks, read_hooks
+from tasks.durable.identity import stage_code
+from tests.parts.edited_code import change_every_function, edited
 from tests.parts.recipe_parts import unified_path
 
 pytestmark = pytest.mark.unit
@@ -33,10 +33,20 @@ ALL = {
 UNIFIED = {"unified-distill", "unified-sft", "unified-opd", "unified-rl", "evaluate"}
 
 
-def digests(*changes: str, root: Path = SOURCE_ROOT, recipe: str = "cpu-demo") -> dict[str, str]:
+@cache
+def looked_up_of(root: Path) -> LookedUp:
+    """Our own code stays as it is while settings and hooks change."""
+    return LookedUp()
+
+
+def digests(
+    *changes: str, root: Path = SOURCE_ROOT, recipe: str = "cpu-demo", edited: str = ""
+) -> dict[str, str]:
     loaded = load_recipe(recipe, [*changes])
     user = install_hooks(read_hooks(loaded.hooks, loaded.data))
-    found = planned_identities(plan_post_train(loaded), user, root=root)
+    looked_up = looked_up_of(root)
+    known = without(looked_up, edited) if edited else looked_up
+    found = planned_identities(plan_post_train(loaded), user, root=root, looked_up=known)
     return {name: identity.digest for name, identity in found.items()}
 
 
@@ -96,14 +106,32 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@contextmanager
-def edited(file: Path, added: str = "\n# edited\n") -> Iterator[None]:
-    text = file.read_text()
-    file.write_text(text + added)
-    try:
-        yield
-    finally:
-        file.write_text(text)
+@pytest.fixture(scope="module")
+def known(tree: Path) -> tuple[LookedUp, dict[str, str]]:
+    """What is found out of the copy before an edit, and the digests."""
+    looked_up = LookedUp()
+    return looked_up, planned(tree, looked_up)
+
+
+@cache
+def planned_stages(*changes: str) -> Sequence[PlannedStage]:
+    return plan_post_train(load_recipe("cpu-demo", [OPD, *changes]))
+
+
+def planned(root: Path, looked_up: LookedUp, *changes: str) -> dict[str, str]:
+    found = planned_identities(planned_stages(*changes), root=root, looked_up=looked_up)
+    return {name: identity.digest for name, identity in found.items()}
+
+
+def without(known: LookedUp, file: str) -> LookedUp:
+    """An edit of functions' bodies changes what they lead to, and not what names stand for."""
+    edited = file.removesuffix(".py").replace("/", ".")
+    return LookedUp(
+        next={unit: leads for unit, leads in known.next.items() if unit[0] != edited},
+        modules={name: module for name, module in known.modules.items() if name != edited},
+        files=known.files,
+        found=known.found,
+    )
 
 
 @pytest.mark.parametrize(("stage", "most"), [("base", 60), ("reasoning-sft", 112)])
@@ -157,37 +185,58 @@ SFT = {"reasoning-sft", "agent-sft", "general-sft", "unified-sft"}
         ("engines/families/qwen3.py", ALL),
         ("engines/families/llama.py", set()),
         ("engines/families/common/dense.py", ALL),
-        # what only declares is in the specs, by value
-        ("engines/algorithms/choices.py", set()),
-        ("rewards/built_in.py", set()),
-        ("curricula/built_in.py", set()),
-        ("tasks/domain.py", set()),
     ],
 )
 def test_an_edit_of_our_code_runs_again_what_uses_it(
-    tree: Path, file: str, again: set[str]
+    tree: Path, known: tuple[LookedUp, dict[str, str]], file: str, again: set[str]
 ) -> None:
-    before = unchanged(tree)
+    looked_up, before = known
     with edited(tree / file):
-        assert rerun(before, digests(OPD, root=tree)) == again
+        if file.endswith(".py"):
+            change_every_function(tree / file)
+        assert rerun(before, planned(tree, without(looked_up, file))) == again
 
 
-def test_an_estimator_counts_where_the_algorithm_names_it(tree: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "added"),
+    [
+        ("engines/algorithms/choices.py", "class New(PartWithCode):\n    code = 'a:b'"),
+        ("engines/algorithms/choices.py", "Loss = Annotated[ClipLoss | New, 1]"),
+        ("rewards/built_in.py", "MORE = {'new': 'rewards.new:New'}"),
+        ("tasks/domain.py", "class New(HookSpec):\n    new: int = 1"),
+        ("tasks/rl/body.py", "# A comment.\n\n\ndef neighbour(): return 1"),
+        ("tasks/rl/body.py", "'A text.'"),
+    ],
+)
+def test_what_is_added_beside_runs_nothing_again(
+    tree: Path, known: tuple[LookedUp, dict[str, str]], file: str, added: str
+) -> None:
+    looked_up, before = known
+    with edited(tree / file, f"\n{added}\n"):
+        assert rerun(before, planned(tree, without(looked_up, file))) == set()
+
+
+def test_an_estimator_counts_where_the_algorithm_names_it(
+    tree: Path, known: tuple[LookedUp, dict[str, str]]
+) -> None:
     preset = "experts.general.path.rl.algorithm={preset: rloo}"
-    before = digests(preset, root=tree)
-    with edited(tree / "engines/algorithms/statistics/leave_one_out.py"):
-        changed = rerun(before, digests(preset, root=tree))
-    assert changed == {"general-rl"} | UNIFIED - {"unified-opd"}
+    looked_up, _ = known
+    before = planned(tree, looked_up, preset)
+    file = "engines/algorithms/statistics/leave_one_out.py"
+    with edited(tree / file):
+        change_every_function(tree / file)
+        changed = rerun(before, planned(tree, without(looked_up, file), preset))
+    assert changed == {"general-rl"} | UNIFIED
 
 
 def test_an_imported_models_family_counts_and_no_other(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     imported = f"base={{folder: '{tmp_path}'}}"
     before = digests(imported, root=tree)
-    with edited(tree / "engines/families/llama.py"):
-        assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
-    with edited(tree / "engines/families/qwen3.py"):
-        assert rerun(before, digests(imported, root=tree)) == set()
+    for family, again in (("llama", ALL - {"unified-opd"}), ("qwen3", set[str]())):
+        file = f"engines/families/{family}.py"
+        with edited(tree / file, "\nprint()\n"):
+            assert rerun(before, digests(imported, root=tree, edited=file)) == again
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert rerun(before, digests(imported, root=tree)) == ALL - {"unified-opd"}
 
@@ -255,11 +304,12 @@ def test_hooks_count_where_they_are_used_by_their_place_and_content(hooked: Path
         with edited(hooked / name, text):
             return rerun(before, mine(hooked))
 
-    assert after("reward.py", '\n"""A docstring."""\n') == USES
-    assert after("helper.py", "\n# edited\n") == USES
-    assert after("pkg/a/cfg.py", "\n# edited\n") == USES
+    assert after("reward.py", "\nX = 1\n") == USES
+    assert after("helper.py", "\ndef more(): return 1\n") == USES
+    assert after("pkg/a/cfg.py", "\nMORE = 1\n") == USES
     assert after("pkg/words.txt", "cat\n") == USES
-    assert after("unused.py", "\n# edited\n") == set()
+    assert after("unused.py", "\nMORE = 1\n") == set()
+    assert after("reward.py", '\n"""A docstring."""\n# and a comment\n') == set()
     assert rerun(before, mine(hooked)) == set()
     swap(hooked / "pkg/a/cfg.py", hooked / "pkg/b/cfg.py")
     assert rerun(before, mine(hooked)) == USES
@@ -319,75 +369,24 @@ def forget_installed() -> None:
     """As a new process does."""
     from infra.code import identity as code
 
-    for cached in (code._origin, code._folder_of, code._version_of, code._distributions):
-        cached.cache_clear()
+    for name in ("_origin", "_folder_of", "_version_of", "_distributions"):
+        getattr(code, name).cache_clear()
 
 
-@pytest.mark.parametrize("second", ["b/cfg.py", "c/cfg"])
-def test_two_hooks_of_one_name_are_refused_with_both_paths(tmp_path: Path, second: str) -> None:
-    paths = [tmp_path / "a/cfg.py", tmp_path / second]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("") if path.suffix else path.mkdir()
-    named = [str(path) for path in paths]
-    with pytest.raises(InputError) as refused:
-        read_hooks(named)
-    assert all(path in str(refused.value) for path in named)
-    assert list(same_names([named[0], named[0]])) == []
-
-
-# Every field
-
-
-def fields_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], str]]:
-    for name, field in model.model_fields.items():
-        yield f"{path}.{name}", model, name
-        for inner in models_in(field.annotation):
-            yield from fields_of(inner, f"{path}.{name}")
-
-
-def models_in(annotation: Any) -> Sequence[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in models_in(part)]
-
-
-MARKED = {
-    *("checkpoint_every", "keep_rollouts", "external"),
-    *("micro_batch_tokens", "kernels", "max_total_tokens", "max_bad_share"),
-    *("routing", "max_turns_per_server", "model"),
-}
-
-
-def test_every_setting_of_every_spec_counts_or_is_marked() -> None:
-    """A field that is neither would be a stale cache."""
-    seen: set[str] = set()
-    for kind, spec in SPECS.items():
-        for path, model, name in fields_of(spec, kind):
-            seen.add(path)
-            field = model.model_fields[name]
-            assert issubclass(model, Config)
-            # `exclude` is for what is resolved into other fields.
-            assert not field.exclude or path.endswith(".preset"), path
-    neutral = {
-        path.rpartition(".")[2]
-        for kind, spec in SPECS.items()
-        for path, model, name in fields_of(spec, kind)
-        if is_result_neutral(model.model_fields[name])
+def test_modules_that_count_whole_are_those_that_are_started_or_passed_on() -> None:
+    """Here an edit of any definition runs a stage again, whether the stage uses it or not."""
+    looked_up = LookedUp()
+    planned(SOURCE_ROOT, looked_up)
+    assert {module for module, name in looked_up.next if name == WHOLE_MODULE} == {
+        "engines.devices.process_parent",
+        "engines.megatron.device",
+        "engines.sglang.models",
+        "engines.weights.broadcast.arrivals",
+        "engines.weights.disk_delta.requests",
+        *(f"engines.sglang.cpu.{name}" for name in ("attention", "dense", "missing_modules")),
+        *(f"engines.sglang.cpu.{name}" for name in ("row_invariant", "seeded_sampling")),
+        *(f"engines.sglang.{name}" for name in ("last_turn", "plugin", "routed_batch")),
+        *(f"engines.sglang.servers.{name}" for name in ("launcher", "loopback_rendezvous")),
+        *(f"engines.sglang.servers.{name}" for name in ("mapped_weights", "router_main")),
+        *(f"engines.sglang.servers.{name}" for name in ("server_files", "weight_routes")),
     }
-    assert neutral == MARKED
-    assert len(seen) > 200
-    assert {name for _, name in NEUTRAL} == {"megatron", "sglang"}
-
-
-def test_the_content_of_a_spec_is_its_dump_without_what_is_marked() -> None:
-    for stage in plan_post_train(load_recipe("cpu-demo", [OPD])):
-        dumped = stage.spec.model_dump(mode="json")
-        content = spec_content(stage.spec)
-        assert without(dumped, MARKED) == without(content, {"needs"})
-
-
-def without(value: Any, names: set[str]) -> Any:
-    if isinstance(value, dict):
-        return {k: without(v, names) for k, v in value.items() if k not in names}
-    return [without(v, names) for v in value] if isinstance(value, list) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from flows.command.main import main
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
-from flows.reasons import stage_reasons
+from flows.reasons import made_by_other_code, stage_reasons
 from flows.recipe import Recipe
+from flows.running.chosen_stages import ChosenStages, narrowed
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord, store_of
 from infra.store.artifacts import ArtifactStore
@@ -130,6 +132,50 @@ def test_files_and_packages_are_named(tmp_path: Path) -> None:
         "rewards/gone.py is no longer used", "rewards/repetition.py changed",
         "hook mine.py is no longer used", "installed a: 1 -> not used",
     ]  # fmt: skip
+
+
+def of_older_code(hooks: dict[str, str] | None = None) -> dict[str, StageIdentity]:
+    """What the recipe made with an older version of Tributary, or of a user's hooks."""
+
+    def older(_: object, identity: StageIdentity) -> StageIdentity:
+        files = {**identity.code.files, "infra/errors.py": "0" * 64}
+        changed = {"hash": ("3" if hooks else "2") * 64, "files": files, "hooks": hooks or {}}
+        return replace(identity, code=identity.code.model_copy(update=changed))
+
+    return planned_identities(plan_post_train(recipe()), taken_as=older)
+
+
+def test_what_older_code_made_is_taken_as_it_is_where_a_run_accepts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = of_older_code()
+    keep(found, tmp_path)
+    ran(found)
+    loaded = recipe()
+    plan = plan_post_train(loaded)
+    assert made_by_other_code(loaded, plan) == list(found)
+    with pytest.raises(SystemExit):
+        main(["check", "cpu-demo"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"all else being the same: {', '.join(found)}; `tributary run cpu-demo --acc" in told
+    accepting = narrowed(plan, ChosenStages(accept_code=True))
+    assert not any(stage_reasons(loaded, accepting).values())
+    again = narrowed(plan, ChosenStages(accept_code=True, force_stages=["general-rl"]))
+    assert [s.name for s in again if not s.accepts_code] == ["general-rl"]
+
+
+def test_other_settings_inputs_or_hooks_are_not_taken_for_other_code(tmp_path: Path) -> None:
+    keep(of_older_code(), tmp_path)
+    ran(of_older_code())
+    loaded = recipe("experts.general.path.rl.optimizer.lr=1e-4")
+    accepting = narrowed(plan_post_train(loaded), ChosenStages(accept_code=True))
+    left = {name: lines for name, lines in stage_reasons(loaded, accepting).items() if lines}
+    assert left["general-rl"][0] == "rl.optimizer.lr: 2e-4 -> 1e-4"
+    assert set(left) == {"general-rl", "evaluate", *AFTER}
+    hooked = of_older_code({"mine.py": "3"})
+    keep(hooked, tmp_path)
+    ran(hooked)
+    assert made_by_other_code(recipe(), plan_post_train(recipe())) == []
 
 
 def test_what_was_begun_or_deleted_says_so(tmp_path: Path) -> None:

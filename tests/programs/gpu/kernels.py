@@ -81,6 +81,70 @@ def fused_loss() -> list[Row]:
     return found
 
 
+def fused_kernels() -> list[Row]:
+    """SwiGLU and rotation as compiled against as they are written, in fp32 there and back, and
+    which flash attention this device takes."""
+    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+
+    from engines.megatron import kernels
+    from engines.megatron.rotary import Rotate, rotary_factors
+
+    place = device.device()
+    tokens, heads, size = (16_384, 16, 128) if has_cuda() else (256, 4, 32)
+    torch.manual_seed(0)
+    speeds = 10_000.0 ** -(torch.arange(size // 2, device=place) / (size // 2))
+    factors = rotary_factors(torch.arange(tokens, device=place), speeds)
+    turned = torch.randn(tokens, heads, size, device=place)
+    gated = torch.randn(tokens, 6 * heads * size, device=place)
+
+    def rotation(x: Tensor) -> Tensor:
+        return Rotate.apply(x, *factors)
+
+    def swiglu(x: Tensor) -> Tensor:
+        if kernels.in_use().compiled:
+            return bias_swiglu_impl(x, None)
+        gate, up = x.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    rows: list[Row] = []
+    for name, path, given in (("rotation", rotation, turned), ("SwiGLU", swiglu, gated)):
+        found: dict[str, tuple[float, list[Tensor]]] = {}
+        for kind in ("plain", "fused"):
+            kernels.choose(kind)
+            found[kind] = _there_and_back(path, given)
+        apart = max(
+            float((a - b).abs().max()) for a, b in zip(*(x for _, x in found.values()), strict=True)
+        )
+        note = f"fp32, {list(given.shape)}"
+        rows += [
+            Row(f"{name}, fused against plain", apart, "largest difference", 1e-5, True, note),
+            Row(
+                f"{name}, time of fused", found["fused"][0] / found["plain"][0], "ratio", note=note
+            ),
+        ]
+    chosen = kernels.choose("auto")
+    said = chosen.attention or "torch's own"
+    note = "; ".join((f"flash attention: {said}", *chosen.missing))
+    apart = kernels.attention_apart()
+    rows.append(Row("attention, against fp32", apart, "of the largest", 0.02, True, note))
+    kernels.choose("plain")
+    return rows
+
+
+def _there_and_back(path: Callable[[Tensor], Tensor], given: Tensor) -> tuple[float, list[Tensor]]:
+    """Seconds of the second of two passes; the output and the gradient."""
+    given = given.detach().requires_grad_()
+    seconds, values = 0.0, list[Tensor]()
+    for _ in range(2):
+        _settle()
+        began = time.perf_counter()
+        out = path(given)
+        values = [out.detach(), *torch.autograd.grad(out.square().mean(), given)]
+        _settle()
+        seconds = time.perf_counter() - began
+    return seconds, values
+
+
 def packed_attention() -> list[Row]:
     """The attention that this device takes for a long-tailed pack, there and back, against the one
     that goes by block, in fp32."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.programs.gpu.__main__ import PARTS, main
+from tests.programs.gpu import __main__ as gpu
+from tests.programs.gpu.__main__ import PARTS, Part, main
 from tests.programs.gpu.random_model import TINY, write_random_model
 from tests.programs.gpu.settings import sequences
 from tests.programs.gpu.whole_recipe import RECIPE
@@ -61,6 +63,50 @@ def test_the_whole_recipe_is_one_that_a_host_with_a_gpu_accepts(tmp_path: Path) 
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.stdout == "True\n", done.stderr
+
+
+def test_what_was_found_stays_when_time_is_over_or_the_program_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second part that would take longer than there is, and one during which somebody ends it."""
+    (tmp_path / "parts_of_a_test.py").write_text(
+        "import os, signal, time\n"
+        "from tests.programs.bench.rows import Row\n"
+        "def quick(): return [Row('a figure', 1.0, 's')]\n"
+        "def slow(): time.sleep(60)\n"
+        "def ended(): os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)\n"
+    )
+    found = Path.cwd()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{found}")
+    monkeypatch.setattr(gpu, "_measuring", lambda part, file: ["-c", _MEASURE, part.function, file])
+    monkeypatch.setattr(gpu, "BUILD", tmp_path)
+    monkeypatch.setattr(gpu, "_LEAST_S", 1)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for parts, together_s, said in (
+            ([Part("quick"), Part("slow", 2)], 60, "slow: CUT OFF after 2 s"),
+            ([Part("quick"), Part("ended")], 60, "ended before its last part"),
+        ):
+            monkeypatch.setattr(gpu, "PARTS", parts)
+            monkeypatch.setattr(gpu, "TOGETHER_S", together_s)
+            assert main([]) == 1
+            shown = capsys.readouterr().out
+            assert said in shown
+            assert shown.count("a figure") == 2, "at once, and in the table"
+            (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+            assert row["name"] == "a figure"
+        monkeypatch.setattr(gpu, "TOGETHER_S", 0)
+        assert main([]) == 1
+        assert "quick: NOT RUN: no time is left" in capsys.readouterr().out
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_MEASURE = (
+    "import json, sys, dataclasses, parts_of_a_test as parts\n"
+    "rows = getattr(parts, sys.argv[1])()\n"
+    "open(sys.argv[2], 'w').write(json.dumps([dataclasses.asdict(row) for row in rows]))\n"
+)
 
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.batching import TokenSequence
 from engines.devices.kinds import TRAINER_PARTS
 from engines.megatron.train.pack import FlatSequences
 from engines.megatron.train.trainer import RlTrainer
@@ -74,6 +75,70 @@ def low_precision() -> list[Row]:
     ]
 
 
+def agreement() -> list[Row]:
+    """Our bf16 logprobs against those of transformers in bf16, which stands in for an engine, on
+    the same tokens: how wide an agreement gate has to be."""
+    from transformers import AutoModelForCausalLM
+
+    with _model() as (size, model):
+        drawn = sequences(size.vocab, 16, 384)
+        with trainer(model, "bf16") as trained:
+            ours = trained.logprobs([s.tokens for s in drawn])
+        place = "cuda" if has_cuda() else "cpu"
+        engine: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        engine = engine.to(place).eval()
+        apart: list[Tensor] = []
+        for sequence, own in zip(drawn, ours, strict=True):
+            ids = torch.tensor([sequence.tokens], device=place)
+            with torch.no_grad():
+                logits = engine(ids).logits[0, :-1].float()
+            theirs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
+            apart.append((theirs - torch.tensor(own[1:])).abs())
+    found = torch.cat(apart)
+    note = f"Qwen3 {size.name}, random weights, bf16, {len(found)} tokens"
+    return [
+        Row("agreement with transformers, mean", float(found.mean()), "nats", 0.05, True, note),
+        Row("agreement with transformers, p99", float(found.quantile(0.99)), "nats", note=note),
+        Row("agreement with transformers, worst", float(found.max()), "nats", note=note),
+    ]
+
+
+def memory() -> list[Row]:
+    """The largest moment of a step, against what `check` predicts of it."""
+    from engines.families.common.registry import model_shape
+    from engines.megatron.spec import Parallel
+    from engines.memory.model_size import size_of
+    from engines.memory.needs import TrainerNeeds
+    from engines.memory.trainer import trainer_memory
+
+    tokens = 8_192 if has_cuda() else 1_024
+    with _model() as (size, model), trainer(model, _fast()) as trained:
+        # As many tokens as a micro-batch has at most, in sequences that fill it.
+        batch = sequences(size.vocab, tokens // 256, 257 * 6, seed=1)
+        batch = [TokenSequence((s.tokens * 256)[:256], [0] + [1] * 255) for s in batch]
+        trained.sft_steps([batch])
+        _reset_peak()
+        trained.sft_steps([batch])
+        peak = _peak()
+    needs = TrainerNeeds(Parallel(), _fast(), tokens, place="cuda" if has_cuda() else "cpu")
+    predicted = trainer_memory(size_of(model_shape(size.config)), needs)
+    expected = predicted.total - predicted.runtime
+    note = f"Qwen3 {size.name}, {_fast()}, {tokens} tokens; predicted {expected / GB:.3f} GB"
+    if not has_cuda():
+        note += "; on a CPU the peak counts the process"
+    bound = 1.15 if has_cuda() else None
+    return [
+        Row(
+            "memory of a step, against what is predicted",
+            peak / expected,
+            "ratio",
+            bound,
+            True,
+            note,
+        )
+    ]
+
+
 def recomputation() -> list[Row]:
     """Loss, gradient norm and memory with activations computed twice, against kept ones."""
     with _model() as (size, model):
@@ -132,10 +197,15 @@ def sleeping() -> list[Row]:
     every tensor is as it was."""
     with _model() as (size, model), trainer(model, _fast()) as trained:
         trained.sft_steps([sequences(size.vocab, 4, 64)])
-        wanted, state = _copies(trained), _bytes_of(trained)
-        before = _held()
+        state = _bytes_of(trained)
+        kept = sum(memory.nbytes() for memory in _memories(trained))
+        host, before = process_memory("VmRSS"), _held()
         asleep = _seconds(lambda: trained.hold(()))
+        taken = (process_memory("VmRSS") - host) / kept
         given_back = (before - _held()) / state
+        trained.hold(TRAINER_PARTS)
+        wanted = _copies(trained)
+        again = _seconds(lambda: trained.hold(()))
         weights = _seconds(lambda: trained.hold({"weights"}))
         awake = _seconds(lambda: trained.hold(TRAINER_PARTS))
         equal = _equal(trained, wanted)
@@ -143,7 +213,13 @@ def sleeping() -> list[Row]:
     return [
         Row("sleep: memory given back", given_back, "of the state", 0.8, note=note),
         Row("wake: equal tensors", equal, "share", 1.0, note=note),
-        Row("sleep", asleep, "s", note=note),
+        *(
+            [Row("sleep: host memory taken", taken, "of what is kept", 1.05, True, note)]
+            if has_cuda()
+            else []
+        ),
+        Row("sleep, the first time", asleep, "s", note=note),
+        Row("sleep, again", again, "s", note=f"{note}; {kept / again / GB:.1f} GB/s"),
         Row("wake, weights", weights, "s", note=note),
         Row("wake, the rest", awake, "s", note=note),
     ]
@@ -195,11 +271,16 @@ def _equal(trained: RlTrainer, wanted: list[Tensor]) -> float:
     return sum(torch.equal(now.cpu(), before) for now, before in pairs) / len(pairs)
 
 
+def _memories(trained: RlTrainer) -> list[torch.UntypedStorage]:
+    """Of what outlives a step but gradients, each once."""
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _kept(trained)}
+    return list(found.values())
+
+
 def _bytes_of(trained: RlTrainer) -> int:
     """Of what outlives a step, gradients included, each memory once."""
-    memories = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _kept(trained)}
     gradients = sum(p.numel() * (4 if p.requires_grad else 0) for p in trained.network.parameters())
-    return sum(memory.nbytes() for memory in memories.values()) + gradients
+    return sum(memory.nbytes() for memory in _memories(trained)) + gradients
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -10,6 +10,7 @@ They are compared exactly. Two numbers are one answer if
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,6 +68,7 @@ class Number:
     """whether its unit is one letter right behind it"""
 
 
+@functools.lru_cache(256)
 def read_number(text: str) -> Number | None:
     """Of a text in the one way of `rewards.math_writing.plain`; None if it is no number."""
     text = _unwrapped(text)

@@ -6,6 +6,7 @@ are units and names, and other letters are variables. `¤` stands for a dollar.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
@@ -38,6 +39,7 @@ _SYMBOLS = {
     "″": "''",
     "′": "'",
 }
+_TRANSLATED = str.maketrans(_SYMBOLS)
 _COMMANDS = {
     **dict.fromkeys(("left", "right", "displaystyle", "textstyle", "limits", "bf", "rm", "it"), ""),
     **dict.fromkeys(("bigl", "bigr", "Bigl", "Bigr", "big", "Big", "bigg", "Bigg"), ""),
@@ -100,6 +102,7 @@ _COMMAND_SPACE = re.compile(r"(\\[A-Za-z]+) (?![A-Za-z])")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?! ?[\d/])(?!\s*\\frac)")
 
 
+@functools.lru_cache(256)  # a group's answers share a reference, and often their own text
 def plain(text: str) -> str:
     """The text in one way of writing, without the white space that means nothing."""
     text = _ascii(text).replace("\\\\", ROW_END)
@@ -143,12 +146,14 @@ def unmarked(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
+    if text.isascii():
+        return text
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda f: f"^{{{f[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀-₉]+", lambda f: f"_{{{f[0].translate(_SUBSCRIPTS)}}}", text)
     text = "".join(
         f" {c}" if unicodedata.decomposition(c).startswith("<fraction>") else c for c in text
     )
-    text = normal_form("NFKC", text.translate(str.maketrans(_SYMBOLS)))
+    text = normal_form("NFKC", text.translate(_TRANSLATED))
     return text.replace("\u2044", "/").replace("\u2212", "-")
 
 

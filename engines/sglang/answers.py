@@ -1,7 +1,8 @@
 """Answers: what a server says to a request for turns, read as it comes, and checked.
 
-A request for several turns is answered with an event for each, in the order in which they are done,
-so no turn waits for a longer neighbour. A request for one turn is answered with a list of one.
+A request for several turns is answered with events, each a list of those that are done in the same
+moment, so no turn waits for a longer neighbour. A request for one turn is answered with a list of
+one.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ async def events_of(content: StreamReader) -> AsyncGenerator[bytes]:
         raise Refused(f"this is not a valid engine answer, or not all of it: {rest[:300]!r}")
 
 
-def read_event(text: bytes, turns: Sequence[AskedTurn]) -> Answer:
-    """Read the answer to one of these turns out of an event. Raises EngineError."""
+def read_event(text: bytes, turns: Sequence[AskedTurn]) -> list[Answer]:
+    """Read the answers to some of these turns out of an event. Raises EngineError."""
     said = _loaded(text)
     if isinstance(said, dict) and "error" in said:
         error = cast("dict[str, Any]", said["error"])
         raise refusal(int(error.get("code", 400)), f"{error.get('message')}")
     try:
-        return _answer(said, turns[said["index"]])
+        return [_answer(reply, turns[reply["index"]]) for reply in said]
     except _NONSENSE as error:
         raise _nonsense(error, text) from error
 

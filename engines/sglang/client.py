@@ -241,7 +241,8 @@ class GenerationClient:
                         self._take(answer, request)
                     return
                 async for event in events_of(response.content):
-                    self._take(read_event(event, turns), request)
+                    for answer in read_event(event, turns):
+                        self._take(answer, request)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise NoConnection(f"POST {url}: no connection: {error!r}") from error
         if missing := sum(not turn.is_over for turn in turns):

@@ -5,13 +5,14 @@ of it, which would give every sequence the same seed. `session_params` is the on
 request that the router hands on unread: the list travels there and our plugin puts it back. So do
 the names of the sequences, by which each can be aborted.
 
-Whoever asks for `stream` there gets an event for each sequence when it is done. SGLang alone would
-send all that there is of each with every token.
+Whoever asks for `stream` there gets each sequence when it is done, in one event with all that are
+done in the same moment. SGLang alone would send all that there is of each with every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from engines.types import TokenIds
@@ -44,7 +45,7 @@ def pack(
     `request`: its name, which no other has; without one its sequences have no name that is known.
     `for_plugin`: the server has our plugin. One without it takes batches of one, and hears of a
     name if no router is before it, which would leave the name out. `stream`: a batch is answered
-    with an event for each sequence, with its `index`, when that is done; else with all at once."""
+    with events, lists of the sequences that are done, with their `index`; else with all at once."""
     named = {_NAMES: names_of(request, len(sampling))} if request else {}
     carried: dict[str, Any] = {}
     if len(sampling) > 1 or (named and for_plugin):
@@ -84,6 +85,33 @@ def whole(sequence: Any, request: Any, _index: int) -> Any:
     return sequence
 
 
+def answered(stock: Any, manager: Any, generators: Sequence[Any], names: Sequence[str]) -> Any:
+    """The answers of a batch as they come: lists, where the request came with `FIELD`."""
+    state = manager.rid_to_state.get(names[0])
+    if not getattr(state and state.obj, _BY_SEQUENCE, False):
+        return stock(manager, generators, names)
+    return together(generators, names)
+
+
+async def together(generators: Sequence[Any], names: Sequence[str]) -> AsyncGenerator[list[Any]]:
+    """Lists of what is there in the same moment, each generator's first and only answer: an event
+    costs a server more than what it says of one more sequence."""
+    index_of = {name: index for index, name in enumerate(names)}
+    waiting = {asyncio.create_task(generator.__anext__()) for generator in generators}
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            answers = [task.result() for task in done]
+            for answer in answers:
+                answer["index"] = index_of[answer["meta_info"]["id"]]
+            yield answers
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*(each.aclose() for each in generators), return_exceptions=True)
+
+
 def install() -> None:
     """Hook SGLang's request normalisation; for any host, with or without CUDA."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -97,3 +125,4 @@ def install() -> None:
     HookRegistry.register(before, unpack, HookType.BEFORE)
     HookRegistry.register(f"{_REQUEST}.__getitem__", whole, HookType.AFTER)
     HookRegistry.register(f"{_MANAGER}._handle_abort_finish_reason", refused, HookType.AROUND)
+    HookRegistry.register(f"{_MANAGER}._stream_batch_responses", answered, HookType.AROUND)

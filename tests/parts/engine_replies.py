@@ -19,15 +19,21 @@ LAST = b"data: [DONE]\n\n"
 
 def event(index: int, reply: dict[str, Any]) -> bytes:
     """Of one sequence that is done."""
-    return b"data: " + orjson.dumps(reply | {"index": index}) + b"\n\n"
+    return events([(index, reply)])
+
+
+def events(replies: Sequence[tuple[int, dict[str, Any]]]) -> bytes:
+    """One event, of sequences that are done in the same moment."""
+    told = [reply | {"index": index} for index, reply in replies]
+    return b"data: " + orjson.dumps(told) + b"\n\n"
 
 
 def response(body: dict[str, Any], replies: Sequence[dict[str, Any]]) -> web.Response:
     """To a request with this body, whose sequences are all done at once."""
     if not body["stream"]:
         return web.json_response(replies)
-    events = b"".join(event(index, reply) for index, reply in enumerate(replies))
-    return web.Response(body=events + LAST, content_type="text/event-stream")
+    body_of_all = events(list(enumerate(replies)))
+    return web.Response(body=body_of_all + LAST, content_type="text/event-stream")
 
 
 def reply_to(ids: list[int], **meta: Any) -> dict[str, Any]:

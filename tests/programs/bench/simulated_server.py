@@ -46,7 +46,7 @@ def answer(tokens: int, draw: random.Random) -> bytes:
 
 def event_of(index: int, prepared: bytes) -> bytes:
     """In which a sequence of a batch is answered."""
-    return b'data: {"index":%d,' % index + prepared[1:] + b"\n\n"
+    return b'data: [{"index":%d,' % index + prepared[1:] + b"]\n\n"
 
 
 def serve(tokens: int) -> None:

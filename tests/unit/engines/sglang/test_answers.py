@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import orjson
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from engines.sglang import client
 from engines.sglang.client import GenerationClient
-from engines.sglang.routed_batch import FIELD
+from engines.sglang.routed_batch import FIELD, together
 from engines.types import Generation, Sampling
 from infra.errors import EngineError
 from tests.parts.engine_replies import LAST, Answer, endpoint, event, good, reply_to
@@ -126,3 +126,29 @@ async def test_a_stream_that_no_engine_gives_is_a_server_fault(said: bytes) -> N
         answers = await asyncio.gather(*[client.generate([i], Sampling(4)) for i in range(2)])
     assert [g.token_ids.tolist() for g in answers] == [[0], [1]]
     assert len(asked) == 7, "more often than a lost connection is tried again"
+
+
+async def test_answers_of_one_moment_come_in_one_event_and_no_other_waits_for_them() -> None:
+    """As our plugin has a server answer; each generator has one answer and is closed."""
+    moments, closed = [asyncio.Event() for _ in range(4)], list[int]()
+
+    async def sequence(number: int) -> AsyncGenerator[dict[str, Any]]:
+        try:
+            await moments[number].wait()
+            yield {"meta_info": {"id": f"s{number}"}}
+        finally:
+            closed.append(number)
+
+    names = [f"s{number}" for number in range(4)]
+    stream = together([sequence(number) for number in range(4)], names)
+    first = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    moments[3].set()
+    moments[1].set()
+    async with asyncio.timeout(10):
+        assert sorted(answer["index"] for answer in await first) == [1, 3]
+        second = asyncio.create_task(anext(stream))
+        moments[0].set()
+        assert [answer["index"] for answer in await second] == [0]
+    await stream.aclose()  # whoever asked is gone
+    assert sorted(closed) == [0, 1, 2, 3]

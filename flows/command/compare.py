@@ -20,10 +20,10 @@ from flows.reports.comparison import (
     compare_recipes,
     recipe_differences,
     require_scores,
+    write_comparison,
 )
-from flows.reports.comparison_page import write_comparison
+from flows.reports.paired_tests import PairedScore, PairOfRuns, ScoredRun, pair_of
 from flows.reports.report import Report, build_report, read_scores, read_task_scores
-from flows.reports.run_pairs import PairedScore, PairOfRuns, ScoredRun, pair_of
 from flows.running.records import RunRecord, StageRecord, find_run
 from infra.errors import InputError
 from infra.home import home

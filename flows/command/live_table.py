@@ -14,7 +14,8 @@ from rich.text import Text
 
 from flows.command.output import duration, text_table
 from flows.plan import PlannedStage
-from flows.reports.curve_chart import curve_table
+from flows.reports.charts import curve_table
+from flows.reports.outcome import state_line, warning_lines
 from flows.reports.page import report_path
 from flows.reports.report import (
     Report,
@@ -24,7 +25,6 @@ from flows.reports.report import (
     task_table,
     training_table,
 )
-from flows.reports.warned import state_line, warning_lines
 from flows.running.records import RunRecord, StageRecord
 
 STYLES = {

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from flows.post_train import UNIFIED
+from flows.reports.outcome import warning_lines
 from flows.reports.report import Report, mean
-from flows.reports.warned import warning_lines
 from flows.running.records import RunHead
 
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")

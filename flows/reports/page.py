@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.plan import EVALUATE, PlannedStage
-from flows.reports.charts.river import RiverStage, river
-from flows.reports.charts.scaling import scaling_charts
-from flows.reports.counted import counted
-from flows.reports.curve_chart import curve_table
-from flows.reports.failure import failure_of
-from flows.reports.learning_curves import charts_of
-from flows.reports.outcome import outcome_of
+from flows.reports.charts import charts_of, curve_table, scaling_charts
+from flows.reports.outcome import outcome_of, score_tables, state_line, task_tables, warning_lines
+from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import render, seconds_text
 from flows.reports.report import (
     Report,
@@ -27,13 +23,9 @@ from flows.reports.report import (
     training_table,
 )
 from flows.reports.reproduce import origin_of
-from flows.reports.sample_files import read_pieces, read_samples
-from flows.reports.samples import sample_set
-from flows.reports.score_cells import score_tables, task_tables
-from flows.reports.seconds import WHAT, seconds_of
-from flows.reports.stage_view import StageView, stage_views
-from flows.reports.timeline_picture import timeline_picture
-from flows.reports.warned import state_line, warning_lines
+from flows.reports.samples import read_pieces, read_samples, sample_set
+from flows.reports.stage_view import WHAT, StageView, counted, failure_of, seconds_of, stage_views
+from flows.reports.timeline_chart import timeline_picture
 from flows.rounds.promotion import table_of_rounds
 from flows.running.records import RunRecord
 from infra.home import home

@@ -14,8 +14,7 @@ from curricula.flaws import FLAWS
 from flows.plan import BASE, EVALUATE, LM_EVAL, PlannedStage, versions_of
 from flows.post_train import UNIFIED
 from flows.recipe import Recipe
-from flows.reports.paired_tests import paired
-from flows.reports.problem_outcomes import problem_outcomes, problem_samples
+from flows.reports.paired_tests import paired, problem_outcomes, problem_samples
 from flows.reports.rendering import p_text
 from flows.rounds.promotion import Round, rounds_of
 from flows.running.records import RunRecord, StageRecord

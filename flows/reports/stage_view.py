@@ -1,19 +1,23 @@
-"""One stage of a run as its page shows it: its plan, record, and small files of its artifact."""
+"""Collects what the page says of a stage: plan, record, counts, seconds, and why it failed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flows.plan import PlannedStage
-from flows.running.records import RunRecord, StageRecord
+from flows.running.records import RunRecord, RunState, StageRecord
 from infra.home import home
 from infra.store.artifacts import ArtifactStore, Manifest
+from infra.timeline import TRAINER
 from infra.trace_file import TRACE_FILE, Trace, read_trace
+from tasks.admit.admission import CAUSES
 from tasks.admit.spec import ADMISSION_FILE
 from tasks.distill.spec import COUNTS_FILE
+from tasks.durable.launch import log_path
 from tasks.evaluate.spec import SCORES_FILE
 from tasks.rl.counts import RL_COUNTS_FILE
 from tasks.series import SERIES_FILE, Points, read_series
@@ -73,3 +77,239 @@ def _view(artifacts: ArtifactStore, planned: PlannedStage, stage: StageRecord) -
         json.loads(counts) if counts else {},
         json.loads(scores) if scores else {},
     )
+
+
+_SFT = ("sequences", "too_long", "without_thinking", "unrendered")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Example: Count("wrong", 99, 128)"""
+
+    name: str
+    value: int
+    of: int
+    """what it is a share of"""
+    is_kept: bool = False
+    """whether it is what got through"""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One table: what was counted in one stage, e.g. its groups by filter."""
+
+    stage: str
+    title: str
+    counts: Sequence[Count]
+
+
+def counted(views: Sequence[StageView]) -> list[Counted]:
+    """Of all stages that have counts, in the plan's order; no table is empty."""
+    return [table for view in views for table in _tables(view) if table.counts]
+
+
+def _tables(view: StageView) -> Iterator[Counted]:
+    match view.planned.kind:
+        case "distill":
+            for domain, counts in view.counts.items():
+                yield Counted(view.name, f"rollouts of {domain}", _funnel(counts))
+        case "admit":
+            for name, counts in view.counts.items():
+                yield Counted(view.name, f"problems of {name}", _tried(counts))
+        case "evaluate":
+            yield from _evaluated(view)
+        case _ if "groups" in view.counts:
+            yield from _learned(view.name, view.counts)
+        case _:
+            metrics = view.manifest.metrics if view.manifest else {}
+            yield Counted(view.name, "sequences", _sequences(metrics))
+
+
+def _learned(stage: str, counts: Mapping[str, Any]) -> Iterator[Counted]:
+    rollouts, groups = dict[str, int](counts["rollouts"]), dict[str, int](counts["groups"])
+    total = sum(rollouts.values())
+    yield Counted(
+        stage,
+        "rollouts, by how they ended",
+        [Count(k, n, total, k == "completed") for k, n in _by_size(rollouts)],
+    )
+    sampled = groups.pop("sampled", 0)
+    named = [Count("sampled", sampled, sampled, True)] + [
+        Count(k, n, sampled, k == "trained on") for k, n in _by_size(groups) if n
+    ]
+    yield Counted(stage, "groups, by what became of them", named if sampled else [])
+
+
+def _funnel(counts: Mapping[str, int]) -> list[Count]:
+    sampled = counts.get("sampled", 0)
+    return [Count(k, n, sampled, k in ("sampled", "kept")) for k, n in counts.items()]
+
+
+def _tried(counts: Mapping[str, int]) -> list[Count]:
+    """Those that are refused by the first reason."""
+    tried, admitted, refused = counts["tried"], counts["admitted"], dict[str, int](counts)
+    del refused["tried"], refused["admitted"]
+    why = [Count(f"refused: {CAUSES[cause]}", n, tried) for cause, n in _by_size(refused)]
+    return [Count("tried", tried, tried, True), Count("admitted", admitted, tried, True), *why]
+
+
+def _evaluated(view: StageView) -> Iterator[Counted]:
+    """Over all cells: shares are of each cell, and its rollouts are known."""
+    totals: dict[str, float] = {}
+    rollouts = 0
+    reasons: dict[str, int] = {}
+    for cell in view.scores.get("cells", []):
+        number = cell.get("rollouts", 0)
+        rollouts += number
+        for name in ("truncated", "malformed", "failed"):
+            totals[name] = totals.get(name, 0.0) + number * cell.get(f"{name}_share", 0.0)
+        if cell.get("failure"):
+            reasons[cell["failure"]] = reasons.get(cell["failure"], 0) + 1
+    bad = [Count(name, round(value), rollouts) for name, value in totals.items()]
+    well = Count("completed", rollouts - sum(c.value for c in bad), rollouts, True)
+    yield Counted(view.name, "rollouts, by how they ended", [well, *bad] if rollouts else [])
+    cells = len(view.scores.get("cells", []))
+    failures = [Count(reason, n, cells) for reason, n in _by_size(reasons)]
+    yield Counted(view.name, "cells, by their most frequent failure", failures)
+
+
+def _sequences(metrics: Mapping[str, float]) -> list[Count]:
+    """Rows of an SFT stage: those that it could learn from, and those left out, by reason."""
+    if "rows_read" in metrics:
+        read = int(metrics["rows_read"])
+        bad = {
+            name.removeprefix("bad_rows_"): int(value)
+            for name, value in metrics.items()
+            if name.startswith("bad_rows_")
+        }
+        good = Count("read and used", read - sum(bad.values()), read, True)
+        return [good, *(Count(f"bad: {k}", n, read) for k, n in _by_size(bad))]
+    packed, *rest = (int(metrics.get(name, 0)) for name in _SFT)
+    if not packed:
+        return []
+    too_long, without_thinking, unrendered = rest
+    total = packed + too_long + unrendered
+    return [
+        Count("used", packed, total, True),
+        Count("of them without thinking", without_thinking, total, True),
+        Count("left out: too long", too_long, total),
+        Count("left out: the chat template does not render it", unrendered, total),
+    ]
+
+
+def _by_size(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+TAIL_LINES, _TAIL_BYTES = 40, 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStage:
+    name: str
+    state: str
+    cause: str
+    log: str
+    """path of its job's log on the machine that ran it; empty if it ran no job"""
+    tail: str
+    """the log's last lines; empty where the log is on another machine"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    state: str
+    cause: str
+    next_command: str
+    stages: Sequence[FailedStage]
+
+
+def failure_of(run: str, state: RunState, views: Sequence[StageView]) -> Failure | None:
+    """None for a run that goes on, has not begun, or is complete."""
+    if state.state not in ("failed", "stopped"):
+        return None
+    ended = [view.record for view in views if view.record.state in ("failed", "stopped")]
+    stages = [
+        FailedStage(
+            stage.name,
+            stage.state,
+            stage.message,
+            str(log_path(stage.job)) if stage.job else "",
+            tail(log_path(stage.job)) if stage.job else "",
+        )
+        for stage in ended
+    ]
+    cause = state.message or next((s.cause for s in stages if s.cause), "")
+    return Failure(state.state, cause, f"tributary resume {run}", stages)
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, and at most 16 KiB of them; empty where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+WHAT = {
+    "sample": "sampling and judging; of RL, while the trainer waits",
+    "train": "optimizer steps",
+    "publish": "new weights to the servers",
+    "hold": "a publish waits for an evaluation",
+    "checkpoint": "writing checkpoints, as long as they stop the work",
+    "other": "the rest of the work",
+    "start and end": "processes, devices, loading and saving the model",
+}
+"""the parts, in the order in which they are drawn"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of one stage. For a cached one, those of the attempt that made it."""
+
+    total: float
+    parts: dict[str, float]
+    """by name of `WHAT`; they add up to the total"""
+
+
+def seconds_of(view: StageView) -> Seconds | None:
+    """None where no artifact is there to say it."""
+    if view.manifest is None:
+        return None
+    metrics = view.manifest.metrics
+    total = max(view.manifest.seconds, 1e-9)
+    work = min(metrics.get("work_seconds", 0.0), total)
+    known = _known(view.planned.spec.policy is not None, metrics, view.trace, work)
+    spent = sum(known.values())
+    if spent > work > 0:  # several attempts' sums, or two clocks that differ a little
+        known = {name: value * work / spent for name, value in known.items()}
+        spent = work
+    parts = {**known, "other": work - spent, "start and end": total - work}
+    return Seconds(total, {name: parts[name] for name in WHAT if parts.get(name, 0.0) > 0})
+
+
+def _known(
+    is_policy: bool, metrics: Mapping[str, float], trace: Trace | None, work: float
+) -> dict[str, float]:
+    checkpoint = metrics.get("checkpoint_seconds", 0.0)
+    if is_policy and "trainer_idle_seconds" in metrics:
+        return {
+            "sample": metrics["trainer_idle_seconds"],
+            "train": metrics["train_seconds"],
+            "publish": metrics["publish_seconds"],
+            "hold": _held(trace),
+            "checkpoint": checkpoint,
+        }
+    if "train_seconds" in metrics:
+        return {"train": metrics["train_seconds"], "checkpoint": checkpoint}
+    if "generate_tokens_per_s" in metrics or "generated_tokens" in metrics:
+        return {"sample": work}
+    return {}
+
+
+def _held(trace: Trace | None) -> float:
+    events = trace.events if trace else ()
+    return sum(e.seconds or 0.0 for e in events if (e.lane, e.name) == (TRAINER, "hold"))

@@ -12,8 +12,7 @@ from typing import Any
 from flows.distill_rounds import DISTILL, FLOW
 from flows.plan import BASE, PlannedStage
 from flows.recipe import Recipe
-from flows.reports.paired_tests import paired
-from flows.reports.problem_outcomes import problem_outcomes
+from flows.reports.paired_tests import paired, problem_outcomes
 from flows.rounds.settings import RoundsSettings
 from flows.running.records import RunHead
 from infra.config import Config

@@ -10,7 +10,7 @@ import pytest
 from flows.distill_rounds import plan_distill_rounds
 from flows.load import load_recipe
 from flows.plan import PlannedStage
-from flows.reports.problem_outcomes import problem_outcomes
+from flows.reports.paired_tests import problem_outcomes
 from flows.rounds.promotion import (
     Round,
     best_of_rounds,

@@ -10,7 +10,7 @@ import pytest
 import flows.plan
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
-from flows.reports.score_cells import task_tables
+from flows.reports.outcome import task_tables
 from infra.errors import InputError
 from tasks.durable.identity import spec_content
 from tasks.lm_eval.scores import scores_file, scores_of

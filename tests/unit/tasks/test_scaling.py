@@ -14,7 +14,7 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.journal import RolloutJournal
 from engines.rollout.sample_only import KeptRollouts
 from engines.types import AssistantTurn, Message, Problem, Sampling, Step
-from flows.reports.charts.scaling import scaling_charts
+from flows.reports.charts import scaling_charts
 from tasks.evaluate.cells import Cell, CellResult, roll_cells, scaling_of, scores_of
 from tasks.evaluate.scaling import Scaling, budgets, by_samples, by_turns
 from tests.parts.rollout_parts import CharChat, Counting, Judge, Policy, roller

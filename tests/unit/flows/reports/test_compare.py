@@ -16,8 +16,8 @@ from rich.console import Console
 from flows.command.compare import show_comparison
 from flows.load import load_recipe
 from flows.reports.comparison import Spread, compare
+from flows.reports.paired_tests import ScoredRun, pair_of
 from flows.reports.report import Report, ReportStage
-from flows.reports.run_pairs import ScoredRun, pair_of
 from flows.running.new_run import new_run
 from flows.running.records import StageRecord
 from infra.errors import InputError

@@ -12,16 +12,13 @@ import pytest
 from flows.load import load_recipe
 from flows.plan import PlannedStage
 from flows.post_train import plan_post_train
-from flows.reports.charts.river import RiverStage, river
-from flows.reports.counted import Count, counted
-from flows.reports.failure import failure_of, tail
-from flows.reports.learning_curves import charts_of
+from flows.reports.charts import charts_of
+from flows.reports.outcome import MEAN, score_tables
 from flows.reports.page import spans_of
+from flows.reports.pipeline_chart import RiverStage, river
 from flows.reports.rendering import data_block, p_text, seconds_text
 from flows.reports.samples import sample_set
-from flows.reports.score_cells import MEAN, score_tables
-from flows.reports.seconds import seconds_of
-from flows.reports.stage_view import StageView
+from flows.reports.stage_view import Count, StageView, counted, failure_of, seconds_of, tail
 from flows.running.records import RunState, StageRecord
 from infra.store.artifacts import Manifest
 from infra.timeline import TRAINER, Event

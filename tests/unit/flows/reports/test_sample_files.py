@@ -14,8 +14,10 @@ from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Status
 from flows.command.shown_samples import Samples
-from flows.reports.sample_files import _rows  # pyright: ignore[reportPrivateUsage]
-from flows.reports.samples import sample_set
+from flows.reports.samples import (
+    _rows,  # pyright: ignore[reportPrivateUsage]
+    sample_set,
+)
 from tests.parts.rollout_parts import CharChat
 from tests.parts.sample_parts import sample_of
 

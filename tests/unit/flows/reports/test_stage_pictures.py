@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows.reports.curve_chart import curve_chart, curve_table
-from flows.reports.timeline_picture import idle_shares, timeline_picture
+from flows.reports.charts import curve_chart, curve_table
+from flows.reports.timeline_chart import idle_shares, timeline_picture
 from infra.timeline import CHECKPOINTS, SERVERS, TICKETS, TRAINER, Timeline
 from infra.trace_file import TRACE_FILE, read_trace, write_trace
 from tasks.rl.curve import Curve, ScorePoint

@@ -8,8 +8,7 @@ import pytest
 
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
-from flows.reports.outcome import Best
-from flows.reports.score_cells import ScoreCell
+from flows.reports.outcome import Best, ScoreCell
 from flows.running.mlflow_notes import Source, datasets_of, run_note, stage_note
 from infra.store.artifacts import ArtifactRecord
 

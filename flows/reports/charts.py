@@ -1,11 +1,18 @@
-"""What a policy scored while it trained: a table for the terminal, and a chart for the page."""
+"""Draws curves: what a policy scored while it trained, for the terminal and the page, each stage's
+figures, and scaling at test time.
+"""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from flows.reports.stage_view import StageView
+from tasks.evaluate.scaling import Lines, Scaling, ScalingPoint
 from tasks.rl.curve import Curve, ScorePoint
+from tasks.series import Points
 
 _WIDTH, _HEIGHT = 900.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 10.0, 10.0, 24.0
@@ -119,3 +126,103 @@ class _Axes:
 
     def _y(self, outcome: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * outcome / self._top
+
+
+_TITLES = {
+    "loss": "loss",
+    "reward_mean": "reward",
+    "entropy": "entropy, nats a token",
+    "teacher_kl": "KL from the teacher, nats a token",
+    "kl_k3": "KL from the old policy (k3)",
+    "grad_norm": "gradient norm",
+    "clip_fraction": "clipped tokens, share",
+    "mismatch_mean": "trainer - engine logprob, mean |d|",
+    "response_tokens_mean": "tokens an answer",
+    "truncated_share": "truncated rollouts, share",
+    "zero_variance_share": "groups of equal rewards, share",
+    "lr": "learning rate",
+}
+"""in the order of the charts; `outcome_mean` is in the chart of outcomes"""
+_SHARES = ("clip_fraction", "truncated_share", "zero_variance_share")
+
+Chart = dict[str, Any]
+"""{"title": ..., "lines": [{"name": ..., "points": [[step, value, error], ...]}]}; error is the
+half width of a 95% interval, or missing"""
+_Z95 = 1.96
+
+
+def charts_of(views: Sequence[StageView], curves: Mapping[str, Curve]) -> dict[str, list[Chart]]:
+    """By stage, in the plan's order; stages without a curve are left out."""
+    made = {view.name: _charts(view, curves.get(view.name)) for view in views}
+    return {name: charts for name, charts in made.items() if charts}
+
+
+def _charts(view: StageView, curve: Curve | None) -> list[Chart]:
+    charts: list[Chart] = []
+    if curve is not None and (curve.training or curve.held_out):
+        charts.append(_outcomes(curve))
+    for name, title in _TITLES.items():
+        points = [p for p in view.series.get(name, ()) if math.isfinite(p[1])]
+        if points:
+            charts.append(_chart(title, points, top=1.0 if name in _SHARES else None))
+    return charts
+
+
+def _outcomes(curve: Curve) -> Chart:
+    lines: list[dict[str, Any]] = []
+    if curve.training:
+        points = [[step, round(value, 4)] for step, value in sorted(curve.training.items())]
+        lines.append({"name": "training samples", "points": points})
+    for domain, scored in curve.held_out.items():
+        points = [
+            [p.step, round(p.outcome, 4), round(_Z95 * p.stderr, 4)]
+            for p in scored
+            if p.outcome is not None
+        ]
+        lines.append({"name": f"held out: {domain}", "points": points})
+    return {"title": "mean outcome", "lines": lines, "top": 1.0, "large": True}
+
+
+def _chart(title: str, points: Points, top: float | None) -> Chart:
+    shown = [[step, float(f"{value:.4g}")] for step, value in points]
+    return {"title": title, "lines": [{"name": title, "points": shown}], "top": top}
+
+
+def scaling_charts(scaling: Scaling) -> dict[str, list[Chart]]:
+    """Domains without a curve are left out."""
+    both = (scaling.samples, scaling.turns)
+    domains = dict.fromkeys(domain for lines in both for of in lines.values() for domain in of)
+    return {domain: _scaling_charts(scaling, domain) for domain in domains}
+
+
+def _scaling_charts(scaling: Scaling, domain: str) -> list[Chart]:
+    charts = [
+        _line_chart(
+            "best of n samples, chosen by the verifier", "samples", scaling.samples, domain
+        ),
+        _line_chart("score with at most n turns", "turns", scaling.turns, domain),
+    ]
+    return [chart for chart in charts if chart["lines"]]
+
+
+def _line_chart(title: str, unit: str, lines: Lines, domain: str) -> Chart:
+    drawn: list[Chart] = []
+    for model, domains in lines.items():
+        points = domains.get(domain, [])
+        if not points:
+            continue
+        drawn.append({"name": model, "points": [_bar(p) for p in points]})
+        if any(p.solved != p.score for p in points):  # outcomes between 0 and 1
+            solved = [[p.budget, round(p.solved, 4)] for p in points]
+            drawn.append({"name": f"{model}, solved", "points": solved})
+    return {
+        "title": title, "lines": drawn, "top": 1.0, "wide": True, "unit": unit, "doubles": True
+    }  # fmt: skip
+
+
+def _bar(point: ScalingPoint) -> list[float]:
+    """[budget, score, down to the interval's lower end, up to its upper end]"""
+    score = round(point.score, 4)
+    return [
+        point.budget, score, round(score - point.low, 4), round(point.high - score, 4)
+    ]  # fmt: skip

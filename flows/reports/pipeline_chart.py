@@ -1,4 +1,4 @@
-"""The river of a recipe: its stages as an inline SVG, experts as tributaries of one model.
+"""Draws a recipe as an inline SVG: its stages, with experts as tributaries of one model.
 
 base ─▶ sft ─▶ rl ─┐
   └───▶ sft ─▶ rl ─┴─▶ distill ─▶ sft ─▶ rl ─▶ evaluate

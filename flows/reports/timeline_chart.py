@@ -1,4 +1,4 @@
-"""The picture of a stage's timeline: what its trainer and its servers did, and what waited.
+"""Draws a stage's timeline: what its trainer and its servers did, and what waited.
 
 trainer          ▒▒▒████▓▒▒▒████▓      wait, train, publish
 servers          ██████   ██████       busy

@@ -7,9 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow, flow
 
-from flows.page.asked import Asked
-from flows.page.form import Changes, Models, RecipeField, Rounds, RunName, Seed
-from flows.page.models import models_of
+from flows.page.form import Asked, Changes, Models, RecipeField, Rounds, RunName, Seed, models_of
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_run import run_flow, stop_stages, task_runner
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from flows.command.output import CommandConsole, print_json
+from flows.running.open import stop_run
 from flows.running.prefect_api import PrefectApi
 from flows.running.records import RunRecord, RunState, find_run
 from flows.running.run_lock import interrupt, is_running
-from flows.running.stop import stop_run
 
 CANCEL_SECONDS = 90.0
 """what its jobs may take for their checkpoints, and its flow to leave"""

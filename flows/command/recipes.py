@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flows.command.output import CommandConsole, print_json, text_table
 from flows.differences import listed
-from flows.page.recipe_list import renew_lists
+from flows.page.form import renew_lists
 from flows.running.prefect_api import PrefectApi
 from flows.saved import known_recipes, remove_recipe, save_recipe
 from infra.stack import load_stack

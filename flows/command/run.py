@@ -12,8 +12,8 @@ from rich.console import Console
 from flows.catalog import DISTILL_ROUNDS, plan_of
 from flows.command.live_table import LiveTable, show_end
 from flows.load import load_recipe
-from flows.page.asked import asked_by_command, form_of
-from flows.page.ray_page import RAY_PAGE
+from flows.page.form import asked_by_command, form_of
+from flows.page.server_app import RAY_PAGE
 from flows.recipe import Recipe
 from flows.running.chosen_stages import ChosenStages
 from flows.running.prefect_api import PrefectApi
@@ -86,9 +86,9 @@ def start_flow(
     `asked`: how a form would ask for the recipe by its name, if it has one.
     """
     from flows.checks.recipe import cautions, check_recipe
+    from flows.running.chosen_stages import require_stored
     from flows.running.new_run import new_run
     from flows.running.open import running_stack
-    from flows.running.stored_stages import require_stored
 
     check_name(name)
     plan = plan_of(flow, loaded, arguments)
@@ -300,7 +300,7 @@ class _Deployed:
         console.print(f"detached: {self._record.run} goes on.", markup=False, soft_wrap=True)
 
     def cancel(self) -> None:
-        from flows.running.stop import stop_run
+        from flows.running.open import stop_run
 
         self._api.cancel(self._flow_run)
         stop_run(self._record)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.command.output import CommandConsole, print_json
-from flows.page.ray_page import RAY_PAGE
+from flows.page.server_app import RAY_PAGE
 from flows.running.records import damaged_entries, run_entries
 from infra import stack
 from infra.access import is_loopback, key_path
@@ -27,7 +27,7 @@ def join_stack(head: str, console: Console) -> int:
 def start_stack(concurrent_runs: int | None, console: Console) -> int:
     """`concurrent_runs`: how many runs the work pool starts at once, 0 for any number; None leaves
     it as it is."""
-    from flows.page.recipe_list import form_url, renew_lists
+    from flows.page.form import form_url, renew_lists
     from flows.running.prefect_api import PrefectApi
     from infra.tracking.spool import deliver_spool
 

@@ -1,4 +1,5 @@
-"""The fields of the forms that Prefect's page shows for the deployments.
+"""Describes the forms of Prefect's page and reads what a person asks in them: a recipe by name or
+in full, changes, models. Imports no Prefect.
 
 A form submits what it shows. A whole recipe is one field, so that none of its defaults counts as
 written. A value is refused in place where the schema can say what is wrong with it; else the flow
@@ -7,16 +8,114 @@ fails at once, with the text of `tributary check`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from flows.load import recipe_names
-from flows.page.asked import SEED_PATTERN
-from flows.page.recipe_list import BY_NAME
+from flows.catalog import FLOWS
+from flows.distill_rounds import written
+from flows.load import (
+    is_name,
+    load_recipe,
+    parse_lines,
+    recipe_from_text,
+    recipe_from_tree,
+    recipe_names,
+)
+from flows.recipe import Recipe
+from flows.running.prefect_api import PrefectApi
+from flows.running.records import RunHead
+from infra.config import Config
+from infra.errors import InputError
+
+SEED_PATTERN = r"^[0-9]{0,18}$"
+
+
+class Asked(Config):
+    """Example: Asked(recipe="cpu-smoke", overrides="unified.path.rl.steps=4", seed="1")"""
+
+    recipe: str | dict[str, Any]
+    """a name, the YAML of a whole recipe, or its tree"""
+    overrides: str = ""
+    """changes of fields as lines `a.b=value`"""
+    seed: str = Field(default="", pattern=SEED_PATTERN)
+    """another seed; empty: the recipe's"""
+    name: str = ""
+    """of the run"""
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """As a flow run's parameters, if a name is asked for; else nothing."""
+        if isinstance(self.recipe, str) and is_name(self.recipe):
+            return self.model_dump(exclude_defaults=True)
+        return {}
+
+    def resolved(self) -> Recipe:
+        """The recipe. Raises InputError with the text of `tributary check`."""
+        changes = parse_lines(self.overrides)
+        if self.seed:
+            changes.append(f"seed={self.seed}")
+        if isinstance(self.recipe, dict):
+            return recipe_from_tree(self.recipe, changes)
+        if not self.recipe.strip():
+            raise InputError("recipe: choose one by its name, or give the whole recipe")
+        if is_name(self.recipe):
+            return load_recipe(self.recipe, changes)
+        return recipe_from_text(self.recipe, changes)
+
+
+def form_of(head: RunHead) -> dict[str, Any]:
+    """The parameters of a flow run that works on a run: what a person would fill in."""
+    arguments = written(head.arguments)
+    if head.flow == "expert":
+        arguments = {"expert": arguments.pop("name"), **arguments}
+    if head.flow == "evaluate":
+        arguments["models"] = "\n".join(f"{n}={f}" for n, f in arguments["models"].items())
+    asked = head.asked if head.asked.get("recipe") in recipe_names() else {"recipe": head.recipe}
+    return arguments | asked
+
+
+def asked_by_command(recipe: str, changes: Sequence[str], name: str) -> dict[str, Any]:
+    """What a form would say for a command's recipe; nothing for one that has no name there."""
+    if recipe not in recipe_names() or Path(recipe).expanduser().is_file():
+        return {}
+    return Asked(recipe=recipe, overrides="\n".join(changes), name=name).by_name
+
+
+BY_NAME = "by name"
+"""title of the list in a form's schema"""
+
+
+def renew_lists(api: PrefectApi) -> int:
+    """Let every form offer the recipes that have a name now; the number of forms that changed.
+
+    Raises InfrastructureError.
+    """
+    names, changed = recipe_names(), 0
+    for flow in FLOWS:
+        deployment: dict[str, Any] = api.call("GET", f"/deployments/name/{flow}/{flow}", unknown={})
+        schema = deployment.get("parameter_openapi_schema") or {}
+        choices = schema.get("properties", {}).get("recipe", {}).get("anyOf", [])
+        listed = [choice for choice in choices if choice.get("title") == BY_NAME]
+        if any(choice["enum"] != names for choice in listed):
+            for choice in listed:
+                choice["enum"] = names
+            api.call(
+                "PATCH", f"/deployments/{deployment['id']}", {"parameter_openapi_schema": schema}
+            )
+            changed += 1
+    return changed
+
+
+def form_url(api: PrefectApi, ui: str, flow: str) -> str:
+    """Where a person fills a flow's form in; empty where it is not deployed."""
+    deployment: dict[str, Any] = api.call("GET", f"/deployments/name/{flow}/{flow}", unknown={})
+    return f"{ui}/deployments/deployment/{deployment['id']}/run" if deployment else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +156,33 @@ Models = Annotated[
 ]
 """lines `NAME=FOLDER`"""
 Rounds = Annotated[int, Field(ge=1, le=8)]
+
+
+def models_of(written: str | Mapping[str, Any]) -> dict[str, str]:
+    """HF folders by name. Raises InputError that names the line."""
+    if isinstance(written, Mapping):
+        pairs = [(str(name), str(folder)) for name, folder in written.items()]
+    else:
+        pairs = [_pair(line) for line in parse_lines(written)]
+    if not pairs:
+        raise InputError("models: name at least one as a line NAME=FOLDER")
+    found: dict[str, str] = {}
+    for name, folder in pairs:
+        if not is_name(name):
+            raise InputError(
+                f"models: `{name}` is no name: small letters, digits and `-`, as in"
+                " candidate=/models/one"
+            )
+        if name in found:
+            raise InputError(
+                f"models: `{name}` is written twice; give each model a name of its own"
+            )
+        found[name] = folder
+    return found
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, equals, folder = (part.strip() for part in line.partition("="))
+    if not (name and equals and folder):
+        raise InputError(f"models: `{line}`: write each model as NAME=FOLDER, one a line")
+    return name, folder

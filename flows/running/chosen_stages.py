@@ -1,4 +1,5 @@
-"""Which stages of its plan a run does: from one on, up to one, only one; and which run again.
+"""Chooses which stages of its plan a run does: from one on, up to one, only one; which run again,
+and which it must find in the store.
 
 --until S   S and all that it is made from
 --from S    S and all that is made from it; everything else that these need is in the store
@@ -17,6 +18,8 @@ from pydantic import Field, model_validator
 
 from flows.explain import nearest
 from flows.plan import PlannedStage
+from flows.reasons import stage_reasons
+from flows.recipe import Recipe
 from infra.config import Config
 from infra.errors import InputError
 
@@ -123,3 +126,29 @@ def _known(option: str, name: str, stages: Mapping[str, PlannedStage]) -> str:
             f"{option} {name}: no such stage; there are {', '.join(stages)}{nearest(name, stages)}"
         )
     return name
+
+
+_WAY_OUT = "run the recipe without --from and --only: what is in the store does not run again"
+
+
+def require_stored(recipe: Recipe, plan: Sequence[PlannedStage]) -> None:
+    """Raises InputError that lists the stages which are not in the store, each with why."""
+    if not any(stage.is_stored for stage in plan):
+        return
+    why = stage_reasons(recipe, list(plan))
+    missing = [
+        f"  {stage.name}: {', '.join(why[stage.name])}"
+        for stage in plan
+        if stage.is_stored and why[stage.name]
+    ]
+    if missing:
+        lines = "\n".join(missing)
+        raise InputError(
+            f"recipe {recipe.name} cannot begin there: these stages come before and are not in"
+            f" {recipe.storage.root}:\n{lines}\n{_WAY_OUT}"
+        )
+
+
+def not_stored(name: str) -> str:
+    """Why a run does not go on."""
+    return f"stage {name} is not in the store, and this run begins after it; {_WAY_OUT}"

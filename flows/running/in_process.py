@@ -10,11 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from flows.catalog import plan_of
 from flows.plan import PlannedStage
 from flows.running.finish import conclude, publish
-from flows.running.open import open_run
+from flows.running.open import open_run, stop_run
 from flows.running.records import RunRecord
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
-from flows.running.stop import stop_run
 from infra.store.artifacts import ArtifactRecord
 
 Made = Future[ArtifactRecord]

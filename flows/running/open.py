@@ -1,10 +1,13 @@
-"""Opening a run: its recipe checked, its store reached, its launcher and its tracker chosen."""
+"""Opens a run: checks its recipe, reaches its store, chooses its launcher and tracker. Stops one
+too.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 from flows.catalog import plan_of
 from flows.checks.recipe import check_recipe
@@ -104,3 +107,19 @@ def _job_env(stack: Stack | None) -> dict[str, str]:
     env = {name: os.environ.get(name, value) for name, value in THREADS.items()}
     env |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return env | {"TRIBUTARY_HOME": str(home())} | (stack.env() if stack else {})
+
+
+def stop_run(record: RunRecord, launcher: Launcher | None = None) -> None:
+    """Stop all jobs of a run side by side, and put the run on record as stopped."""
+    stop = (launcher or launcher_of(record)).stop
+    running = [stage for stage in record.stages().values() if stage.state == "running"]
+    jobs = [stage.job for stage in running if stage.mine]
+    with ThreadPoolExecutor(max(1, len(jobs))) as pool:
+        list(pool.map(stop, jobs))
+    for stage in running:
+        latest = record.stage(stage.name) or stage
+        if latest.state == "running":  # its flow is gone and will not say so
+            record.put_stage(latest.model_copy(update={"state": "stopped"}))
+    state = record.state()
+    if state.state in ("pending", "running"):
+        record.put_state(state.model_copy(update={"state": "stopped", "message": "cancelled"}))

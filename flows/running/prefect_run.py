@@ -1,45 +1,55 @@
-"""A plan run through Prefect: each stage a task run, side by side where its inputs allow."""
+"""Runs a plan through Prefect: each stage is a task run, side by side where its inputs allow.
+
+Prefect starts a flow run in a new process when someone resumes or retries it. The older process may
+still be alive, because it follows a stage that takes hours. It stops following its jobs, which
+continue, and ends without a report to the server; the new process follows the jobs. A flow that is
+alive while Prefect considers it dead, as after a time without its server, tells Prefect so.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import get_client
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events import Event, Resource
+from prefect.exceptions import Pause
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as current
-from prefect.states import Completed, Failed
+from prefect.states import Completed, Failed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.catalog import plan_of
-from flows.page.asked import Asked
-from flows.page.shown import message_of, shown_name, shown_tags
+from flows.page.form import Asked
 from flows.plan import PlannedStage
 from flows.reports.page import markdown
 from flows.reports.report import Report, build_report, notes
 from flows.rounds.series import NotDue
-from flows.running.finish import conclude, publish
-from flows.running.new_run import new_run
-from flows.running.open import open_run
+from flows.running.chosen_stages import require_stored
+from flows.running.finish import conclude, message_of, publish, shown_name, shown_tags
+from flows.running.new_run import new_run, require_same
+from flows.running.open import open_run, stop_run
 from flows.running.prefect_api import RUN_LABEL
 from flows.running.records import RunRecord, check_name, find_run
-from flows.running.replace_older import giving_way
 from flows.running.run import RecipeRun, execute, first_error, recorded
 from flows.running.run_lock import working_on
-from flows.running.same_parameters import require_same
-from flows.running.stop import stop_run
-from flows.running.stored_stages import require_stored
 from infra.errors import TributaryError
 from infra.home import home
+from infra.stack.watch import LEFT, RESOURCE
 from infra.store.artifacts import ArtifactRecord
 from tasks.durable.attempts import StageStopped
 from tasks.durable.prefect_task import LiveArtifact, durable_stage
@@ -225,3 +235,63 @@ def _remembered(flow_run: str) -> str:
 
 def _marker(flow_run: str) -> Path:
     return home() / "runs" / "prefect" / flow_run
+
+
+POLL_SECONDS = 2.0
+
+
+@contextmanager
+def giving_way(flow_run: UUID, let_go: threading.Event) -> Generator[None]:
+    """Set `let_go` once the flow run is suspended or is to run in another process. What is raised
+    then becomes `Pause`, on which Prefect's engine ends and leaves the state as it is."""
+    over = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(flow_run, let_go, over), name="give-way", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    except (Exception, Pause) as error:
+        if let_go.is_set():
+            atexit.register(_say_left, flow_run)
+            raise Pause("suspended, or started again: its jobs continue") from error
+        raise
+    finally:
+        over.set()
+        watcher.join(POLL_SECONDS)  # a server that is away answers much later
+
+
+def is_in_other_hands(since: Sequence[State[Any]]) -> bool:
+    """Whether a flow run's states since a process began to run it say that this one is not to go
+    on. A pause that does not reschedule the run expects its process to wait."""
+    return any(
+        state.type == StateType.SCHEDULED or state.state_details.pause_reschedule for state in since
+    )
+
+
+def _watch(flow_run: UUID, let_go: threading.Event, over: threading.Event) -> None:
+    with get_client(sync_client=True) as client:
+        began = None
+        while not over.is_set():
+            # A server that is away is no sign of anything: nobody can have started the run anew.
+            with contextlib.suppress(httpx.HTTPError):
+                states = sorted(client.read_flow_run_states(flow_run), key=_timestamp)
+                began = began or max(_timestamp(state) for state in states if state.is_running())
+                if is_in_other_hands([state for state in states if _timestamp(state) > began]):
+                    let_go.set()
+                    return
+                if states[-1].is_crashed():
+                    alive = Running(message="Its process is alive; only its heartbeats were lost.")
+                    client.set_flow_run_state(flow_run, alive, force=True)
+            over.wait(POLL_SECONDS)
+
+
+def _timestamp(state: State[Any]) -> datetime:
+    return state.timestamp
+
+
+def _say_left(flow_run: UUID) -> None:
+    """After the last heartbeat, as the process ends: its silence is no death."""
+    event = Event(event=LEFT, resource=Resource({RESOURCE: f"prefect.flow-run.{flow_run}"}))
+    with contextlib.suppress(httpx.HTTPError), get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[event.model_dump(mode="json")])

@@ -1,4 +1,8 @@
-"""A run under way: its stages looked up or run, recorded, and tracked. Knows no Prefect.
+"""Runs the stages of a run: looked up or run, recorded and tracked. Knows no Prefect.
+
+A result never changes: others may be made from it. So what is made again has a digest of its own,
+which holds the run that made it; attempts, checkpoints and resume are that digest's. Of two equal
+results the first one counts, so that what was made from it stays cached.
 
 plan -> for each stage: digest -> run_stage -> stage record, MLflow run -> scores, registration
 """
@@ -9,17 +13,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flows.plan import PlannedStage
 from flows.reasons import changes, taken_by
 from flows.recipe import Recipe
+from flows.running.chosen_stages import not_stored
 from flows.running.records import RunRecord, RunState, StageRecord
-from flows.running.repeated import again_in, settled
-from flows.running.stored_stages import not_stored
 from flows.running.tracked_run import TrackedRun
 from infra.errors import InputError, StageFailed, TributaryError
-from infra.store.artifacts import ArtifactRecord
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+from infra.trace_file import TRACE_FILE
 from infra.user_files import InstalledFiles
 from tasks.durable.attempts import (
     RunPlace,
@@ -29,8 +34,44 @@ from tasks.durable.attempts import (
     is_under_way,
     run_stage,
 )
-from tasks.durable.identity import stage_identity
+from tasks.durable.identity import StageIdentity, stage_identity
 from tasks.durable.protocol import JobWatcher
+
+_NAMED = 3
+
+
+def again_in(
+    run: str, identity: StageIdentity, known: StageRecord | None, artifacts: ArtifactStore
+) -> StageIdentity:
+    """What the run makes; the identity itself where there is no result yet, or where this run
+    makes it."""
+    begun_here = known is not None and known.mine and known.digest == identity.digest
+    if begun_here or artifacts.find(identity.kind, identity.digest) is None:
+        return identity
+    return replace(identity, again=run)
+
+
+def settled(
+    first: ArtifactRecord, second: ArtifactRecord, artifacts: ArtifactStore
+) -> tuple[ArtifactRecord, str]:
+    """The result that counts, and a sentence on how the two compare."""
+    before, after = _checksums(first, artifacts), _checksums(second, artifacts)
+    if before == after:
+        return first, "ran again: every file is the same; what was made from it stays cached"
+    names = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return second, (
+        f"ran again: another result than {first.name}, in {', '.join(names[:_NAMED])}{more}; what"
+        " is made from it runs again in this run"
+    )
+
+
+def _checksums(record: ArtifactRecord, artifacts: ArtifactStore) -> Mapping[str, str]:
+    """Those of its files; the timeline holds times, so it is another one in every run."""
+    manifest = artifacts.manifest(record.kind, record.digest)
+    files = manifest.files if manifest else []
+    return {file.path: file.sha256 for file in files if file.path != TRACE_FILE}
+
 
 RECORD_SECONDS = 1.0
 """how often a running stage's record is rewritten"""

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from flows.page.ray_page import RAY_PAGE
+from flows.page.server_app import RAY_PAGE
 from infra.access import LOOPBACK, basic, bearer, key, key_path
 from infra.home import home, runtime_dir
 from infra.logins import login_link

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from flows.page.form import renew_lists
 from flows.page.notify import is_notifying, notify_at, stop_notifying
-from flows.page.recipe_list import renew_lists
 from flows.running.prefect_api import PrefectApi
 from flows.saved import remove_recipe, save_recipe
 from infra.errors import InputError

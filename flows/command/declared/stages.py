@@ -224,8 +224,8 @@ def evaluate(
 
 
 def _start(kind: Any, shared: Shared, evaluates: bool, **more: Any) -> int:
+    from flows.one_stage.build import start_one
     from flows.one_stage.options import OneStage
-    from flows.one_stage.start import start_one
 
     stage = OneStage(kind=kind, **shared.asked(), **_given(**more))
     return start_one(stage, shared.print_, shared.save, evaluates, shared.in_process, console)

@@ -9,7 +9,7 @@ import pytest
 
 from flows.load import load_recipe
 from flows.recipe import Recipe
-from flows.running.hub_models import pinned_arguments, pinned_recipe, recipe_as_on_record
+from flows.running.new_run import pinned_arguments, pinned_recipe, recipe_as_on_record
 from infra.errors import InputError, StorageError
 from infra.hub import hub_name, pinned, snapshot
 from infra.hub_upload import upload_model

@@ -10,8 +10,7 @@ import yaml
 
 from engines.algorithms.spec import Algorithm
 from flows.load import load_recipe
-from flows.page.asked import Asked, asked_by_command, form_of
-from flows.page.models import models_of
+from flows.page.form import Asked, asked_by_command, form_of, models_of
 from flows.running.new_run import new_run
 from flows.saved import save_recipe
 from infra.errors import InputError

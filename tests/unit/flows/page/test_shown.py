@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.load import load_recipe
-from flows.page.shown import result_of, shown_name, shown_tags
 from flows.reports.report import Gain, Report
+from flows.running.finish import result_of, shown_name, shown_tags
 from flows.running.records import RunHead
 from tasks.durable.outcome import outcome_of
 

@@ -16,10 +16,10 @@ from curricula.flaws import FLAWS
 from curricula.procedural import Procedural
 from flows.command.live_table import show_end
 from flows.load import load_recipe, validate_recipe
-from flows.page.shown import message_of, result_of
 from flows.post_train import plan_post_train
 from flows.reports.page import markdown, page
 from flows.reports.report import Report, build_report, notes, score_table, training_table
+from flows.running.finish import message_of, result_of
 from flows.running.new_run import new_run
 from flows.running.records import RunRecord, RunState, StageRecord, find_run, store_to_show
 from flows.running.run import recorded

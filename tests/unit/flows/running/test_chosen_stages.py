@@ -11,13 +11,12 @@ from pydantic import ValidationError
 from flows.catalog import plan_of
 from flows.command.main import main
 from flows.load import load_recipe
-from flows.page.asked import Asked
+from flows.page.form import Asked
 from flows.plan import PlannedStage
 from flows.planned_digests import planned_identities
-from flows.running.chosen_stages import ChosenStages
+from flows.running.chosen_stages import ChosenStages, require_stored
+from flows.running.new_run import require_same
 from flows.running.records import RunHead, store_of
-from flows.running.same_parameters import require_same
-from flows.running.stored_stages import require_stored
 from infra.errors import InputError
 from infra.store.artifacts import ArtifactStore
 

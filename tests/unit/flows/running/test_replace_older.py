@@ -16,7 +16,7 @@ from prefect.states import (
     Suspended,
 )
 
-from flows.running.replace_older import is_in_other_hands
+from flows.running.prefect_run import is_in_other_hands
 
 pytestmark = pytest.mark.unit
 

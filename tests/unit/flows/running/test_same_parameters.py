@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from flows.load import load_recipe
-from flows.page.asked import Asked
-from flows.running.new_run import new_run
+from flows.page.form import Asked
+from flows.running.new_run import new_run, require_same
 from flows.running.records import RunHead
-from flows.running.same_parameters import require_same
 from flows.saved import save_recipe
 from infra.errors import InputError
 

@@ -12,12 +12,12 @@ from cyclopts import CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from flows.command.app import Json, Open, Set, app, console, errors, examples, unwrap_help
-from flows.command.declared import fleets, machine, models, pages, parts, results, running, stages
+from flows.command.declared import models, runs, stages
 from infra.errors import BAD_INPUT, DETACHED, InputError, TributaryError
 from infra.proxies import bypass
 from infra.shown_text import show_log_records
 
-DECLARED = (fleets, machine, models, pages, parts, results, running, stages)
+DECLARED = (models, runs, stages)
 """modules that add further commands to the app"""
 
 
@@ -28,7 +28,7 @@ def init(folder: str = ".", /) -> int:
     Args:
         folder: Where to write them; made if missing.
     """
-    from flows.command.init import write_starter
+    from flows.command.recipes import write_starter
 
     return write_starter(folder, console)
 
@@ -207,7 +207,7 @@ def preview(
         columns: Names of the columns, e.g. messages=chat weight=score.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.preview import preview_files
+    from flows.command.models.preview import preview_files
 
     return preview_files(files, model, kind, rows, read, format, columns or [], root, json, console)
 

@@ -1,8 +1,11 @@
-"""`tributary check` and `report`."""
+"""Shows a recipe or a run: `tributary check` and `report`, and what a plan takes of devices and
+store.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from rich.table import Table
 
 from engines.algorithms.combinations import describe
 from flows.catalog import plan_of
+from flows.checks.kept_bytes import KeptBytes
+from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.command.output import CommandConsole, print_json
 from flows.load import load_recipe
 from flows.plan import PlannedStage
@@ -22,13 +27,72 @@ from flows.reports.report import build_report
 from flows.running.records import find_run
 from infra.errors import TributaryError
 
+PARTS = (
+    "weights", "gradients", "optimizer", "frozen models", "activations", "KV cache", "runtime",
+    "other side",
+)  # fmt: skip
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def memory_table(roles: Sequence[RoleMemory]) -> Table:
+    """Roles that need the same are one row."""
+    table = Table("stages", "role", "devices", *PARTS, "a device", "host, a rank", title="memory")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for role in roles:
+        parts = parts_of(role)
+        sizes = [size_text(parts[name]) if parts.get(name) else "" for name in PARTS]
+        if role.filled:
+            sizes[PARTS.index("KV cache")] += f", {role.cached_tokens:,} tokens"
+        host = size_text(role.host_bytes) if role.host_bytes else ""
+        total = size_text(role.total + role.filled)
+        row = (role.role, str(role.num_devices), *sizes, total, host)
+        rows.setdefault(row, []).append(role.stage)
+    for row, stages in rows.items():
+        table.add_row(", ".join(stages), *row)
+    return table
+
+
+def memory_json(roles: Sequence[RoleMemory]) -> list[dict[str, Any]]:
+    """In bytes, on each device; `host`: each rank's in its host's memory."""
+    return [
+        {
+            "stage": role.stage,
+            "role": role.role,
+            "devices": role.num_devices,
+            "parts": dict(parts_of(role)),
+            "total": role.total + role.filled,
+            "cached_tokens": role.cached_tokens,
+            "host": role.host_bytes,
+        }
+        for role in roles
+    ]
+
+
+def kept_table(kept: Sequence[KeptBytes]) -> Table:
+    """What stages will take of the store and of MLflow, at most."""
+    table = Table(
+        "stage", "checkpoints, until it is done", "model", "rollouts", "curves in MLflow",
+        title="room that is needed, at most",
+    )  # fmt: skip
+    for each in kept:
+        sizes = (each.checkpoints, each.model, each.rollouts, each.mlflow)
+        table.add_row(each.stage, *map(size_text, sizes))
+    return table
+
+
+def size_text(num_bytes: int) -> str:
+    """Example: 29491273728 -> "29.5 GB"."""
+    for unit, name in _UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"
+
 
 def show_check(name: str, changes: list[str], json: bool, console: CommandConsole) -> int:
     from flows.checks.exactness import inexact
     from flows.checks.kept_bytes import kept_bytes
     from flows.checks.memory.fit import planned_memory
     from flows.checks.recipe import cautions, check_recipe, notes
-    from flows.command.memory_table import kept_table, memory_json, memory_table
     from flows.reasons import stage_reasons
 
     recipe = load_recipe(name, changes)

@@ -23,7 +23,7 @@ from curricula.prompt_files.curriculum import Files
 from curricula.registry import build as build_curriculum
 from engines.types import Split
 from flows.checks.trial.live_parts import leave_out_for
-from flows.command.find_artifact import model_place
+from flows.command.artifacts import model_place
 from flows.command.run import start_flow
 from flows.load import set_field, validate_recipe
 from flows.one_stage.domain import columns_of, domain_of, expert_name

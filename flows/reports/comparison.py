@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from flows.differences import differences, listed
+from flows.diff import differences, listed
 from flows.plan import EVALUATE, LM_EVAL
 from flows.reports.paired_tests import PairOfRuns
 from flows.reports.rendering import render

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flows.catalog import DISTILL_ROUNDS
-from flows.differences import differences, listed
+from flows.diff import differences, listed
 from flows.distill_rounds import written
 from flows.load import validate_recipe
 from flows.page.form import Asked

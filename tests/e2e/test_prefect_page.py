@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from flows.command.recipes import remove_recipe, save_recipe
 from flows.page.form import renew_lists
 from flows.page.notify import is_notifying, notify_at, stop_notifying
 from flows.running.prefect_api import PrefectApi
-from flows.saved import remove_recipe, save_recipe
 from infra.errors import InputError
 from infra.stack import WORK_POOL, Stack
 from infra.stack.schedules import note_schedules, restore_schedules

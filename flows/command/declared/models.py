@@ -1,12 +1,12 @@
-"""What takes a trained model further, and frees the space of those that nothing needs."""
+"""Declares what takes models further, tries parts of one's own, starts fleets and frees space."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from flows.command.app import Json, app, artifacts_app, console, examples
+from flows.command.app import Json, app, artifacts_app, console, examples, fleet_app
 
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)]
 Switch = Annotated[bool, Parameter(negative=())]
@@ -119,7 +119,7 @@ def push(
         public: Let everybody see a repository that this creates; it is private otherwise.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.push import push as run
+    from flows.command.models.export import push as run
 
     return run(model, to, license, public, root, console)
 
@@ -139,7 +139,7 @@ def convert(source: str, folder: str, /, *, like: str = "", root: str = "") -> i
             none beside it.
         root: The store to look in; default: the latest run's.
     """
-    from flows.command.models.convert import convert as run
+    from flows.command.models.export import convert as run
 
     return run(source, folder, like, root, console)
 
@@ -186,3 +186,135 @@ def unpin(artifact: str, /, *, root: str = "") -> int:
     from flows.command.models.collect import unpin as run
 
     return run(artifact, root, console)
+
+
+Addresses = Annotated[list[str], Parameter(negative=(), consume_multiple=True)]
+Way = Literal["auto", "broadcast", "disk"]
+
+
+@app.command(
+    help_epilogue=examples(
+        "publish agent-rl --to http://10.0.0.7:30000",
+        "publish ./model --to http://host:8000 --by disk --json",
+    )
+)
+def publish(
+    model: str, /, *, to: Addresses, by: Way = "auto", root: str = "", json: Json = False
+) -> int:
+    """Push a model's weights to running SGLang servers of others, all or none.
+
+    Their key, if they ask for one, comes from the environment variable EXTERNAL_FLEET_KEY.
+
+    Args:
+        model: A model folder, a digest (or its beginning), or a stage's name in the latest run.
+        to: Addresses of servers, or of a router that knows them: http://HOST:PORT
+        by: How weights travel. auto: broadcast, and disk where that does not work. disk: the
+            servers read the folder themselves, under this very path.
+        root: The store to look in; default: the latest run's.
+    """
+    from flows.command.models.export import publish_model
+
+    return publish_model(model, to, by, root, json, console)
+
+
+@app.command(
+    name="test-hook",
+    help_epilogue=examples(
+        "test-hook my_parts:my_advantage",
+        "test-hook my_domain.py:Sums --kind curriculum",
+        "test-hook my_parts:Grader --options '{\"weight\": 0.5}' --json",
+    ),
+)
+def check_hook(
+    path: str,
+    /,
+    *,
+    kind: str = "",
+    options: str = "",
+    needs: str = "spread",
+    domains: str = "a,b",
+    curriculum: str = "",
+    json: Json = False,
+) -> int:
+    """Test a part of your own by itself against its contract.
+
+    Exit code 1 when it breaks it.
+
+    Args:
+        path: `module:attribute`, or `file.py:attribute`.
+        kind: advantage, loss, data-source, group-filter, buffer, driver, curriculum or reward;
+            default: from a class's methods, or from the type of a function's argument.
+        options: Its options as JSON.
+        needs: What an advantage needs, as a recipe says it: spread, batch, critic, teachers,
+            reference.
+        domains: The domains that a data source picks from.
+        curriculum: Whose problems and demonstrations a driver or a reward is tried on; default:
+            the one in its own file, if there is just one, else `reasoning`.
+    """
+    from flows.command.hooks import show_hook
+
+    return show_hook(path, kind, options, needs, domains, curriculum, json, console)
+
+
+@app.command(
+    help_epilogue=examples(
+        "admit recipe.yaml",
+        "admit recipe.yaml --domain coding --count 200 --to findings.jsonl",
+    )
+)
+def admit(
+    recipe: str,
+    /,
+    *,
+    domain: str = "",
+    split: Literal["sft", "rl", "distill", "heldout"] = "rl",
+    count: int = 20,
+    seed: int = 0,
+    to: str = "",
+    json: Json = False,
+) -> int:
+    """Try whether problems of a domain are fit to train on, without a model.
+
+    A problem is refused, with the reason, unless its own solution scores 1 twice, doing nothing
+    scores 0, random actions score next to nothing, no tool shows the solution, and it is quick.
+    Exit code 1 if any is refused.
+
+    Args:
+        recipe: A YAML file, or the name of a shipped recipe.
+        domain: One of the recipe's domains; needed where it has several that can be tried.
+        split: Whose problems.
+        count: How many problems.
+        seed: Which problems.
+        to: A file for all findings: one JSON object a line, with `id`, `admitted` and `reasons`.
+    """
+    from flows.command.admit import show_admission
+
+    return show_admission(recipe, domain, split, count, seed, to, json, console)
+
+
+@fleet_app.command(
+    help_epilogue=examples("fleet up topology.yaml", "fleet up topology.yaml --on 10.0.0.2")
+)
+def up(topology: str, /, *, on: str = "", root: str = "") -> int:
+    """Serve the models of a topology file over OpenAI's API until Ctrl-C.
+
+    Args:
+        topology: A YAML file with fleets, and with the hosts that they lie on if there are several.
+        on: This host's address in the file; default: the first host, which has the routers.
+        root: The store to look for models in; default: the latest run's.
+    """
+    from flows.command.models.serve import up as run
+
+    return run(topology, on, root, console)
+
+
+@fleet_app.command(help_epilogue=examples("fleet check topology.yaml"))
+def check(topology: str, /, *, json: Json = False) -> int:
+    """Show on which devices the servers of a topology file would lie, or why they cannot.
+
+    Args:
+        topology: A YAML file, as for `fleet up`.
+    """
+    from flows.command.models.serve import check as run
+
+    return run(topology, json, console)

@@ -24,7 +24,7 @@ from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.spec import CPU_TOKENS
 from engines.sglang.topology.spec import ServedFleet
 from engines.types import Message, Problem
-from flows.command.find_artifact import find_model
+from flows.command.artifacts import find_model
 from flows.command.output import CommandConsole
 from infra.access import LOOPBACK
 from infra.errors import EngineError, InputError

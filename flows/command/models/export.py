@@ -1,19 +1,25 @@
-"""`tributary export`: a model as an HF folder that others can load and that says what it is."""
+"""Gives models to others: `tributary export`, `push`, `convert`, and `publish` for running servers
+of others.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from engines.chat import Chat
 from engines.chat.folder import write_stops
 from engines.families.common.config import read_config
-from flows.command.find_artifact import NamedModel, find_named_model
+from engines.megatron.convert.dist_folder import is_local_dist_folder
+from engines.sglang.spec import server_address
+from flows.command.artifacts import NamedModel, find_model, find_named_model
 from flows.command.models.card import (
     CARD,
     LINEAGE,
@@ -21,10 +27,19 @@ from flows.command.models.card import (
     card,
     licence_of,
     lineage_content,
+    lineage_of,
+    origin_of,
 )
-from flows.command.models.lineage import lineage_of, origin_of
-from infra.errors import CorruptArtifact
+from flows.command.output import CommandConsole, print_json
+from infra.errors import CorruptArtifact, InputError
+from infra.hub import hub_name, is_hub_name
+from infra.hub_upload import upload_model
 from infra.new_folder import new_folder, require_free
+from infra.store.store import Store
+
+if TYPE_CHECKING:
+    from engines.sglang.external.give_weights import Way
+
 
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".safetensors")
 """what a model is made of; records of how it was trained stay in the store"""
@@ -117,3 +132,114 @@ def _open_to_readers(draft: Path) -> int:
         path.chmod(_FILE_MODE)
         size += path.stat().st_size
     return size
+
+
+def push(artifact: str, to: str, licence: str, public: bool, root: str, console: Console) -> int:
+    if not is_hub_name(to) and "://" not in to:
+        raise InputError(f"{to}: push to s3://BUCKET/PREFIX or to hf:ORG/NAME; export to a folder")
+    place = _push(find_named_model(artifact, root), to, licence, public)
+    console.print(place, markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _push(model: NamedModel, to: str, licence: str, public: bool) -> str:
+    """Raises InputError for a place that is taken, before anything is written."""
+    if not is_hub_name(to):
+        _require_empty(to)
+    name = (hub_name(to).repo if is_hub_name(to) else to.rstrip("/")).rpartition("/")[2]
+    with tempfile.TemporaryDirectory(prefix="tributary-push-") as scratch:
+        folder = export_model(model, Path(scratch) / name, licence).folder
+        if is_hub_name(to):
+            page = upload_model(folder, to, _message(model), is_public=public)
+            return f"pushed to {page}"
+        files = Store(to).upload_folder(folder, "")
+    return f"pushed {len(files)} files to {to}"
+
+
+def _require_empty(to: str) -> None:
+    store = Store(to)
+    if names := store.listdir(""):
+        raise InputError(f"{to} already holds {', '.join(names[:3])}: push to an empty prefix")
+
+
+def _message(model: NamedModel) -> str:
+    return f"Upload {model.record.name if model.record else model.name}"
+
+
+def convert(source: str, folder: str, like: str, root: str, console: Console) -> int:
+    """-> exit code. Raises InputError, before anything is written, for what cannot be converted."""
+    target = Path(folder).expanduser()
+    require_free(target)
+    given = Path(source).expanduser()
+    is_dist = is_local_dist_folder(given)
+    told = _config_folder(given, like, root) if is_dist else find_model(source, root)
+    if like and not is_dist:
+        raise InputError("--like is for a dist_checkpointing folder; an HF folder has all it needs")
+    with new_folder(target) as draft, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-core tells of all that this machine lacks
+        difference = _converted(given if is_dist else None, told, draft)
+    what = "an HF folder" if is_dist else "a dist_checkpointing folder"
+    console.print(
+        f"{target}: {what}; logits of Megatron-core and transformers differ by at most"
+        f" {difference:.3g} in float32",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _converted(dist: Path | None, hf: Path, draft: Path) -> float:
+    from engines.megatron.convert.convert import largest_difference, write_dist_folder
+    from engines.megatron.convert.write_hf import write_hf_folder
+
+    if dist is None:
+        write_dist_folder(hf, draft)
+        return largest_difference(draft, hf)
+    write_hf_folder(dist, hf, draft)
+    return largest_difference(dist, draft)
+
+
+def _config_folder(dist: Path, like: str, root: str) -> Path:
+    if like:
+        return find_model(like, root)
+    if not (dist / "config.json").is_file():
+        raise InputError(
+            f"{dist} has no config.json: name a model with its configuration and tokenizer, e.g."
+            " --like hf:Qwen/Qwen3-0.6B, or put those files into the folder"
+        )
+    return dist
+
+
+def publish_model(
+    model: str, to: list[str], by: Way, root: str, json: bool, console: CommandConsole
+) -> int:
+    from engines.sglang.external.publish import publish
+
+    addresses = [_address(text) for text in to]
+    if not addresses:
+        raise InputError("--to: give the address of a server or of a router, http://HOST:PORT")
+    done = publish(find_model(model, root), addresses, by)
+    report = done.report
+    if json:
+        print_json({**asdict(report), "checksums": {u: done.checksums.get(u) for u in done.urls}})
+        return 0
+    console.print(
+        f"version {report.version}: {report.bytes / 1e6:.1f} MB by {report.transport} to"
+        f" {report.servers} servers in {report.seconds:.2f} s, of which they were paused"
+        f" {report.pause_seconds:.2f} s",
+        markup=False,
+        highlight=False,
+    )
+    for url in done.urls:
+        held = done.checksums.get(url)
+        text = f"checksum {held[:16]}" if held else "offers no checksum"
+        console.print(f"  {url}  {text}", markup=False, highlight=False)
+    return 0
+
+
+def _address(text: str) -> str:
+    try:
+        return server_address(text)
+    except ValueError as error:
+        raise InputError(f"--to: {error}") from None

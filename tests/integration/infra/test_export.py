@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.find_artifact import NamedModel, find_named_model
+from flows.command.artifacts import NamedModel, find_named_model
 from flows.command.main import main
 from flows.command.models.export import export_model
 from infra.errors import CorruptArtifact

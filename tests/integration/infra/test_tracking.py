@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.command.find_artifact import find_named_model
+from flows.command.artifacts import find_named_model
 from flows.distill_rounds import FLOW, plan_distill_rounds
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
@@ -173,7 +173,7 @@ def test_an_artifact_is_found_by_its_alias_and_kept_for_it(
     tracker.register_model("lab-agent", here, "best", {})
     tracker.register_model("lab-agent", here, "rl", {})
     stack = SimpleNamespace(mlflow_uri=mlflow_uri)
-    monkeypatch.setattr("flows.command.find_artifact.load_stack", lambda: stack)
+    monkeypatch.setattr("flows.command.artifacts.load_stack", lambda: stack)
     found = find_named_model("lab-agent@best", "")
     assert found.record is not None
     assert found.record.digest == made.digest

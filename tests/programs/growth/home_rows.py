@@ -9,8 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from flows.catalog import plan_of
-from flows.command.artifacts import show_artifacts
-from flows.command.find_artifact import locate_artifact
+from flows.command.artifacts import locate_artifact, show_artifacts
 from flows.command.models.collect import collect
 from flows.command.output import CommandConsole
 from flows.command.runs import show_runs

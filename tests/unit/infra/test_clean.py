@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.command.clean import clean_records
 from flows.command.main import main
 from flows.command.output import CommandConsole
+from flows.command.stack import clean_records
 from infra.home import home, runtime_dir
 from infra.processes import leftovers
 from infra.processes.children import ProcessRecord, birth_of

@@ -20,11 +20,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from flows.command.models.card import card
-from flows.command.models.lineage import Origin
+from flows.command.models.card import Origin, card
 from flows.command.output import CommandConsole, print_json, text_table
 from flows.command.rollouts import _show  # pyright: ignore[reportPrivateUsage]
-from flows.command.shown_samples import Part, ShownSample
+from flows.command.samples import Part, ShownSample
 from flows.page.notify import automation
 from flows.reports.report import markdown_table
 from infra.home import SOURCE_ROOT
@@ -87,8 +86,8 @@ def test_nothing_that_is_printed_steers_the_terminal(terminal: bool) -> None:
 
 WRITERS = {
     "flows/command/output.py: print": "JSON, in which control characters are numbers",
-    "flows/command/logs.py: sys.stdout.write": "lines of a log, each of them `shown`",
-    "flows/command/declared/machine.py: print": "the completion of a shell, which is our own text",
+    "flows/command/runs.py: sys.stdout.write": "lines of a log, each of them `shown`",
+    "flows/command/declared/runs.py: print": "the completion of a shell, which is our own text",
 }
 
 

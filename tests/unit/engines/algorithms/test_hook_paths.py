@@ -12,7 +12,7 @@ from engines.algorithms import choices
 from engines.algorithms.build import advantages, policy_loss
 from engines.algorithms.contract import example_step
 from flows.checks.recipe import check_recipe
-from flows.command.declared import parts as cli
+from flows.command.declared import models as cli
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from infra.errors import InputError

@@ -22,7 +22,7 @@ from flows.checks.memory.fit import memory_cautions, memory_problems, planned_me
 from flows.checks.memory.machine import host_cautions, machine_cautions, side_by_side
 from flows.checks.memory.roles import RoleMemory, parts_of
 from flows.checks.memory.sharing import ASLEEP_BYTES, beside_trainer
-from flows.command.memory_table import memory_json, memory_table
+from flows.command.show import memory_json, memory_table
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 

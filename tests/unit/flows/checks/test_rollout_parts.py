@@ -11,7 +11,7 @@ from flows.checks.recipe import check_recipe
 from flows.checks.trial.bounded_steps import Blind
 from flows.checks.trial.parts import try_parts
 from flows.checks.trial.request import Findings, TrialRequest
-from flows.command.declared import parts as cli
+from flows.command.declared import models as cli
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train

@@ -27,7 +27,7 @@ STAGES = {"base": ("base", "b" * 64), "agent-sft": ("sft", "5" * 64)}
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", -1.0)
+    monkeypatch.setattr("flows.command.models.collect.YOUNG_S", -1.0)
     return tmp_path / "home"
 
 

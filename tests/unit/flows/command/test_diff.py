@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from flows.command.main import main
-from flows.diff.compare import Diff, compare
-from flows.diff.side import side_of
-from flows.differences import MISSING, Difference, differences
+from flows.diff import MISSING, Diff, Difference, compare_sides, differences, side_of
 from flows.load import load_recipe
 from flows.planned_digests import planned_identities
 from flows.post_train import plan_post_train
@@ -30,7 +28,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: 
 
 
 def diff(a: str, b: str, *changes: str) -> Diff:
-    return compare(side_of(a, [], "A"), side_of(b, changes, "B"))
+    return compare_sides(side_of(a, [], "A"), side_of(b, changes, "B"))
 
 
 def states(found: Diff) -> dict[str, str]:

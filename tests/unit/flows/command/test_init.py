@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.init import FILES, STARTER
 from flows.command.main import main
+from flows.command.recipes import FILES, STARTER
 
 pytestmark = pytest.mark.unit
 
@@ -122,6 +122,6 @@ def test_a_folder_that_cannot_be_written_is_bad_input_and_holds_nothing_after(
     (tmp_path / "file").write_text("")
     assert _exit_code("init", str(tmp_path / "file")) == 2
     assert "give a folder that you may write to" in capsys.readouterr().err
-    monkeypatch.setattr("flows.command.init.FILES", ("recipe.yaml", "missing/below.py"))
+    monkeypatch.setattr("flows.command.recipes.FILES", ("recipe.yaml", "missing/below.py"))
     assert _exit_code("init", str(tmp_path / "half")) == 2
     assert list((tmp_path / "half").iterdir()) == []

@@ -13,10 +13,10 @@ import pytest
 from engines.sglang.serving.parsers import Parsers
 from engines.sglang.serving.served_model import ServedModel
 from engines.sglang.topology.spec import ServedFleet
-from flows.command.find_artifact import find_named_model, locate_artifact
+from flows.command.artifacts import find_named_model, locate_artifact
 from flows.command.main import main
-from flows.command.models.lineage import recipe_for_strangers
-from flows.command.models.needed import survey
+from flows.command.models.card import recipe_for_strangers
+from flows.command.models.collect import survey
 from flows.command.models.serve import ready_lines, shown_key
 from flows.load import load_recipe, validate_recipe
 from flows.running.records import RunEntry, RunHead, RunRecord, store_at
@@ -40,7 +40,7 @@ BASE, SFT, RL, OLD = digest("base"), digest("sft"), digest("rl"), digest("old")
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Artifacts of two runs of one recipe, and one of no run; all made long ago."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", -1.0)
+    monkeypatch.setattr("flows.command.models.collect.YOUNG_S", -1.0)
     model = random_base(tmp_path / "model")
     put_artifact("base", BASE, model)
     put_artifact("sft", OLD, model, {"model": BASE})
@@ -187,7 +187,7 @@ def test_a_running_run_keeps_what_it_will_reach(
         digest = OLD
 
     monkeypatch.setattr(
-        "flows.command.models.needed.planned_identities", lambda plan, user: {"a": Planned()}
+        "flows.command.models.collect.planned_identities", lambda plan, user: {"a": Planned()}
     )
     put_run({"base": ("base", BASE)})
     assert OLD not in needed(1)[0]
@@ -195,13 +195,13 @@ def test_a_running_run_keeps_what_it_will_reach(
     def fail(plan: object, user: object) -> None:
         raise InputError("its hook is gone")
 
-    monkeypatch.setattr("flows.command.models.needed.planned_identities", fail)
+    monkeypatch.setattr("flows.command.models.collect.planned_identities", fail)
     found = survey(artifact_store(), 1, [])
     assert "its hook is gone" in found.uncertain[0]
 
 
 def test_what_is_young_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", 3600.0)
+    monkeypatch.setattr("flows.command.models.collect.YOUNG_S", 3600.0)
     assert needed(1)[0] == set()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.command.ranges import Range
+from flows.command.samples import Range
 from flows.running.records import StageRecord
 from infra.errors import InputError
 from tests.parts.recorded_run import RecordedRun, exit_code

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.command import logs
+from flows.command import runs
 from flows.command.main import main
 from flows.load import load_recipe
 from flows.running.new_run import new_run
@@ -85,7 +85,7 @@ def test_the_log_of_the_latest_stage_or_of_a_named_one(
 def test_a_log_is_followed_until_its_stage_is_over(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(runs, "POLL_SECONDS", 0.05)
     run = _run()
     _put(run, "agent-rl", "two", "step 1\n", state="running")
 

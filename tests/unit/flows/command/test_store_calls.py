@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows.command.find_artifact import find_artifact, locate_artifact
-from flows.command.models.lineage import lineage_of
-from flows.command.models.needed import survey
+from flows.command.artifacts import find_artifact, locate_artifact
+from flows.command.models.card import lineage_of
+from flows.command.models.collect import survey
 from flows.load import load_recipe
 from flows.post_train import plan_post_train
 from flows.reasons import stage_reasons
@@ -37,7 +37,7 @@ def digest(name: str) -> str:
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were asked for, in the order in which they were."""
     monkeypatch.setenv("TRIBUTARY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("flows.command.models.needed.YOUNG_S", -1.0)
+    monkeypatch.setattr("flows.command.models.collect.YOUNG_S", -1.0)
     asked: list[str] = []
 
     def counted(real: Callable[[Store, str], Any]) -> Callable[[Store, str], Any]:

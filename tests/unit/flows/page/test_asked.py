@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from engines.algorithms.spec import Algorithm
+from flows.command.recipes import save_recipe
 from flows.load import load_recipe
 from flows.page.form import Asked, asked_by_command, form_of, models_of
 from flows.running.new_run import new_run
-from flows.saved import save_recipe
 from infra.errors import InputError
 from tasks.rl.spec import RlSettings
 from tests.parts.recipe_parts import settings_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows.command.main import main
+from flows.command.recipes import known_recipes, remove_recipe, save_recipe
 from flows.load import load_recipe, recipe_names
-from flows.saved import known_recipes, remove_recipe, save_recipe
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ import pytest
 from engines.rollout.records.gallery import Gallery
 from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Status
-from flows.command.shown_samples import Samples
+from flows.command.samples import Samples
 from flows.reports.samples import (
     _rows,  # pyright: ignore[reportPrivateUsage]
     sample_set,

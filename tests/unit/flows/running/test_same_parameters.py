@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.command.recipes import save_recipe
 from flows.load import load_recipe
 from flows.page.form import Asked
 from flows.running.new_run import new_run, require_same
 from flows.running.records import RunHead
-from flows.saved import save_recipe
 from infra.errors import InputError
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""`tributary preview`: a user's own rows as a model is trained on them, or asked."""
+"""Shows a user's own rows as a model is trained on them, or asked: `tributary preview`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from curricula.rows.layouts import read_row
 from curricula.rows.pairs import Pair, PairColumns, read_pair
 from engines.batching import TokenSequence
 from engines.types import Json, Problem
-from flows.command.find_artifact import find_model
+from flows.command.artifacts import find_model
 from flows.command.output import CLOSE, OPEN, print_json
 from flows.explain import explain
 from flows.one_stage.domain import columns_of

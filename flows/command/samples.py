@@ -1,10 +1,11 @@
-"""Samples of an artifact, read for a person: of any kind of stage that keeps some."""
+"""Reads samples of an artifact that a person names, of any kind of stage that keeps some."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,37 @@ from engines.rollout.records.gallery import (
 )
 from engines.rollout.records.parquet_rows import ParquetRows
 from engines.types import Message
+from flows.command.artifacts import find_artifact, made_by
+from flows.explain import nearest
+from flows.running.records import DONE, RunRecord, find_run, run_entries, store_to_show
+from infra.errors import InputError
+from infra.home import home
+from infra.store.artifacts import ArtifactRecord, ArtifactStore
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: float = -math.inf
+    high: float = math.inf
+
+    @classmethod
+    def of(cls, option: str, text: str) -> Range | None:
+        """None for an empty text. Raises InputError, naming the option."""
+        if not text:
+            return None
+        first, colon, last = text.partition(":")
+        try:
+            low = float(first) if first else -math.inf
+            high = (float(last) if last else math.inf) if colon else low
+        except ValueError:
+            low, high = math.nan, math.nan
+        if not low <= high or text == ":":
+            raise InputError(f"{option} {text}: give a number or a range: 7, 5:9, 5: or :9")
+        return cls(low, high)
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
 
 FILES = (ROLLOUTS_FILE, DATA_FILE)
 """kept rollouts of `rl`, `opd`, `rollout` and `evaluate`, and the dataset of `distill`"""
@@ -165,3 +197,86 @@ def _text(message: Message) -> str:
     thought = f"<think>{message.reasoning}</think>" if message.reasoning else ""
     calls = "".join(f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls)
     return f"{thought}{message.content}{calls}\n"
+
+
+_DIGEST = re.compile(r"([\w-]+/)?[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`run` and `stage` are empty for an artifact whose maker is not on record."""
+
+    run: str
+    stage: str
+    record: ArtifactRecord
+    file: Path
+    """its samples, on this machine"""
+
+
+def find_samples(artifact: str, run: str, root: str, is_meant: Callable[[str], bool]) -> Found:
+    """The samples of a stage of `run`, or of RUN/STAGE, or of an artifact by the beginning of its
+    digest; without either those of the last stage of the run whose name `is_meant`. Raises
+    InputError."""
+    if root or not run_entries():
+        artifacts = ArtifactStore(store_to_show(root), home() / "cache")
+        if not artifact:
+            raise InputError("rollouts: name an artifact of this store; see `tributary artifacts`")
+        return _by_digest(artifacts, artifact)
+    if not run and "/" in artifact and not _DIGEST.fullmatch(artifact):
+        run, _, artifact = artifact.rpartition("/")
+    record = find_run(run)
+    artifacts = ArtifactStore(record.store, home() / "cache")
+    if not artifact:
+        return _last(artifacts, record, is_meant)
+    stages = record.stages()
+    if (stage := stages.get(artifact)) is not None and stage.state in DONE:
+        made = artifacts.find(stage.kind, stage.digest)
+        if made is not None:
+            return Found(record.run, stage.name, made, _file(artifacts, made))
+    if stage is not None:
+        raise InputError(
+            f"stage {artifact} of run {record.run} is {stage.state}: its samples are kept when it"
+            f" is done; `tributary logs {record.run} {artifact}` shows what it did"
+        )
+    if not _DIGEST.fullmatch(artifact):
+        raise InputError(
+            f"run {record.run} has reached no stage `{artifact}`{nearest(artifact, list(stages))};"
+            f" it has {', '.join(stages) or 'none'}. Name another run with --run"
+        )
+    return _by_digest(artifacts, artifact)
+
+
+def _by_digest(artifacts: ArtifactStore, wanted: str) -> Found:
+    made = find_artifact(artifacts, wanted)
+    maker = made_by(artifacts, made)
+    return Found(maker.run, maker.stage, made, _file(artifacts, made))
+
+
+def _last(artifacts: ArtifactStore, record: RunRecord, is_meant: Callable[[str], bool]) -> Found:
+    """Models of several experts are in the evaluation, which comes after the stages by name."""
+    done = [stage for stage in record.stages().values() if stage.state in DONE]
+    named = [stage for stage in done if is_meant(stage.name)]
+    for stage in sorted(named or done, key=lambda stage: stage.started, reverse=True):
+        made = artifacts.find(stage.kind, stage.digest)
+        if made is not None and _name(artifacts, made):
+            return Found(record.run, stage.name, made, _file(artifacts, made))
+    raise InputError(
+        f"no finished stage of run {record.run} has kept samples yet; see `tributary report"
+        f" {record.run}`"
+    )
+
+
+def _file(artifacts: ArtifactStore, record: ArtifactRecord) -> Path:
+    name = _name(artifacts, record)
+    if not name:
+        raise InputError(
+            f"artifact {record.name} holds no samples: a stage of kind {record.kind} samples none."
+            " rl, opd, rollout, distill and evaluate do"
+        )
+    return artifacts.local(record) / name
+
+
+def _name(artifacts: ArtifactStore, record: ArtifactRecord) -> str:
+    manifest = artifacts.manifest(record.kind, record.digest)
+    there = {file.path for file in manifest.files} if manifest else set[str]()
+    return next((name for name in FILES if name in there), "")

@@ -1,1 +1,0 @@
-"""What differs between two recipes or runs, and what runs again because of it."""
